@@ -1,4 +1,4 @@
-"""Kafka nodes in containers: their image, their class, and the end of what a killed test left.
+"""Kafka nodes in containers, the runs on them, and the end of what a killed test left.
 
 The image is `KAFKA_IMAGE`, else the public one of our version; where that cannot be pulled,
 `infra/kafka` builds the same broker. The container that testcontainers would start to clean up
@@ -8,12 +8,16 @@ after us is such an image too, so it stays off and we clean up ourselves.
 from __future__ import annotations
 
 import gc
+import json
 import os
+import platform
+import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import docker
@@ -22,8 +26,13 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
+from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.broker.config import HOST
 from rlstreams.streams.broker.jars import KAFKA_VERSION
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.kafka.reader import KafkaReader
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.topics import STEPS
 
 ROOT = Path(__file__).parents[1]
 PUBLIC_IMAGE = f"apache/kafka:{KAFKA_VERSION}"
@@ -203,6 +212,54 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
         assert time.monotonic() - begun < timeout_s, f"{what}: not within {timeout_s:g} s"
         time.sleep(0.1)
     return time.monotonic() - begun
+
+
+class Steps:
+    """The newest step in the log of a run; its topics must be there once it is asked."""
+
+    def __init__(self, bus: KafkaBus) -> None:
+        self.newest = 0
+        self._bus = bus
+        self._reader: KafkaReader | None = None
+
+    def look(self) -> int:
+        """It, as of now."""
+        if self._reader is None:
+            self._reader = self._bus.reader(self._bus.beginnings(STEPS.name))
+        for raw in self._reader.poll(100, 0.0):
+            event = decoded(raw).event
+            if isinstance(event, StepCompleted):
+                self.newest = max(self.newest, event.step)
+        return self.newest
+
+    def close(self) -> None:
+        """Release the reader."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and worst, seconds."""
+    return {"median": round(statistics.median(values), 1), "worst": round(max(values), 1)}
+
+
+def write_record(kind: str, image: str, begun_s: float, found: Mapping[str, object]) -> None:
+    """Write what a script that breaks things found to tests/bench/results/KIND-DATE.json.
+
+    Args:
+        begun_s: of the script, on the monotonic clock.
+    """
+    now = datetime.now(UTC)
+    record = {
+        "machine": {"cores": os.cpu_count(), "system": platform.platform()},
+        "image": image,
+        "recorded_at": now.isoformat(timespec="seconds"),
+        "took_s": round(time.monotonic() - begun_s),
+        **found,
+    }
+    path = ROOT / f"tests/bench/results/{kind}-{now:%Y-%m-%d}.json"
+    path.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+    print(f"{path.relative_to(ROOT)}: ok {found['ok']}, {found['steps']} steps")  # noqa: T201
 
 
 def main() -> int:

@@ -27,7 +27,6 @@ LARGE_FOLDERS = {
     "rlstreams.streams.log": 22,
     "rlstreams.workers.config": 22,
     "rlstreams.workers.engines.served": 22,
-    "rlstreams.workers.weights.link": 21,
 }
 
 # Of our own packages each may import these, and itself; the longest name that fits counts.

@@ -8,26 +8,19 @@ Needs Docker. The result goes to tests/bench/results/cluster-DATE.json.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
-import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rlstreams.streams.audit.auditor import AuditReport
 from tests.cluster.cluster import NUM_NODES, Cluster, Fault, running_cluster
 from tests.cluster.run import COMMIT_S, ClusterRun
-from tests.containers import ROOT, kafka_image
-
-RESULTS = ROOT / "tests/bench/results"
+from tests.containers import kafka_image, spread, write_record
 
 
 def plan(num_faults: int, seed: int, kinds: Sequence[Fault]) -> list[tuple[int, Fault]]:
@@ -57,11 +50,6 @@ def break_nodes(cluster: Cluster, run: ClusterRun, faults: Sequence[tuple[int, F
         "in_sync_again_s": spread([f.whole_s for f in felt]),
         "each": [{**asdict(f), "two_steps_s": s} for f, s in zip(felt, on_s, strict=True)],
     }
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and worst, seconds."""
-    return {"median": round(statistics.median(values), 2), "worst": round(max(values), 2)}
 
 
 def result(report: AuditReport, run: ClusterRun) -> dict[str, object]:
@@ -96,20 +84,8 @@ def main() -> int:
             outcome = result(run.end(), run)
         finally:
             run.close()
-    now = datetime.now(UTC)
-    record = {
-        "machine": {"cores": os.cpu_count(), "system": platform.platform()},
-        "image": image,
-        "seed": asked.seed,
-        "commit_s": COMMIT_S,
-        "took_s": round(time.monotonic() - begun),
-        "recorded_at": now.isoformat(timespec="seconds"),
-        **outcome,
-        "nodes": told,
-    }
-    path = RESULTS / f"cluster-{now:%Y-%m-%d}.json"
-    path.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-    print(f"{path.relative_to(ROOT)}: ok {outcome['ok']}, {outcome['steps']} steps")  # noqa: T201
+    found = {"seed": asked.seed, "commit_s": COMMIT_S, **outcome, "nodes": told}
+    write_record("cluster", image, begun, found)
     return 0 if outcome["ok"] else 1
 
 

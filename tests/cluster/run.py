@@ -6,12 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.audit.auditor import AuditReport, audit
 from rlstreams.streams.kafka.bus import KafkaBus
-from rlstreams.streams.kafka.reader import KafkaReader
-from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.topics import STEPS
+from tests.containers import Steps
 from tests.e2e.command import UP_S, Started, Workspace
 
 FOREVER = 100_000  # steps: the test ends the run
@@ -33,8 +30,12 @@ class ClusterRun:
             "--prompts.evaluate_rows=16", f"--deadlines.commit_s={COMMIT_S}",
         )  # fmt: skip
         self._bus = KafkaBus(bootstrap, run_id)
-        self._reader: KafkaReader | None = None
-        self.step = 0
+        self._steps = Steps(self._bus)
+
+    @property
+    def step(self) -> int:
+        """The newest that was seen."""
+        return self._steps.newest
 
     def goes_on(self) -> float:
         """Wait for new steps in the log; how long that took, seconds.
@@ -52,15 +53,7 @@ class ClusterRun:
         return time.monotonic() - begun
 
     def _newest_step(self) -> int:
-        if self._reader is None:
-            if "step " not in self.output:  # the topics are made by `up`
-                return self.step
-            self._reader = self._bus.reader(self._bus.beginnings(STEPS.name))
-        for raw in self._reader.poll(100, 0.0):
-            event = decoded(raw).event
-            if isinstance(event, StepCompleted):
-                self.step = max(self.step, event.step)
-        return self.step
+        return self._steps.look() if "step " in self.output else 0  # the topics are made by `up`
 
     def end(self) -> AuditReport:
         """Drain, and account for every sample."""
@@ -80,6 +73,5 @@ class ClusterRun:
 
     def close(self) -> None:
         """Kill what is left of it."""
-        if self._reader is not None:
-            self._reader.close()
+        self._steps.close()
         self._workspace.close()

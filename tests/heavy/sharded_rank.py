@@ -23,7 +23,6 @@ from tests.contract.test_collective_channel import EPOCH, SECRET, Log
 
 MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
 RANKS = 2
-BUCKET_BYTES = 100_000  # the model has 1 MB: several buckets, and a tensor larger than one
 WAIT_S = 120.0
 
 
@@ -48,7 +47,7 @@ def main(rank: int, folder: Path, parent: Connection) -> None:
     assert all(isinstance(p, DTensor) for p in model.parameters())
     for version, place in enumerate(("device", "none")):
         changed(model)
-        weights = ShardedWeights(model, bucket_bytes=BUCKET_BYTES)
+        weights = ShardedWeights(model)
         if rank:
             weights.follow()
         else:
@@ -76,12 +75,9 @@ def _serve(weights: ShardedWeights, version: int, place: str, parent: Connection
 
 
 def disagree(rank: int, folder: Path) -> None:
-    """Another model than rank 0 has, then another bucket size: told on every rank."""
+    """Another model than rank 0 has: told on every rank."""
     store = dist.FileStore(str(folder / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    same = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
-    cases = ((torch.nn.Linear(8, 8 + rank), 600), (same, 600 + 1000 * rank))
-    for model, bucket_bytes in cases:
-        with pytest.raises(WeightError, match=r"ranks \[1\] of 2"):
-            ShardedWeights(model, bucket_bytes=bucket_bytes)
+    with pytest.raises(WeightError, match=r"ranks \[1\] of 2"):
+        ShardedWeights(torch.nn.Linear(8, 8 + rank))
     dist.destroy_process_group()

@@ -67,7 +67,7 @@ def _pull(leader: Connection, published: PolicyPublished) -> dict[str, torch.Ten
 
 
 def test_ranks_that_would_gather_otherwise_are_named(tmp_path: Path) -> None:
-    """Other shapes, or buckets cut elsewhere: they would mix tensors up, or wait for each other."""
+    """Other shapes: they would mix tensors up, or wait for each other."""
     spawn = multiprocessing.get_context("spawn")
     ranks = [spawn.Process(target=disagree, args=(rank, tmp_path)) for rank in range(RANKS)]
     for process in ranks:
@@ -92,18 +92,23 @@ def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_only_one_bucket_is_held() -> None:
-    """What lies beyond it is gathered when it is read; facts cost nothing."""
+def test_a_tensor_is_gathered_when_it_is_read() -> None:
+    """In the order in which it is asked for; dtypes and shapes cost nothing."""
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
-    weights = ShardedWeights(model, bucket_bytes=600)
+    weights = ShardedWeights(model)
+    asked: list[int] = []
+
+    def share(number: int = 0) -> int:
+        asked.append(number)
+        return number
+
+    weights._share = share  # type: ignore[method-assign]
     assert layout_of(dict(model.state_dict())) == layout_of(weights)
     assert 4 * (64 + 8) * 4 == size_bytes(weights)
-    asked: list[int] = []
-    weights._say = asked.append  # type: ignore[method-assign]
+    assert asked == []
     for name, tensor in weights.items():
         assert torch.equal(model.state_dict()[name], tensor)
-        assert sum(t.numel() * t.element_size() for t in weights._gathered.values()) <= 600
-    assert [0, 1] == asked
+    assert list(range(8)) == asked
 
 
 @pytest.mark.usefixtures("alone")

@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import re
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 
-from tests.containers import ROOT, kafka_image
+from tests.containers import kafka_image, spread, write_record
 from tests.hosts.run import ROLES, HostsRun, running
 
-RESULTS = ROOT / "tests/bench/results"
 FOREVER = 100_000  # steps: until we set another target
 LAST_STEPS = 10
 CUT_S = 10.0  # of a worker's host: its session times out after 3
@@ -94,11 +89,6 @@ def accounted(run: HostsRun) -> dict[str, object]:
     }
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and worst, seconds."""
-    return {"median": round(statistics.median(values), 1), "worst": round(max(values), 1)}
-
-
 def main() -> int:
     """0 if the audit is clean and every redone hash is equal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -118,24 +108,17 @@ def main() -> int:
         run.resume(run.step + LAST_STEPS)
         run.ends()
         outcome = accounted(run)
-    now = datetime.now(UTC)
-    record = {
-        "machine": {"cores": os.cpu_count(), "system": platform.platform()},
+    found = {
         "hosts": "containers of one machine, a network, host name and file system each",
         "roles": {name: list(of_host) for name, of_host in ROLES.items()},
         "weights": "gloo",
         "clock_ahead": {"host": asked.skewed, "seconds": SKEW_S},
-        "image": image,
-        "recorded_at": now.isoformat(timespec="seconds"),
-        "took_s": round(time.monotonic() - begun),
         "first_two_steps_s": round(first_s, 1),
         **outcome,
         "two_steps_after_a_fault_s": spread([f.two_steps_s for f in felt]),
         "faults": [asdict(f) for f in felt],
     }
-    path_of_result = RESULTS / f"hosts-{now:%Y-%m-%d}.json"
-    path_of_result.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-    print(f"{path_of_result.relative_to(ROOT)}: ok {outcome['ok']}")  # noqa: T201
+    write_record("hosts", image, begun, found)
     return 0 if outcome["ok"] and outcome["redone_steps"] == outcome["redone_equal"] else 1
 
 

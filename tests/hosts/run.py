@@ -11,15 +11,12 @@ from pathlib import Path
 import docker
 from confluent_kafka.admin import AdminClient
 
-from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.broker.config import new_cluster_id
 from rlstreams.streams.kafka.bus import KafkaBus
-from rlstreams.streams.kafka.reader import KafkaReader
-from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.log.errors import BrokerError
 from tests.cluster.cluster import SETTINGS
-from tests.containers import ROOT, KafkaNode, make_network, sweep, wait_until
-from tests.hosts.host import HOME, Host, roles
+from tests.containers import ROOT, KafkaNode, Steps, make_network, sweep, wait_until
+from tests.hosts.host import Host, roles
 from tests.ports import free_ports
 
 DEMO = ROOT / "infra/examples"
@@ -67,8 +64,7 @@ class HostsRun:
         self.bus = bus
         self.node = node
         self.hosts = hosts
-        self.step = 0
-        self._reader: KafkaReader | None = None
+        self._steps = Steps(bus)
 
     def start(self) -> None:
         """The topics, from the desk; then every role on its host."""
@@ -83,6 +79,11 @@ class HostsRun:
         found = self.hosts["desk"].run("rlstreams", *words, "demo.toml", "hosts.toml")
         return found.exit_code, found.output.decode("utf-8", "replace")
 
+    @property
+    def step(self) -> int:
+        """The newest that was seen."""
+        return self._steps.newest
+
     def goes_on(self, num_steps: int = 2) -> float:
         """Wait for new steps in the log; how long that took, seconds.
 
@@ -90,23 +91,13 @@ class HostsRun:
             AssertionError: they do not come; with what the roles wrote.
         """
         begun = time.monotonic()
-        target = self.newest_step() + num_steps
+        target = self._steps.look() + num_steps
         try:
-            wait_until(lambda: self.newest_step() >= target, PROGRESS_S, f"step {target}")
+            wait_until(lambda: self._steps.look() >= target, PROGRESS_S, f"step {target}")
         except AssertionError as err:
             err.add_note(self.logs())
             raise
         return time.monotonic() - begun
-
-    def newest_step(self) -> int:
-        """Of the log."""
-        if self._reader is None:
-            self._reader = self.bus.reader(self.bus.beginnings(STEPS.name))
-        for raw in self._reader.poll(100, 0.0):
-            event = decoded(raw).event
-            if isinstance(event, StepCompleted):
-                self.step = max(self.step, event.step)
-        return self.step
 
     def cut_off(self, name: str, at_least_s: float = 0.0) -> None:
         """A host is off the network until the broker has given its workers up, and then back.
@@ -175,9 +166,7 @@ class HostsRun:
 
     def close(self) -> None:
         """Release the reader."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        self._steps.close()
 
 
 @contextmanager
@@ -233,8 +222,6 @@ def running(
 
 
 def _answers(bus: KafkaBus) -> bool:
-    from rlstreams.streams.log.errors import BrokerError
-
     try:
         return bool(bus.cluster_id())
     except BrokerError:
@@ -264,6 +251,3 @@ def _files(
         files["demo/train.jsonl"] = DEMO / "demo/train.jsonl"
         files["demo/held_out.jsonl"] = DEMO / "demo/held_out.jsonl"
     return files
-
-
-__all__ = ["HOME", "HostsRun", "running"]

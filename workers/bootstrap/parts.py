@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rlstreams.workers.weights.channel import WeightChannel, WeightServer
 
 WEIGHTS_FOLDER = "weights"
+SECRET_FILE = "weights.secret"
 BROKER_BACK_S = 5.0  # a supervisor has begun to start a dead broker again by then
 
 
@@ -83,21 +85,14 @@ def open_bus(config: RunConfig, *, outage_s: float = OUTAGE_S) -> Bus:
 def await_broker(config: RunConfig, timeout_s: float) -> None:
     """Until the embedded broker listens, if the run has one: its supervisor may be starting it
     again. Whoever asks it next says what is wrong if it does not."""
+    from rlstreams.streams.broker.ports import takes_connections
+
     until_s = time.monotonic() + timeout_s
     while not config.broker.bootstrap and time.monotonic() < until_s:
         state = embedded_broker(config).status()
-        if state is not None and _listens(state.bootstrap):
+        if state is not None and takes_connections(state.port):
             return
         time.sleep(0.1)
-
-
-def _listens(bootstrap: str) -> bool:
-    host, _, port = bootstrap.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), 1.0).close()
-    except OSError:
-        return False
-    return True
 
 
 def client_options(config: RunConfig) -> Mapping[str, str]:
@@ -139,16 +134,9 @@ def make_role(context: Context) -> Pausable:
     """The role that `context` names, ready to run.
 
     Raises:
-        ConfigError: an unknown role, or a model, data set or verifier that cannot be used.
+        ConfigError: a model, data set or verifier that cannot be used.
     """
-    makers = {
-        "prompts": _prompts,
-        "rollout": _rollout,
-        "logprob": _logprob,
-        "trainer": _trainer,
-    }
-    if context.role not in makers:
-        raise ConfigError(f"role must be one of {sorted(makers)}, got {context.role!r}")
+    makers = {"prompts": _prompts, "rollout": _rollout, "logprob": _logprob, "trainer": _trainer}
     from rlstreams.workers.model.base import EngineError
     from rlstreams.workers.model.tokenizer import TokenizerError
 
@@ -327,6 +315,25 @@ def _channel(context: Context) -> WeightChannel:
 
 
 def _secret(context: Context) -> str:
-    from rlstreams.workers.weights.secret import run_secret
+    """The run's secret: as configured, or made once in the run's folder, for its owner alone.
 
-    return run_secret(resolve_secret(context.config.weights.secret), context.folder)
+    Raises:
+        WeightError: the file is empty.
+    """
+    from rlstreams.workers.weights.channel import WeightError
+
+    if configured := resolve_secret(context.config.weights.secret):
+        return configured
+    path = context.folder / SECRET_FILE
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all, and one only, whoever else makes it now.
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
+        temporary.touch(0o600, exist_ok=False)
+        temporary.write_text(secrets.token_hex(32), encoding="utf-8")
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(temporary)
+        temporary.unlink()
+    if secret := path.read_text(encoding="utf-8").strip():
+        return secret
+    raise WeightError(f"{path} is empty; remove it, or name a secret in weights.secret")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,13 @@ from rlstreams.schemas.events import ScoredTrajectory, Segment, SegmentScore, Te
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Record
 from rlstreams.workers.engines.base import Scorer, Scores, TokenSequence
-from rlstreams.workers.logprob.bisect import score_in_halves
 from rlstreams.workers.logprob.versions import Anchor
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.policy.puller import Load
 
+T = TypeVar("T")
+S = TypeVar("S")
 Pass = tuple[int, float, int]  # version, temperature, place in the window
 
 
@@ -37,56 +39,73 @@ class Reference:
     weight_hash: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowScorer:
-    """From a window of records to their events.
+def score_records(
+    context: Context,
+    scorer: Scorer,
+    reference: Reference | None,
+    number: int,
+    window: Sequence[Record[Trajectory]],
+    anchors: Mapping[int, Anchor],
+    loads: Mapping[int, Load],
+) -> tuple[list[ScoredTrajectory | Exception], float]:
+    """The event of each record of window `number`, or why there is none; and the seconds that it
+    took. See `score_window`."""
+    started_s = time.monotonic()
+    replay_routes = context.config.trainer.routing_replay
 
-    Args:
-        reference: adds its log-probs to every score; None: no KL term asks for them.
+    def score(part: Sequence[Record[Trajectory]]) -> list[tuple[SegmentScore, ...]]:
+        events = [record.event for record in part]
+        return score_window(events, anchors, loads, scorer, reference, replay_routes=replay_routes)
+
+    found = zip(window, score_in_halves(window, score), strict=True)
+    events = [
+        scores
+        if isinstance(scores, Exception)
+        else ScoredTrajectory(
+            trajectory=record.event,
+            scores=scores,
+            worker=context.worker,
+            instance=context.instance,
+            trajectory_partition=record.position.partition,
+            trajectory_offset=record.position.offset,
+            scored_at_ms=now_ms(),
+            routing_replayed=replay_routes,
+            window=number,
+            window_place=place,
+            window_size=len(window),
+        )
+        for place, (record, scores) in enumerate(found)
+    ]
+    return events, time.monotonic() - started_s
+
+
+def score_in_halves(
+    window: Sequence[T], score: Callable[[Sequence[T]], Sequence[S]]
+) -> list[S | Exception]:
+    """The score of each record, or what the scorer raised for it alone.
+
+    A window that fails is split in halves, and so on: one bad record among n costs about 2 log2(n)
+    forwards more.
+
+    Raises:
+        Exception: the scorer's, where several records were tried alone, each failed, and it was no
+            refusal (EngineError): then the scorer is broken, and no record is to blame.
     """
 
-    context: Context
-    scorer: Scorer
-    reference: Reference | None = None
+    def halves(part: Sequence[T]) -> list[S | Exception]:
+        try:
+            return list(score(part))
+        except Exception as err:  # noqa: BLE001  (the dead-letter border)
+            if len(part) <= 1:
+                return [err]
+        middle = len(part) // 2
+        return [*halves(part[:middle]), *halves(part[middle:])]
 
-    def score(
-        self,
-        number: int,
-        window: Sequence[Record[Trajectory]],
-        anchors: Mapping[int, Anchor],
-        loads: Mapping[int, Load],
-    ) -> tuple[list[ScoredTrajectory | Exception], float]:
-        """The event of each record, or why there is none; and the seconds that it took."""
-        started_s = time.monotonic()
-        replay_routes = self.context.config.trainer.routing_replay
-
-        def score(part: Sequence[Record[Trajectory]]) -> list[tuple[SegmentScore, ...]]:
-            events = [record.event for record in part]
-            return score_window(
-                events, anchors, loads, self.scorer, self.reference, replay_routes=replay_routes
-            )
-
-        events = [
-            scores
-            if isinstance(scores, Exception)
-            else ScoredTrajectory(
-                trajectory=record.event,
-                scores=scores,
-                worker=self.context.worker,
-                instance=self.context.instance,
-                trajectory_partition=record.position.partition,
-                trajectory_offset=record.position.offset,
-                scored_at_ms=now_ms(),
-                routing_replayed=replay_routes,
-                window=number,
-                window_place=place,
-                window_size=len(window),
-            )
-            for place, (record, scores) in enumerate(
-                zip(window, score_in_halves(window, score), strict=True)
-            )
-        ]
-        return events, time.monotonic() - started_s
+    found = halves(window)
+    errors = [result for result in found if isinstance(result, Exception)]
+    if len(errors) == len(window) > 1 and not all(isinstance(e, EngineError) for e in errors):
+        raise errors[0]
+    return found
 
 
 def score_window(

@@ -23,29 +23,25 @@ class Anchor:
     policy_version: int  # NO_VERSION for "behavior"
 
 
-def choose(sampled: int, held: Collection[int], served: Collection[int]) -> Anchor:
-    """The anchor of a segment that version `sampled` made.
+def plan_anchors(
+    sampled: Iterable[int], held: Collection[int], served: Collection[int] = ()
+) -> dict[int, Anchor]:
+    """The anchor of every version that sampled something.
 
     Args:
         held: versions that the scorer holds.
         served: versions that could be pulled now.
     """
-    if sampled in held or sampled in served:
-        return Anchor(label="sampled", policy_version=sampled)
-    near = [v for v in {*held, *served} if abs(v - sampled) <= MAX_DISTANCE]
-    if near:
-        # The newer one of two equally near: its rollouts come next, so it is the better one to hold
-        return Anchor(
-            label="nearby", policy_version=min(near, key=lambda v: (abs(v - sampled), -v))
-        )
-    return Anchor(label="behavior", policy_version=NO_VERSION)
+    return {version: _anchor(version, {*held, *served}) for version in sorted(sampled)}
 
 
-def plan_anchors(
-    sampled: Iterable[int], held: Collection[int], served: Collection[int] = ()
-) -> dict[int, Anchor]:
-    """The anchor of every version that sampled something."""
-    return {version: choose(version, held, served) for version in sorted(sampled)}
+def _anchor(sampled: int, available: Collection[int]) -> Anchor:
+    near = [version for version in available if abs(version - sampled) <= MAX_DISTANCE]
+    if not near:
+        return Anchor(label="behavior", policy_version=NO_VERSION)
+    # The newer one of two equally near: its rollouts come next, so it is the better one to hold.
+    version = min(near, key=lambda v: (abs(v - sampled), -v))
+    return Anchor(label="sampled" if version == sampled else "nearby", policy_version=version)
 
 
 def versions_of(trajectory: Trajectory) -> frozenset[int]:

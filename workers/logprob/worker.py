@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from rlstreams.schemas.events import TRAIN, Event, ScoredTrajectory, Trajectory
 from rlstreams.streams.log.bus import Bus
@@ -16,7 +17,7 @@ from rlstreams.streams.log.topics import SCORED, TRAJECTORIES
 from rlstreams.workers.engines.base import Scorer
 from rlstreams.workers.logprob import windows
 from rlstreams.workers.logprob.held import HeldVersions
-from rlstreams.workers.logprob.scoring import Reference, WindowScorer, num_tokens
+from rlstreams.workers.logprob.scoring import Reference, num_tokens, score_records
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, set_aside
@@ -57,7 +58,7 @@ class LogprobStage:
         config = context.config
         self._context = context
         self._scorer = scorer
-        self._window_scorer = WindowScorer(context=context, scorer=scorer, reference=reference)
+        self._score = partial(score_records, context, scorer, reference)
         self._compute = ThreadPoolExecutor(1, "scorer")
         self._transfer = ThreadPoolExecutor(1, "pull")
         self._reporter = Reporter(context)
@@ -125,9 +126,7 @@ class LogprobStage:
         anchors, loads = plan_anchors(sampled, held), dict(self._puller.loads)
         reach(CrashPoint.FORWARD_BEFORE)
         self._num_windows += 1
-        future = self._compute.submit(
-            self._window_scorer.score, self._num_windows, records, anchors, loads
-        )
+        future = self._compute.submit(self._score, self._num_windows, records, anchors, loads)
         versions = {anchor.policy_version for anchor in anchors.values()}
         self._windows.append(_Window(records, versions, future))
 

@@ -1,20 +1,22 @@
-"""Which policy versions there are: a fold of `policy-versions`, and the reader that feeds it."""
+"""Which policy versions there are: a fold of `policy-versions`, and the readers that feed it."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rlstreams.schemas.events import NO_VERSION, Event, PolicyPublished
-from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.bus import Bus, Reader
 from rlstreams.streams.log.record import Partition, Record
-from rlstreams.streams.log.topics import POLICY_VERSIONS
+from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
+from rlstreams.workers.loop.claims import STEPS_PARTITION, newest_claim
 from rlstreams.workers.loop.foreign import ForeignRecords
-from rlstreams.workers.policy.ledger import PolicyLedger
 
 SETTLE_EVERY_S = 1.0
+MAX_POLL = 1000
 KEPT = 64  # newest versions that are kept beside those that are served
 
 
@@ -35,12 +37,10 @@ class PolicyView:
         self._by_version: dict[int, PolicyPublished] = {}
         self._rivals: dict[int, list[PolicyPublished]] = {}
         self._epoch = -1
-        self.num_void = 0
 
     def apply(self, event: PolicyPublished) -> bool:
         """Fold one event in log order; False if it is void."""
         if event.epoch < self._epoch:
-            self.num_void += 1
             return False
         self._epoch = event.epoch
         version = event.policy_version
@@ -73,7 +73,6 @@ class PolicyView:
         """The ledger gives `version` this content: the last announcement that agrees counts."""
         rivals = self._rivals.pop(version)
         agreeing = [event for event in rivals if event.weight_hash == weight_hash]
-        self.num_void += len(rivals) - len(agreeing)
         if agreeing:
             self._by_version[version] = agreeing[-1]
 
@@ -96,6 +95,57 @@ class PolicyView:
         """Versions that the newest announcement says can be pulled, oldest first."""
         newest = self.newest
         return () if newest is None else sorted(newest.versions_served)
+
+
+class PolicyLedger:
+    """What `steps` says of announced versions: which epochs exist, and a version's content.
+
+    An announcement lies in another topic, so its order against claims is not known. But its writer
+    claimed the run before it announced anything: an epoch above every claim is nobody's. `steps` is
+    read only when it is asked for, and all of it only where its end says too little.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._reader: Reader | None = None
+        self._foreign = ForeignRecords(STEPS.name, bus.schemas())
+        self._ledger = Ledger(keeps_steps=True)
+        self._epoch = 0  # the newest claimed that is known
+        self._read_to: int | None = None  # what answers the question that is open
+
+    def has_claim(self, epoch: int) -> bool | None:
+        """Whether some trainer claimed `epoch`, or a later one; None: ask again, it is being read.
+
+        Before anything was written to `steps` all epochs pass: a replay into one role has none.
+        """
+        if epoch <= self._epoch:
+            return True
+        if self._read_to is None:
+            self._read_to = self._bus.ends(STEPS.name)[STEPS_PARTITION]
+            if claim := newest_claim(self._bus, self._foreign):
+                self._epoch = max(self._epoch, claim.epoch)
+        if self._read_to > 0 and epoch > self._epoch:
+            self.hashes()
+            self._epoch = max(self._epoch, self._ledger.epoch)
+            assert self._reader is not None
+            if epoch > self._epoch and self._reader.positions()[STEPS_PARTITION] < self._read_to:
+                return None
+        is_claimed = self._read_to == 0 or epoch <= self._epoch
+        self._read_to = None
+        return is_claimed
+
+    def hashes(self) -> Mapping[int, str]:
+        """Hash by version, as far as was read; takes some of what is new, never waits."""
+        if self._reader is None:
+            self._reader = self._bus.reader(self._bus.beginnings(STEPS.name))
+        for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
+            self._ledger.apply(record.event, record.position)
+        return self._ledger.hashes
+
+    def close(self) -> None:
+        """Release the reader."""
+        if self._reader is not None:
+            self._reader.close()
 
 
 class PolicyFollower:
@@ -140,7 +190,6 @@ class PolicyFollower:
                 if has_claim:
                     self._apply(event)
                 else:
-                    self.view.num_void += 1
                     self._foreign.log.warning(
                         "unclaimed_epoch",
                         position=str(position),

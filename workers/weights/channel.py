@@ -146,6 +146,22 @@ class WeightChannel(Protocol):
         """
 
 
+def addresses_of(published: PolicyPublished, channel: str) -> list[str]:
+    """Where it is served over this channel.
+
+    Raises:
+        WeightError: nowhere; names the channels that it is served over.
+    """
+    found = [end.address for end in published.endpoints if end.channel == channel]
+    if not found:
+        offered = sorted({end.channel for end in published.endpoints})
+        raise WeightError(
+            f"policy version {published.policy_version} has no endpoint of channel {channel!r}, "
+            f"only of {offered}"
+        )
+    return found
+
+
 def order_of(
     published: PolicyPublished,
     deadline_s: float,

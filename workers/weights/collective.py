@@ -15,11 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
-from rlstreams.workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
-from rlstreams.workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
+from rlstreams.workers.weights.channel import (
+    Manifest,
+    VersionGoneError,
+    WeightError,
+    addresses_of,
+    order_of,
+)
+from rlstreams.workers.weights.layout import manifest_of, parse_layout, weight_hash
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.handshake import receiver_key
-from rlstreams.workers.weights.members import Listener, LoggedRequest
+from rlstreams.workers.weights.members import Listener
 from rlstreams.workers.weights.sender import Limits, Log, Sender
 from rlstreams.workers.weights.snapshot import LIVE, PLACES, Snapshots
 
@@ -28,7 +34,6 @@ if TYPE_CHECKING:
 
     from rlstreams.workers.weights.link.receiver import Receiver
 
-BACKENDS = ("gloo", "nccl")
 HOLD_S = 10.0
 _EVERY_INTERFACE = ("", "0.0.0.0", "::")
 
@@ -66,14 +71,12 @@ class CollectiveWeightServer:
             hold_s: with place `none`, longest wait of the trainer for pullers that are connected.
 
         Raises:
-            ValueError: no such backend or place; a host that means every interface; no secret.
+            ValueError: no such place; a host that means every interface; no secret.
         """
-        if backend not in BACKENDS or place not in PLACES:
-            raise ValueError(f"backend {backend!r} or place {place!r} is none of those there are")
+        if place not in PLACES:
+            raise ValueError(f"place {place!r} is none of {PLACES}")
         if host in _EVERY_INTERFACE:
-            raise ValueError(
-                f"weights.host {host!r} means every interface; name the address of one"
-            )
+            raise ValueError(f"weights.host {host!r} means every interface; name one's address")
         if not secret:
             raise ValueError("the secret of the weight server is empty")
         if backend == "nccl":
@@ -100,7 +103,7 @@ class CollectiveWeightServer:
                 self._host,
                 epoch,
                 lambda receiver: receiver_key(self._secret, receiver),
-                self._sender.events,
+                self._sender.hear,
                 lambda error: self._log.warning("puller_refused", error=error),
             )
         except OSError as err:
@@ -119,8 +122,8 @@ class CollectiveWeightServer:
             WeightError: also where nobody can be served any more.
         """
         self._sender.check()
-        content = known_hash or weight_hash(weights)
-        held = self._snapshots.hash_of(policy_version)
+        manifest = manifest_of(policy_version, weights, known_hash)
+        held, content = self._snapshots.hash_of(policy_version), manifest.weight_hash
         if held is None:
             self._snapshots.take(policy_version, content, weights)
         elif held != content:
@@ -128,12 +131,7 @@ class CollectiveWeightServer:
                 f"policy version {policy_version} was published with hash {held[:12]}; "
                 f"it cannot become {content[:12]}"
             )
-        return Manifest(
-            policy_version=policy_version,
-            weight_hash=content,
-            num_bytes=size_bytes(weights),
-            layout=layout_of(weights),
-        )
+        return manifest
 
     def endpoints(self) -> Sequence[Endpoint]:
         """Where the listener is; none before `open`."""
@@ -145,9 +143,7 @@ class CollectiveWeightServer:
         """The log lets this receiver have the version; raises as `publish` does."""
         self._sender.check()
         if request.channel == self._backend:
-            self._sender.events.put(
-                LoggedRequest(request.address, request.policy_version, request.worker)
-            )
+            self._sender.ask(request.address, request.policy_version, request.worker)
 
     def versions(self) -> Sequence[int]:
         """Versions that can be pulled, oldest first."""
@@ -176,24 +172,16 @@ class CollectiveWeightServer:
 class CollectiveWeightChannel:
     """A worker's end; see `WeightChannel`."""
 
-    def __init__(self, backend: str, secret: str, device: torch.device | None = None) -> None:
-        if backend not in BACKENDS:
-            raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
-        self._backend = backend
+    def __init__(self, backend: str, secret: str) -> None:
+        self.name = backend
         self._secret = secret
-        self._device = device
         self._id = secrets.token_hex(8)
         self._receiver: Receiver | None = None
         self._pulling = threading.Lock()
 
-    @property
-    def name(self) -> str:
-        """`gloo` or `nccl`."""
-        return self._backend
-
     def can_pull(self, published: PolicyPublished) -> bool:
         """Whether it has an endpoint of this channel; the server may still refuse."""
-        return bool(self._addresses(published))
+        return any(end.channel == self.name for end in published.endpoints)
 
     def address(self) -> str:
         """This receiver's name: the trainer sends to whoever asks by it in the log."""
@@ -202,20 +190,13 @@ class CollectiveWeightChannel:
     def order(
         self, published: PolicyPublished, deadline_s: float, *, server: str = ""
     ) -> dict[str, object]:
-        """What a model server is told; see infra/server/README.md.
-
-        Args:
-            server: which of the worker's servers; each is a receiver of its own.
-
-        Raises:
-            WeightError: no endpoint of this channel.
-        """
+        """What a model server is told; see `WeightChannel.order`."""
         receiver = f"{self._id}.{server}" if server else self._id
         return order_of(
             published,
             deadline_s,
-            channel=self._backend,
-            address=self._address(published),
+            channel=self.name,
+            address=addresses_of(published, self.name)[0],
             receiver=receiver,
             key=receiver_key(self._secret, receiver),
         )
@@ -227,25 +208,24 @@ class CollectiveWeightChannel:
         from rlstreams.workers.weights.link.target import FreshTensors
 
         until_s = time.monotonic() + deadline_s
-        rows = [(n, d, s) for n, (d, s) in parse_layout(published.layout).items()]
-        fresh = FreshTensors(rows, self._device or device_of(self._backend))
+        fresh = FreshTensors(parse_layout(published.layout), device_of(self.name))
         version = published.policy_version
         # A link serves one at a time, and a worker of several servers pulls for each.
         if not self._pulling.acquire(timeout=deadline_s):
             raise WeightError(
-                f"policy version {version} over {self._backend}: another pull of this worker "
+                f"policy version {version} over {self.name}: another pull of this worker "
                 f"was not over within {deadline_s:g} s"
             )
         try:
             self._receiver_of(published).receive(version, fresh, until_s)
         except PullError as err:
             kind = VersionGoneError if err.kind == "gone" else WeightError
-            raise kind(f"policy version {version} over {self._backend}: {err}") from err
+            raise kind(f"policy version {version} over {self.name}: {err}") from err
         finally:
             self._pulling.release()
         if (found := weight_hash(fresh.tensors)) != published.weight_hash:
             raise WeightError(
-                f"policy version {version} over {self._backend} was published with hash "
+                f"policy version {version} over {self.name} was published with hash "
                 f"{published.weight_hash}, what came has {found}"
             )
         yield from sorted(fresh.tensors.items())
@@ -261,27 +241,13 @@ class CollectiveWeightChannel:
         from rlstreams.workers.weights.link.receiver import Address, Receiver
 
         address = Address(
-            address=self._address(published),
-            backend=self._backend,
+            address=addresses_of(published, self.name)[0],
+            backend=self.name,
             receiver=self._id,
             key=receiver_key(self._secret, self._id),
             epoch=published.epoch,
         )
         if self._receiver is None or self._receiver.address != address:
             self.close()
-            device = self._device or device_of(self._backend)
-            self._receiver = Receiver(address, device, engine="builtin")
+            self._receiver = Receiver(address, device_of(self.name), engine="builtin")
         return self._receiver
-
-    def _addresses(self, published: PolicyPublished) -> list[str]:
-        return [e.address for e in published.endpoints if e.channel == self._backend]
-
-    def _address(self, published: PolicyPublished) -> str:
-        addresses = self._addresses(published)
-        if not addresses:
-            offered = sorted({endpoint.channel for endpoint in published.endpoints})
-            raise WeightError(
-                f"policy version {published.policy_version} has no endpoint of channel "
-                f"{self._backend!r}, only of {offered}"
-            )
-        return addresses[0]

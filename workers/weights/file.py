@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
-from rlstreams.workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
-from rlstreams.workers.weights.layout import (
-    dtype_name,
-    layout_of,
-    parse_layout,
-    size_bytes,
-    weight_hash,
+from rlstreams.workers.weights.channel import (
+    Manifest,
+    VersionGoneError,
+    WeightError,
+    addresses_of,
+    order_of,
 )
+from rlstreams.workers.weights.layout import layout_difference, layout_of, manifest_of
+from rlstreams.workers.weights.link.errors import PullError
 
 if TYPE_CHECKING:
     import torch
@@ -46,11 +47,6 @@ def file_name(policy_version: int, weight_hash: str) -> str:
 def _files(folder: Path) -> dict[int, Path]:
     """The versions in a folder, oldest first."""
     return {int(path.name[1:].partition("-")[0]): path for path in sorted(folder.glob(_PATTERN))}
-
-
-def _described(folder: Path) -> str:
-    versions = list(_files(folder))
-    return f"{folder} holds {versions if versions else 'none'}"
 
 
 class FileWeightServer:
@@ -87,12 +83,7 @@ class FileWeightServer:
         """
         if self._newest is None:
             self._clean()
-        manifest = Manifest(
-            policy_version=policy_version,
-            weight_hash=known_hash or weight_hash(weights),
-            num_bytes=size_bytes(weights),
-            layout=layout_of(weights),
-        )
+        manifest = manifest_of(policy_version, weights, known_hash)
         existing = _files(self._folder).get(policy_version)
         target = self._folder / file_name(policy_version, manifest.weight_hash)
         if existing is None:
@@ -178,14 +169,14 @@ def _sync(path: Path) -> None:
 class FileWeightChannel:
     """A worker's end: reads what the endpoint's folder holds."""
 
-    @property
-    def name(self) -> str:
-        """`file`."""
-        return CHANNEL
+    name = CHANNEL
 
     def can_pull(self, published: PolicyPublished) -> bool:
         """Whether the version's file is there."""
-        return any(path.exists() for path in self._paths(published))
+        try:
+            return self._find(published).exists()
+        except WeightError:
+            return False
 
     def address(self) -> str:
         """A file has no receiver."""
@@ -202,55 +193,34 @@ class FileWeightChannel:
         self, published: PolicyPublished, deadline_s: float
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors in name order, mapped from the file; see `WeightChannel.pull`."""
-        from safetensors import SafetensorError, safe_open
-
-        from rlstreams.workers.weights.link.weight_hash import WeightHash
+        from rlstreams.workers.weights.link.safetensors_file import read
 
         until_s = time.monotonic() + deadline_s
         path = self._find(published)
-        digest = WeightHash()
         try:
-            with safe_open(path, framework="pt") as file:
-                for name, (dtype, shape) in parse_layout(published.layout).items():
-                    tensor = file.get_tensor(name)
-                    if (dtype_name(tensor), tuple(tensor.shape)) != (dtype, shape):
-                        raise WeightError(
-                            f"{path}: {name} should be {dtype} {list(shape)}, "
-                            f"is {dtype_name(tensor)} {list(tensor.shape)}"
-                        )
-                    digest.add(name, tensor)
-                    yield name, tensor
-                    if time.monotonic() > until_s:
-                        raise WeightError(f"{path}: not read within {deadline_s:g} s")
-        except FileNotFoundError as err:
-            raise self._gone(published) from err
-        except (SafetensorError, OSError) as err:
-            raise WeightError(f"{path} cannot be read: {err}") from err
-        if digest.hexdigest() != published.weight_hash:
-            raise WeightError(
-                f"{path}: policy version {published.policy_version} was published with hash "
-                f"{published.weight_hash}, the file's content has {digest.hexdigest()}"
-            )
-
-    def _paths(self, published: PolicyPublished) -> list[Path]:
-        name = file_name(published.policy_version, published.weight_hash)
-        return [Path(e.address) / name for e in published.endpoints if e.channel == CHANNEL]
+            tensors = read(path, published.weight_hash)
+        except PullError as err:
+            if err.kind == "gone":
+                self._find(published)  # raises: it is there no longer
+            raise WeightError(f"policy version {published.policy_version}: {err}") from err
+        if difference := layout_difference(expected=published.layout, found=layout_of(tensors)):
+            raise WeightError(f"{path}: {difference}")
+        if time.monotonic() > until_s:
+            raise WeightError(f"{path}: not read within {deadline_s:g} s")
+        yield from tensors.items()
 
     def _find(self, published: PolicyPublished) -> Path:
-        for path in self._paths(published):
-            if path.exists():
-                return path
-        raise self._gone(published)
+        """The version's file.
 
-    def _gone(self, published: PolicyPublished) -> WeightError:
-        folders = [path.parent for path in self._paths(published)]
-        if not folders:
-            offered = sorted({endpoint.channel for endpoint in published.endpoints})
-            return WeightError(
-                f"policy version {published.policy_version} has no endpoint of channel "
-                f"{CHANNEL!r}, only of {offered}"
-            )
-        return VersionGoneError(
+        Raises:
+            WeightError: no endpoint of this channel, or no longer served.
+        """
+        folders = [Path(address) for address in addresses_of(published, CHANNEL)]
+        name = file_name(published.policy_version, published.weight_hash)
+        for folder in folders:
+            if (folder / name).exists():
+                return folder / name
+        raise VersionGoneError(
             f"policy version {published.policy_version} is no longer served: "
-            + "; ".join(map(_described, folders))
+            + "; ".join(f"{folder} holds {list(_files(folder)) or 'none'}" for folder in folders)
         )

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.channel import Manifest, WeightError
 
 if TYPE_CHECKING:
     import torch
@@ -43,27 +43,30 @@ def layout_of(weights: Mapping[str, torch.Tensor]) -> str:
     return json.dumps(rows, separators=(",", ":"))
 
 
-def parse_layout(layout: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """name -> (dtype, shape), in sending order.
+def parse_layout(layout: str) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Name, dtype and shape of each tensor, in sending order.
 
     Raises:
         WeightError: not a layout, a name twice, or not in name order.
     """
     try:
-        rows = json.loads(layout)
-        parsed = {str(name): (str(dtype), tuple(map(int, shape))) for name, dtype, shape in rows}
+        rows = [(str(n), str(dtype), tuple(map(int, s))) for n, dtype, s in json.loads(layout)]
     except (ValueError, TypeError) as err:
         raise WeightError(f"layout is not [[name, dtype, shape], ...]: {err}") from err
-    if len(parsed) != len(rows) or list(parsed) != sorted(parsed):
+    names = [name for name, _, _ in rows]
+    if names != sorted(set(names)):
         raise WeightError("layout must name each tensor once and in name order")
-    return parsed
+    return rows
 
 
 def layout_difference(*, expected: str, found: str) -> str:
     """What differs, in words; empty if nothing does."""
     if expected == found:
         return ""
-    ours, theirs = parse_layout(expected), parse_layout(found)
+    ours, theirs = (
+        {name: (dtype, shape) for name, dtype, shape in parse_layout(layout)}
+        for layout in (expected, found)
+    )
     lines = [f"{name} is missing" for name in ours if name not in theirs]
     lines += [f"{name} is unexpected" for name in theirs if name not in ours]
     lines += [
@@ -78,17 +81,25 @@ def layout_difference(*, expected: str, found: str) -> str:
 
 def weight_hash(weights: Mapping[str, torch.Tensor]) -> str:
     """The hash of a version, as `workers/weights/link/weight_hash.py` defines it."""
-    from rlstreams.workers.weights.link.weight_hash import WeightHash, sums_of
+    from rlstreams.workers.weights.link.weight_hash import hash_of_sums, sums_of
 
-    facts = _facts(weights)
     known = weights.sums() if isinstance(weights, LazyWeights) else {}
-    digest = WeightHash()
-    for name in sorted(weights):
-        sums = known[name] if name in known else sums_of(weights[name])
-        digest.add_sums(name, facts[name], sums)
-    return digest.hexdigest()
+    sums = {n: known[n] if n in known else sums_of(weights[n]) for n in sorted(weights)}
+    return hash_of_sums(_facts(weights), sums)
 
 
 def size_bytes(weights: Mapping[str, torch.Tensor]) -> int:
     """Bytes of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in _facts(weights).values())
+
+
+def manifest_of(
+    policy_version: int, weights: Mapping[str, torch.Tensor], known_hash: str | None
+) -> Manifest:
+    """What is offered of these weights; their hash is computed where it is not known."""
+    return Manifest(
+        policy_version=policy_version,
+        weight_hash=known_hash or weight_hash(weights),
+        num_bytes=size_bytes(weights),
+        layout=layout_of(weights),
+    )

@@ -1,36 +1,45 @@
-"""Accepts connections, each in its own thread, for as long as a socket listens."""
+"""Accepts links on one interface, each in its own thread, until it is closed."""
 
 from __future__ import annotations
 
-import errno
 import socket
+import socketserver
 import threading
-import time
 from collections.abc import Callable
+from typing import Any
 
 from rlstreams.workers.weights.link.frames import Connection
 
-AGAIN_S = 0.1
-_CLOSED = (errno.EINVAL, errno.EBADF)
+_LOOK_EVERY_S = 0.1  # whether it is closed
 
 
-def accept_all(listening: socket.socket, serve: Callable[[Connection], None], name: str) -> None:
-    """Until `listening` is closed. Anything else ends one connection at the most: where no file
-    descriptor or thread is free now, one will be."""
-    while True:
-        try:
-            sock, peer = listening.accept()
-        except OSError as err:
-            if err.errno in _CLOSED or listening.fileno() < 0:
-                return
-            time.sleep(AGAIN_S)
-            continue
-        link = Connection(sock, f"{peer[0]}:{peer[1]}")
-        thread = threading.Thread(
-            target=serve, args=(link,), name=f"{name}-{link.peer}", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError:  # no thread is free now: the caller tries again
-            link.close()
-            time.sleep(AGAIN_S)
+class LinkServer(socketserver.ThreadingTCPServer):
+    """Where no file descriptor or thread is free, one connection has to wait or to come again."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, host: str, serve: Callable[[Connection], None], name: str) -> None:
+        """Listen on a free port of `host`, and of no other interface.
+
+        Raises:
+            OSError: no such address here.
+        """
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, 0), socketserver.BaseRequestHandler)
+        self._serve = serve
+        self.host = host
+        self.address = f"{host}:{self.server_address[1]}"
+        threading.Thread(
+            target=self.serve_forever, args=(_LOOK_EVERY_S,), name=name, daemon=True
+        ).start()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (as there)
+        """In the connection's thread."""
+        self._serve(Connection(request, f"{client_address[0]}:{client_address[1]}"))
+
+    def close(self) -> None:
+        """Accept nobody any more; idempotent."""
+        self.shutdown()
+        self.server_close()

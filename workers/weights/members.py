@@ -1,6 +1,6 @@
 """Who is connected to a weight server: a listener, and one thread per authenticated link.
 
-Links only turn into events here; the sender's thread reads them and alone decides.
+Links only hand on what they hear; the sender's thread alone decides.
 """
 
 from __future__ import annotations
@@ -8,22 +8,21 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import queue
-import socket
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
+
+from torch._C._distributed_c10d import HashStore
 
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Connection, Frame
 from rlstreams.workers.weights.link.handshake import Hello, admit
-from rlstreams.workers.weights.link.rendezvous import KeyValueStore
+from rlstreams.workers.weights.link.rendezvous import answer
 from rlstreams.workers.weights.link.target import Row
-from rlstreams.workers.weights.listening import accept_all
+from rlstreams.workers.weights.listening import LinkServer
 
 HANDSHAKE_S = 5.0
-_BACKLOG = 64
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -43,12 +42,7 @@ class Member:
     since_s: float = 0.0
     tries: int = 0
     gone: str = ""  # why
-    plans: set[str] = field(default_factory=set)  # that it was told
     answers: dict[str, Frame] = field(default_factory=dict)  # last word, by group
-
-    def rows(self) -> list[Row]:
-        """Its parameters."""
-        return [(str(n), str(d), tuple(map(int, s))) for n, d, s in json.loads(self.layout)]
 
     @property
     def label(self) -> str:
@@ -57,34 +51,26 @@ class Member:
         who = f"receiver {self.hello.receiver}{rank} ({self.engine}, {self.link.peer})"
         return f"{self.worker or 'unknown worker'}, {who}"
 
+    def tell(self, frame: Frame) -> None:
+        """Send; a member that takes nothing is gone, which its own thread will say too."""
+        try:
+            self.link.send(frame)
+        except PullError as err:
+            self.gone = self.gone or str(err)
 
-@dataclass(frozen=True, slots=True)
-class ReceivedFrame:
-    """A frame of a member's; None: the link ended, for `reason`."""
-
-    member: Member
-    frame: Frame | None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedRequest:
-    """The log says that a receiver is ready for a version."""
-
-    receiver: str
-    policy_version: int
-    worker: str
+    def refuse(self, kind: str, error: str) -> None:
+        """It gets nothing, and why."""
+        self.settled, self.wants = self.wants, None
+        self.tell({"type": "refused", "kind": kind, "error": error})
 
 
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """The weights are about to change: serve none once all have the newest, or it is `until_s`."""
-
-    until_s: float
-    done: threading.Event
+def parse_rows(layout: str) -> list[Row]:
+    """The parameters that a member says it has."""
+    return [(str(n), str(d), tuple(map(int, s))) for n, d, s in json.loads(layout)]
 
 
-Event = ReceivedFrame | LoggedRequest | Withdraw | None  # None: stop
+# A member's frame; or None: the link ended, and why.
+Heard = Callable[[Member, Frame | None, str], None]
 
 
 class Listener:
@@ -95,7 +81,7 @@ class Listener:
         host: str,
         epoch: int,
         key_of: Callable[[str], str],
-        events: queue.SimpleQueue[Event],
+        heard: Heard,
         refused: Callable[[str], None],
     ) -> None:
         """Listen on a free port of `host`, and of no other interface.
@@ -105,30 +91,34 @@ class Listener:
         """
         self._epoch = epoch
         self._key_of = key_of
-        self._events = events
+        self._heard = heard
         self._refused = refused
-        self.stores: dict[str, KeyValueStore] = {}
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
-        self.host = host
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
-        accepting = (self._socket, self._serve, "weight-link")
-        threading.Thread(
-            target=accept_all, args=accepting, name="weight-listener", daemon=True
-        ).start()
+        self._stores: dict[str, HashStore] = {}
+        self._links = LinkServer(host, self._serve, "weight-listener")
+        self.host, self.address = host, self._links.address
+
+    @contextlib.contextmanager
+    def rendezvous(self, group_id: str, form_s: float) -> Iterator[HashStore]:
+        """In the block, members reach the store in which their group finds itself."""
+        store = self._stores[group_id] = HashStore()
+        store.set_timeout(timedelta(seconds=form_s))
+        try:
+            yield store
+        finally:
+            del self._stores[group_id]
 
     def close(self) -> None:
         """Accept nobody any more; idempotent."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._links.close()
 
     def _serve(self, link: Connection) -> None:
         try:
             hello = admit(link, self._epoch, self._key_of, time.monotonic() + HANDSHAKE_S)
             purpose, _, group_id = hello.purpose.partition("/")
             if purpose == "group":
-                self._serve_store(link, group_id)
+                store = self._stores.get(group_id)
+                while store is not None:
+                    link.send(answer(store, link.receive(math.inf)))
             else:
                 self._serve_member(Member(hello=hello, link=link))
         except PullError as err:
@@ -140,11 +130,6 @@ class Listener:
     def _serve_member(self, member: Member) -> None:
         try:
             while True:
-                self._events.put(ReceivedFrame(member, member.link.receive(math.inf)))
+                self._heard(member, member.link.receive(math.inf), "")
         except PullError as err:
-            self._events.put(ReceivedFrame(member, None, str(err)))
-
-    def _serve_store(self, link: Connection, group_id: str) -> None:
-        store = self.stores.get(group_id)
-        while store is not None:
-            link.send(store.answer(link.receive(math.inf)))
+            self._heard(member, None, str(err))

@@ -1,4 +1,4 @@
-"""What the sender knows of its members: who is there, who wants what, and who may have it.
+"""What the sender knows of its members: who is there, who wants what, who may have it, and when.
 
 Only the sender's thread touches it. A receiver is sent to when it is connected, says that it is
 ready, and its request is in the log.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Frame
-from rlstreams.workers.weights.members import LoggedRequest, Member, ReceivedFrame
+from rlstreams.workers.weights.members import Member, parse_rows
 
 ASKED_KEPT = 1024
+PATIENCE_S = 2.0  # at most, for one that asked and does not get ready
 
 
 class Membership:
@@ -24,18 +24,14 @@ class Membership:
         self.members: list[Member] = []
         self._asked: dict[tuple[str, int], str] = {}  # worker, by receiver and version
 
-    def ask(self, event: LoggedRequest) -> None:
+    def ask(self, receiver: str, version: int, worker: str) -> None:
         """A request stands in the log."""
-        self._asked[event.receiver, event.policy_version] = event.worker
+        self._asked[receiver, version] = worker
         if len(self._asked) > ASKED_KEPT:
             del self._asked[next(iter(self._asked))]
 
-    def hear(self, event: ReceivedFrame) -> None:
-        """What a member said, or that its link ended."""
-        member, frame = event.member, event.frame
-        if frame is None:
-            self.remove(member, event.reason)
-            return
+    def hear(self, member: Member, frame: Frame) -> None:
+        """What a member said; one that says what nobody understands is cut off."""
         try:
             self._apply(member, frame)
         except (KeyError, TypeError, ValueError) as err:
@@ -44,7 +40,7 @@ class Membership:
     def _apply(self, member: Member, frame: Frame) -> None:
         if frame["type"] == "layout":
             member.layout = json.dumps(frame["parameters"])
-            member.rows()  # or it raises
+            parse_rows(member.layout)  # or it raises
             member.mode, member.ranks = str(frame["mode"]), int(frame["ranks"])
             member.engine = str(frame["engine"])
             member.gpu = str(frame.get("gpu", ""))
@@ -69,10 +65,6 @@ class Membership:
         """Who neither got `version`, or a newer one, nor was refused it."""
         return [m for m in self.members if m.settled is None or m.settled < version]
 
-    def has_asked(self, member: Member, version: int) -> bool:
-        """Whether its worker's request stands in the log."""
-        return bool(self._asked_by(member, version))
-
     def ready(self) -> list[Member]:
         """Who may be sent to, oldest request first."""
         able = []
@@ -81,6 +73,26 @@ class Membership:
                 member.worker = self._asked_by(member, member.wants)
                 able += [member] if member.worker else []
         return sorted(able, key=lambda member: member.since_s)
+
+    def window_left_s(self, ready: Sequence[Member], window_s: float, took_s: float) -> float:
+        """How long the broadcast to the first of `ready` waits yet for others that may share it.
+
+        Whoever is ready stands still meanwhile. So only those are awaited who are connected, lack
+        the version and are on another GPU; and one whose request stands in the log, which is about
+        to be ready, for `took_s`: so waiting never costs more than twice what knowing would.
+
+        Args:
+            window_s: for those who have not asked.
+            took_s: what a broadcast of its own would take, the forming of a group included.
+        """
+        oldest = ready[0]
+        assert oldest.wants is not None
+        awaited = apart(oldest, (m for m in self.lacking(oldest.wants) if m not in ready))[1:]
+        if not awaited:
+            return 0.0
+        if any(self._asked_by(member, oldest.wants) for member in awaited):
+            window_s = max(window_s, min(took_s, PATIENCE_S))
+        return max(0.0, oldest.since_s + window_s - time.monotonic())
 
     def _asked_by(self, member: Member, version: int) -> str:
         return self._asked.get((member.hello.receiver.partition(".")[0], version), "")
@@ -95,17 +107,3 @@ def apart(first: Member, others: Iterable[Member]) -> list[Member]:
             chosen.append(member)
             taken.add(member.gpu)
     return chosen
-
-
-def tell(member: Member, frame: Frame) -> None:
-    """Send; a member that takes nothing is gone, which its own thread will say too."""
-    try:
-        member.link.send(frame)
-    except PullError as err:
-        member.gone = member.gone or str(err)
-
-
-def refuse(member: Member, kind: str, error: str) -> None:
-    """It gets nothing, and why."""
-    member.settled, member.wants = member.wants, None
-    tell(member, {"type": "refused", "kind": kind, "error": error})

@@ -10,21 +10,20 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlstreams.workers.weights.channel import Pulled, WeightError
+from rlstreams.workers.weights.link import PROTOCOL
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Connection
 from rlstreams.workers.weights.link.handshake import admit
-from rlstreams.workers.weights.listening import accept_all
+from rlstreams.workers.weights.listening import LinkServer
 
 HANDSHAKE_S = 5.0
 REPORT_GRACE_S = 10.0  # after the order's deadline
-DESCRIBE_S = 30.0
 SILENT = "silent"  # the server did not answer the call that carried the order
 UNREPORTED = "unreported"  # it answered, or had the time to, and a rank said nothing
 
@@ -60,35 +59,30 @@ class ReportListener:
             OSError: no such address here.
         """
         self._pending: dict[str, PendingOrder] = {}
-        self._socket = socket.create_server((host, 0))
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
-        accepting = (self._socket, self._hear, "report")
-        threading.Thread(
-            target=accept_all, args=accepting, name="report-listener", daemon=True
-        ).start()
+        self._links = LinkServer(host, self._hear, "report-listener")
+        self.address = self._links.address
 
+    @contextlib.contextmanager
     def open(
         self, order: Mapping[str, object], *, kind: str = "receive", mode: str = "auto", ranks: int
-    ) -> PendingOrder:
-        """An order to one server, under way; use it as a context.
+    ) -> Iterator[PendingOrder]:
+        """An order to one server, under way in the block; later its reports are refused.
 
         Args:
             order: of `WeightChannel.order`, or `describe()`.
             ranks: processes of the server that hold a part of the model (TP x PP x DP).
         """
-        pending = PendingOrder(self, order, kind=kind, mode=mode, ranks=ranks)
+        more = {"kind": kind, "mode": mode, "report_to": self.address}
+        pending = PendingOrder({**order, **more}, ranks)
         self._pending[pending.order_id] = pending
-        return pending
-
-    def forget(self, order_id: str) -> None:
-        """Its reports are refused from now on."""
-        self._pending.pop(order_id, None)
+        try:
+            yield pending
+        finally:
+            del self._pending[pending.order_id]
 
     def close(self) -> None:
         """Idempotent."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._links.close()
 
     def _hear(self, link: Connection) -> None:
         until_s = time.monotonic() + HANDSHAKE_S
@@ -101,38 +95,19 @@ class ReportListener:
         link.close()
 
 
-def describe(deadline_s: float = DESCRIBE_S) -> dict[str, object]:
+def describe(deadline_s: float) -> dict[str, object]:
     """An order that asks a server what it is; touches nothing."""
-    from rlstreams.workers.weights.link import PROTOCOL
-
     return {"rlstreams": PROTOCOL, "deadline_s": deadline_s}
 
 
 class PendingOrder:
-    """One order under way."""
+    """One order under way; `text` is what the server is given."""
 
-    def __init__(
-        self,
-        listener: ReportListener,
-        order: Mapping[str, object],
-        *,
-        kind: str,
-        mode: str,
-        ranks: int,
-    ) -> None:
+    def __init__(self, order: Mapping[str, object], ranks: int) -> None:
         self.order_id = secrets.token_hex(8)
         self.key = secrets.token_hex(32)
-        self.text = json.dumps(
-            {
-                **order,
-                "order": self.order_id,
-                "kind": kind,
-                "mode": mode,
-                "report_to": listener.address,
-                "report_key": self.key,
-            }
-        )
-        self._listener = listener
+        self.text = json.dumps({**order, "order": self.order_id, "report_key": self.key})
+        self._address = order["report_to"]
         self._wanted = {name: order.get(name) for name in ("policy_version", "weight_hash")}
         self._ranks = ranks
         self._started_s = time.monotonic()
@@ -140,22 +115,15 @@ class PendingOrder:
         self._reports: dict[int, Report] = {}
         self._changed = threading.Condition()
 
-    def __enter__(self) -> PendingOrder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.forget(self.order_id)
-
     def reported(self, rank: int, report: object) -> None:
         """A rank said how it went; one that cannot be of this server is nobody."""
         if not isinstance(report, dict):
-            report = {"ok": False, "kind": "server", "error": f"it reports {report!r:.80}"}
-            report["touched"] = True
-        if rank not in range(self._ranks):
-            return
-        with self._changed:
-            self._reports[rank] = report
-            self._changed.notify_all()
+            said = {"ok": False, "kind": "server", "touched": True}
+            report = said | {"error": f"it reports {report!r:.80}"}
+        if rank in range(self._ranks):
+            with self._changed:
+                self._reports[rank] = report
+                self._changed.notify_all()
 
     def answered(self) -> None:
         """The server has answered all calls, so its ranks are done: a report that is not here soon
@@ -167,10 +135,9 @@ class PendingOrder:
     def give_up(self, reason: str, *, kind: str = "server") -> None:
         """The server died, refused the HTTP call or is silent: nobody will report."""
         said = {"ok": False, "kind": kind, "error": reason, "touched": True}
-        for rank in range(self._ranks):
-            with self._changed:
-                self._reports.setdefault(rank, said)
-                self._changed.notify_all()
+        with self._changed:
+            self._reports = dict.fromkeys(range(self._ranks), said) | self._reports
+            self._changed.notify_all()
 
     def reports(self) -> list[Report]:
         """Of all ranks, by rank.
@@ -184,21 +151,20 @@ class PendingOrder:
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
-            found = dict(self._reports)
-        silent = [rank for rank in range(self._ranks) if rank not in found]
-        if silent:
+            found = dict(sorted(self._reports.items()))
+        if silent := [rank for rank in range(self._ranks) if rank not in found]:
             raise ServerPullError(
-                f"ranks {silent} of {self._ranks} did not report to {self._listener.address} "
+                f"ranks {silent} of {self._ranks} did not report to {self._address} "
                 f"within {self._until_s - self._started_s:.0f} s",
                 kind=UNREPORTED,
                 touched=True,
             )
         touched = any(bool(report.get("touched")) for report in found.values())
-        for rank, report in sorted(found.items()):
+        for rank, report in found.items():
             if not report.get("ok"):
                 text = f"rank {rank} of {self._ranks}: {report.get('error')}"
                 raise ServerPullError(text, kind=str(report.get("kind")), touched=touched)
-        return [report for _, report in sorted(found.items())]
+        return list(found.values())
 
     def wait(self) -> Pulled:
         """Until every rank holds the version. `paused_s` is for the caller, who paused.
@@ -206,9 +172,8 @@ class PendingOrder:
         Raises:
             ServerPullError: see `reports`.
         """
-        reports = self.reports()
         num_bytes = 0
-        for rank, report in enumerate(reports):
+        for rank, report in enumerate(self.reports()):
             said = {name: report.get(name) for name in self._wanted}
             if said != self._wanted:
                 text = f"rank {rank} of {self._ranks} reports {said}, ordered was {self._wanted}"

@@ -1,9 +1,9 @@
 """The sender: one thread that decides who gets which version, grouped how, and drops dead members.
 
-Receivers that want the same bytes within a window (`window.py`) share one broadcast. A group is
-kept while its members stay. A failed transfer is aborted: members that answer are retried at once,
-the others are named and disconnected. So a dead member costs the others one deadline, and usually
-far less, because its death closes its link.
+Receivers that want the same bytes within a window (`Membership.window_left_s`) share a broadcast. A
+group is kept while its members stay. A failed transfer is aborted: members that answer are retried
+at once, the others are named and disconnected. So a dead member costs the others one deadline, and
+usually far less, because its death closes its link.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from rlstreams.workers.weights.channel import WeightError
-from rlstreams.workers.weights.groups import Groups
 from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.frames import Frame
 from rlstreams.workers.weights.link.group import gpu_of
-from rlstreams.workers.weights.link.rendezvous import KeyValueStore
-from rlstreams.workers.weights.members import Event, Listener, LoggedRequest, Member, Withdraw
-from rlstreams.workers.weights.membership import Membership, apart, refuse
-from rlstreams.workers.weights.plans import Planner, Prepared
+from rlstreams.workers.weights.members import Listener, Member
+from rlstreams.workers.weights.membership import Membership, apart
 from rlstreams.workers.weights.snapshot import Snapshots
-from rlstreams.workers.weights.transfer import BrokenError, Delivery, SilentError, Transfer
-from rlstreams.workers.weights.window import Window
+from rlstreams.workers.weights.transfer import (
+    BrokenError,
+    Groups,
+    Transfer,
+    prepared,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -54,23 +58,30 @@ class Limits:
     stall_s: float = 20.0  # a broadcast without progress
 
 
+@dataclass(frozen=True, slots=True)
+class _Withdrawal:
+    """The weights are about to change: serve none once all have the newest, or it is `until_s`."""
+
+    until_s: float
+    done: threading.Event
+
+
 class Sender:
-    """Runs from `start` until `close`."""
+    """Runs from `start` until `close`. What other threads bring, its own thread calls in turn."""
 
     def __init__(
         self, backend: str, device: torch.device, snapshots: Snapshots, limits: Limits, log: Log
     ) -> None:
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._device = device
         self._snapshots = snapshots
         self._limits = limits
         self._log = log
-        self._planner = Planner()
         self._membership = Membership()
-        self._window = Window(limits.window_s, self._membership, self._planner, snapshots)
         self._groups = Groups(backend, device, limits.stall_s)
+        self._form_s = self._send_s = 0.0  # what the last of each took
         self._stopping = False
-        self._withdrawal: Withdraw | None = None
+        self._withdrawal: _Withdrawal | None = None
         self._thread = threading.Thread(target=self._run, name="weight-sender", daemon=True)
 
     def start(self, listener: Listener) -> None:
@@ -89,14 +100,22 @@ class Sender:
         if has_begun and not self._thread.is_alive() and not self._stopping:
             raise WeightError("the sender of weights ended with an error; it stands in the log")
 
+    def ask(self, receiver: str, policy_version: int, worker: str) -> None:
+        """The log says that a receiver is ready for a version."""
+        self._calls.put(partial(self._membership.ask, receiver, policy_version, worker))
+
+    def hear(self, member: Member, frame: Frame | None, reason: str) -> None:
+        """A member's frame; None: its link ended, for `reason`."""
+        self._calls.put(partial(self._heard, member, frame, reason))
+
     def withdraw(self, hold_s: float) -> None:
         """Until every member has the newest version, or for `hold_s`; then no version is served.
 
         Raises:
             WeightError: the sender does not let go of it: a transfer stands beyond all deadlines.
         """
-        request = Withdraw(time.monotonic() + hold_s, threading.Event())
-        self.events.put(request)
+        request = _Withdrawal(time.monotonic() + hold_s, threading.Event())
+        self._calls.put(partial(setattr, self, "_withdrawal", request))
         limits = self._limits
         longest_s = hold_s + MAX_TRIES * (limits.form_s + 2 * limits.stall_s)
         until_s = time.monotonic() + longest_s
@@ -110,17 +129,16 @@ class Sender:
 
     def close(self) -> None:
         """End what is under way; idempotent."""
-        self.events.put(None)
+        self._calls.put(partial(setattr, self, "_stopping", True))
         if self._thread.is_alive():
             self._thread.join(2 * ABORT_GRACE_S)
 
     def _run(self) -> None:
         while not self._stopping:
             self._take(self._patience_s())
-            delivery = self._due()
-            if delivery is not None:
-                self._deliver(delivery)
-                self._snapshots.give_back(delivery.snapshot)
+            if (transfer := self._due()) is not None:
+                self._send(transfer)
+                self._snapshots.give_back(transfer.snapshot)
             self._try_withdraw()
         self._finish_withdrawal()
         self._groups.close()
@@ -128,23 +146,22 @@ class Sender:
             self._membership.remove(member, "the trainer ends")
 
     def _take(self, wait_s: float) -> None:
-        """Events that are there, or the first that comes."""
+        """Calls that are there, or the first that comes."""
         while True:
             try:
-                event = self.events.get(timeout=wait_s) if wait_s else self.events.get_nowait()
+                call = self._calls.get(timeout=wait_s) if wait_s else self._calls.get_nowait()
             except queue.Empty:
                 return
             wait_s = 0.0
-            if event is None:
-                self._stopping = True
-            elif isinstance(event, LoggedRequest):
-                self._membership.ask(event)
-            elif isinstance(event, Withdraw):
-                self._withdrawal = event
-            else:
-                self._membership.hear(event)
-                if event.frame is not None and event.frame["type"] == "layout":
-                    self._log.info("puller_joined", puller=event.member.label)
+            call()
+
+    def _heard(self, member: Member, frame: Frame | None, reason: str) -> None:
+        if frame is None:
+            self._membership.remove(member, reason)
+            return
+        self._membership.hear(member, frame)
+        if frame.get("type") == "layout":
+            self._log.info("puller_joined", puller=member.label)
 
     def _look(self) -> None:
         """In the middle of a transfer.
@@ -158,13 +175,16 @@ class Sender:
 
     def _patience_s(self) -> float:
         """Until the next window ends."""
-        ready = self._membership.ready()
-        if not ready:
-            return IDLE_S if self._withdrawal is None else LOOK_EVERY_S
-        return max(0.0, self._window.left_s(ready[0], ready))
+        if ready := self._membership.ready():
+            return self._window_left_s(ready)
+        return IDLE_S if self._withdrawal is None else LOOK_EVERY_S
+
+    def _window_left_s(self, ready: list[Member]) -> float:
+        took_s = self._form_s + self._send_s
+        return self._membership.window_left_s(ready, self._limits.window_s, took_s)
 
     def _try_withdraw(self) -> None:
-        """Here nothing is under way: between two deliveries."""
+        """Here nothing is under way: between two transfers."""
         if self._withdrawal is None:
             return
         versions = self._snapshots.versions()
@@ -183,50 +203,43 @@ class Sender:
             self._withdrawal.done.set()
             self._withdrawal = None
 
-    def _due(self) -> Delivery | None:
+    def _due(self) -> Transfer | None:
         """The oldest request with all that want the same bytes, once its window is over."""
-        ready = self._membership.ready()
-        for oldest in ready:
-            if self._window.left_s(oldest, ready) > 0.0:
+        while ready := self._membership.ready():
+            if self._window_left_s(ready) > 0.0:
                 return None
-            delivery = self._delivery(oldest, ready)
-            if delivery is not None:
-                return delivery
+            if (transfer := self._transfer(ready)) is not None:
+                return transfer
         return None
 
-    def _delivery(self, oldest: Member, ready: list[Member]) -> Delivery | None:
-        """What to send with `oldest`; None if it is refused."""
+    def _transfer(self, ready: list[Member]) -> Transfer | None:
+        """What to send with the oldest of them; None: it was refused."""
+        oldest = ready[0]
         version = oldest.wants
         assert version is not None
         snapshot = self._snapshots.lease(version)
         if snapshot is None:
             held = self._snapshots.versions()
-            refuse(oldest, "gone", f"policy version {version} is no longer served, only {held}")
+            oldest.refuse("gone", f"policy version {version} is no longer served, only {held}")
             return None
-        plans: dict[Member, Prepared] = {}
+        plans = {}
         for member in ready:
             if member.wants != version:
                 continue
             try:
                 self._check_gpu(member)
-                plans[member] = self._planner.plan(snapshot.layout, member)
+                kind = member.layout, member.mode, member.hello.rank, member.ranks
+                plans[member] = prepared(snapshot.layout, *kind)
             except PullError as err:
-                refuse(member, err.kind, str(err))
+                member.refuse(err.kind, str(err))
                 self._log.warning("puller_refused", puller=member.label, error=str(err))
         if oldest not in plans:
             self._snapshots.give_back(snapshot)
             return None
-        wire = plans[oldest].wire
-        same = {member: plan for member, plan in plans.items() if plan.wire == wire}
-        order = sorted(
-            apart(oldest, same), key=lambda member: (member.hello.receiver, member.hello.rank)
-        )
-        return Delivery(
-            policy_version=version,
-            snapshot=snapshot,
-            wire=wire,
-            plans={member: same[member] for member in order},
-        )
+        same = [member for member in plans if plans[member].wire == plans[oldest].wire]
+        order = sorted(apart(oldest, same), key=lambda m: (m.hello.receiver, m.hello.rank))
+        sent = {member: plans[member] for member in order}
+        return Transfer(version, snapshot, sent, self._look, self._limits.stall_s)
 
     def _check_gpu(self, member: Member) -> None:
         """NCCL would find out too late, and break the others' transfer."""
@@ -238,74 +251,55 @@ class Sender:
                 "model server in engine.env), or pull over another channel",
             )
 
-    def _deliver(self, delivery: Delivery) -> None:
+    def _send(self, transfer: Transfer) -> None:
         """One try; who is alive after a broken one stays ready."""
-        group_id, group, is_new = self._groups.get(delivery.members, len(self._membership.members))
+        num_members = len(self._membership.members)
+        group_id, group, is_new = self._groups.get(transfer.members, num_members)
         started_s = time.monotonic()
-        transfer = Transfer(group_id, delivery, self._look, self._limits.stall_s)
-        store = KeyValueStore(started_s + self._limits.form_s)
-        for member in delivery.members:
-            member.answers.pop(group_id, None)
         try:
-            if is_new:
-                self._listener.stores[group_id] = store
-            transfer.announce(self._limits.form_s)
-            if is_new:
-                transfer.form(group, store, self._listener.host, self._limits.form_s)
+            transfer.begin(group_id, group, self._listener, self._limits.form_s, is_new=is_new)
             formed_s = time.monotonic()
             transfer.send(group, self._device)
             sent_s = time.monotonic()
             transfer.await_answers()
         except BrokenError as err:
-            store.close(str(err))
-            self._listener.stores.pop(group_id, None)
-            self._recover(delivery, group_id, err)
+            self._abort(transfer, err)
             return
-        self._listener.stores.pop(group_id, None)
-        self._settle(delivery, group_id)
-        self._window.took(formed_s - started_s if is_new else None, sent_s - formed_s)
+        self._settle(transfer, "")
+        self._form_s = formed_s - started_s if is_new else self._form_s
+        self._send_s = sent_s - formed_s
         self._log.info(
             "weights_sent",
-            policy_version=delivery.policy_version,
-            receivers=len(delivery.members),
-            num_bytes=delivery.num_bytes,
+            policy_version=transfer.policy_version,
+            receivers=len(transfer.members),
+            num_bytes=transfer.num_bytes,
             form_s=round(formed_s - started_s, 4),
             send_s=round(sent_s - formed_s, 4),
         )
 
-    def _settle(self, delivery: Delivery, group_id: str) -> None:
-        """Everyone has answered, or is gone."""
-        for member in delivery.members:
-            answer = member.answers.pop(group_id, {"type": "left", "error": member.gone})
-            if answer["type"] != "loaded":
-                self._lose(member, str(answer.get("error")))
-
-    def _recover(self, delivery: Delivery, group_id: str, error: BrokenError) -> None:
-        """Abort; wait for the living to say so; name the others."""
+    def _abort(self, transfer: Transfer, error: BrokenError) -> None:
+        """Wait for the living to say that they heard of it."""
         reason = str(error)
-        self._log.warning("transfer_broken", policy_version=delivery.policy_version, reason=reason)
-        self._groups.drop(tuple(delivery.members), reason)
-        grace_s = 0.0 if isinstance(error, SilentError) else ABORT_GRACE_S
-        until_s = time.monotonic() + grace_s
-        silent = [m for m in delivery.members if not m.gone and group_id not in m.answers]
-        while silent and time.monotonic() < until_s and not self._stopping:
+        version = transfer.policy_version
+        self._log.warning("transfer_broken", policy_version=version, reason=reason)
+        self._groups.drop(transfer.members, reason)
+        until_s = time.monotonic() + ABORT_GRACE_S
+        while transfer.silent() and time.monotonic() < until_s and not self._stopping:
             self._take(LOOK_EVERY_S)
-            silent = [m for m in silent if not m.gone and group_id not in m.answers]
-        for member in silent:
-            self._lose(member, f"{reason}; no answer to an abort within {grace_s:g} s")
-        for member in delivery.members:
-            answer = member.answers.pop(group_id, {})
-            member.tries += 1
-            if answer.get("type") == "loaded":
-                continue
-            if member.gone:
-                if member not in silent:
-                    self._lose(member, member.gone)
-            elif answer.get("type") == "failed" and answer.get("kind") != "link":
-                self._lose(member, str(answer["error"]))
-            elif member.tries >= MAX_TRIES:
-                refuse(member, "link", f"{member.tries} transfers broke, the last: {reason}")
+        for member in transfer.silent():
+            member.gone = f"{reason}; no answer to an abort within {ABORT_GRACE_S:g} s"
+        self._settle(transfer, reason)
 
-    def _lose(self, member: Member, reason: str) -> None:
-        self._log.warning("puller_lost", puller=member.label, reason=reason)
-        self._membership.remove(member, reason)
+    def _settle(self, transfer: Transfer, reason: str) -> None:
+        """Who left or cannot take it is named and cut off; whom others failed tries again."""
+        for member in transfer.members:
+            answer = member.answers.pop(transfer.group_id, {"type": "left"})
+            member.tries += 1
+            if answer["type"] == "loaded":
+                continue
+            if member.gone or answer.get("kind") != "link":
+                lost = member.gone or str(answer.get("error"))
+                self._log.warning("puller_lost", puller=member.label, reason=lost)
+                self._membership.remove(member, lost)
+            elif member.tries >= MAX_TRIES:
+                member.refuse("link", f"{member.tries} transfers broke, the last: {reason}")

@@ -1,11 +1,10 @@
 """Weights of a model that torch's `fully_shard` (FSDP2) has spread over ranks, served by rank 0.
 
 On rank 0 they are a mapping like any model's, so hashing, snapshots and broadcasts need not know.
-Reading a tensor gathers the bucket that it lies in, on all ranks together: the others stand in
-`follow` and do what rank 0 asks. In name order, as everything here reads, each bucket is gathered
-once. What it costs beside the shards: one bucket on every rank (or the largest tensor, if that is
-larger), and what a broadcast has under way on rank 0; on the wire each reading moves the model once
-between the ranks. Hash, snapshot and broadcast are three readings without a snapshot, two with one.
+Reading a tensor gathers it, on all ranks together: the others stand in `follow` and do what rank 0
+asks. What it costs beside the shards: the largest tensor on every rank, and what a broadcast has
+under way on rank 0; on the wire each reading moves the model once between the ranks. Hash, snapshot
+and broadcast are three readings without a snapshot, two with one.
 
     weights = ShardedWeights(model)
     if rank == 0:
@@ -21,7 +20,6 @@ followers obey anyway (workers/trainer/parallel), and so needs nobody who stands
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -32,57 +30,43 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-BUCKET_BYTES = 1 << 30
 _END = -1
 
 
 class ShardedWeights(LazyWeights):
-    """The whole tensors of a sharded model, bucket by bucket."""
+    """The whole tensors of a sharded model, one at a time."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        *,
-        bucket_bytes: int = BUCKET_BYTES,
-        group: ProcessGroup | None = None,
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, *, group: ProcessGroup | None = None) -> None:
         """Collective: every rank of `group` makes its own, of the same model.
 
         Args:
-            bucket_bytes: of whole tensors gathered at once.
             group: of all ranks that hold a shard; None: the default one. Its timeout bounds every
                 wait in `follow`: it must be longer than the trainer's wait for pullers.
 
         Raises:
-            WeightError: the ranks do not hold the same names, dtypes and shapes, or were given
-                another `bucket_bytes`.
+            WeightError: the ranks do not hold the same names, dtypes and shapes.
         """
         import torch.distributed
 
         self.facts = named_tensors(model)
+        self._names = list(self.facts)
+        self._numbers = {name: number for number, name in enumerate(self._names)}
         self._group = group or torch.distributed.group.WORLD
         self._rank = torch.distributed.get_rank(self._group)
         is_gloo = torch.distributed.get_backend(self._group) == "gloo"
         self._device = torch.device("cpu" if is_gloo else "cuda")
-        self._buckets = _cut(self.facts, bucket_bytes)
-        self._bucket_of = {name: i for i, bucket in enumerate(self._buckets) for name in bucket}
-        self._gathered: dict[str, torch.Tensor] = {}
         self._check_equal()
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The whole tensor; valid until one of another bucket is read. Collective, see `follow`.
+        """The whole tensor. Collective, see `follow`.
 
         Raises:
             RuntimeError: not on rank 0.
         """
         if self._rank != 0:
             raise RuntimeError(f"rank {self._rank} follows; only rank 0 reads weights")
-        index = self._bucket_of[name]
-        if name not in self._gathered:
-            self._gathered = {}  # before the next comes: one bucket at a time
-            self._say(index)
-            self._gathered = self._gather(index)
-        return self._gathered[name]
+        self._share(self._numbers[name])
+        return self._whole(name)
 
     def __iter__(self) -> Iterator[str]:
         """In name order."""
@@ -100,8 +84,7 @@ class ShardedWeights(LazyWeights):
 
     def release(self) -> None:
         """Rank 0 has read what it wanted: let the others go on; they may follow again later."""
-        self._gathered = {}
-        self._say(_END)
+        self._share(_END)
 
     def follow(self) -> None:
         """On every rank but 0: take part in what it reads, until it releases us.
@@ -111,47 +94,35 @@ class ShardedWeights(LazyWeights):
         """
         if self._rank == 0:
             raise RuntimeError("rank 0 leads: it reads weights, and releases the others")
-        while (index := self._hear()) != _END:
-            self._gather(index)
+        while (number := self._share()) != _END:
+            self._whole(self._names[number])
 
-    def _gather(self, index: int) -> dict[str, torch.Tensor]:
-        """One bucket, whole. `full_tensor` knows every placement: shards, replicas, both."""
+    def _whole(self, name: str) -> torch.Tensor:
+        """`full_tensor` knows every placement: shards, replicas, both."""
         from torch.distributed.tensor import DTensor
 
-        whole = {}
-        for name in self._buckets[index]:
-            tensor = self.facts[name]
-            whole[name] = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return whole
+        tensor = self.facts[name]
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def _say(self, number: int) -> None:
+    def _share(self, number: int = 0) -> int:
+        """Rank 0's number, on every rank; only the others wait for it."""
         import torch
 
         word = torch.tensor([number], dtype=torch.int64, device=self._device)
         torch.distributed.broadcast(word, group=self._group, group_src=0)
-
-    def _hear(self) -> int:
-        import torch
-
-        word = torch.zeros(1, dtype=torch.int64, device=self._device)
-        torch.distributed.broadcast(word, group=self._group, group_src=0)
-        return int(word.item())
+        return int(word.item()) if self._rank else number
 
     def _check_equal(self) -> None:
         """Ranks that gather in different orders would mix tensors up, or hang."""
-        import torch
+        import torch.distributed
 
-        gathered = f"{layout_of(self.facts)} {[len(bucket) for bucket in self._buckets]}".encode()
-        digest = int.from_bytes(hashlib.sha256(gathered).digest()[:7], "little")
-        mine = torch.tensor([digest], dtype=torch.int64, device=self._device)
         size = torch.distributed.get_world_size(self._group)
-        found = [torch.zeros_like(mine) for _ in range(size)]
-        torch.distributed.all_gather(found, mine, group=self._group)
-        others = [rank for rank, one in enumerate(found) if int(one.item()) != int(found[0].item())]
-        if others:
+        found = [""] * size
+        torch.distributed.all_gather_object(found, layout_of(self.facts), group=self._group)
+        if others := [rank for rank, one in enumerate(found) if one != found[0]]:
             raise WeightError(
-                f"ranks {others} of {size} hold other names, dtypes or shapes than rank 0, or "
-                "cut them into other buckets: all must shard the same model with one bucket_bytes"
+                f"ranks {others} of {size} hold other names, dtypes or shapes than rank 0: "
+                "all must shard the same model"
             )
 
 
@@ -170,17 +141,3 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             seen.add(identity)
             named[name] = tensor.detach()
     return named
-
-
-def _cut(tensors: dict[str, torch.Tensor], bucket_bytes: int) -> list[list[str]]:
-    """Runs of names whose whole tensors fit into a bucket together; at least one each."""
-    buckets: list[list[str]] = []
-    size = 0
-    for name, tensor in tensors.items():
-        num_bytes = tensor.numel() * tensor.element_size()
-        if not buckets or size + num_bytes > bucket_bytes:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(name)
-        size += num_bytes
-    return buckets

@@ -34,7 +34,6 @@ class Snapshot:
         self.tensors = tensors
         self._device = device
         self.layout = layout_of(tensors)
-        self.checksums: dict[str, str] = {}  # by what was sent
 
     def bytes_of(self, piece: Piece, part: Part) -> torch.Tensor:
         """A piece as flat bytes on the device; a view where it is contiguous there already."""
@@ -90,12 +89,6 @@ class Snapshots:
         with self._lock:
             snapshot = self._held.get(policy_version)
             return None if snapshot is None else snapshot.weight_hash
-
-    def layout_of(self, policy_version: int) -> str | None:
-        """Names, dtypes and shapes of a version that is held."""
-        with self._lock:
-            snapshot = self._held.get(policy_version)
-            return None if snapshot is None else snapshot.layout
 
     def versions(self) -> list[int]:
         """Oldest first."""

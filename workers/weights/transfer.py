@@ -6,125 +6,212 @@ ends the transfer at once, one that hangs ends it at the deadline.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from rlstreams.workers.weights.layout import parse_layout
 from rlstreams.workers.weights.link.checksum import Checksum
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.group import Group, Pending
-from rlstreams.workers.weights.link.receiver import AHEAD
-from rlstreams.workers.weights.link.rendezvous import KeyValueStore, LocalStore
+from rlstreams.workers.weights.link.mapping import Plan, make_plan
+from rlstreams.workers.weights.link.pieces import batches
+from rlstreams.workers.weights.link.receiver import AHEAD, LOOK_EVERY_S
 from rlstreams.workers.weights.link.side_streams import SideStreams
-from rlstreams.workers.weights.link.watch import LOOK_EVERY_S
-from rlstreams.workers.weights.members import Member
-from rlstreams.workers.weights.membership import tell
-from rlstreams.workers.weights.plans import Prepared
+from rlstreams.workers.weights.members import Listener, Member, parse_rows
 from rlstreams.workers.weights.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import torch
+
+GROUPS_KEPT = 4  # at least
+KEPT_BY_MEMBER = 2
 
 
 class BrokenError(Exception):
     """The transfer did not reach everyone; says what was seen."""
 
 
-class SilentError(BrokenError):
-    """All was sent, and somebody does not say that it came."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """What is sent to whom. Plans differ in names only: `wire` is equal for all."""
+class Prepared:
+    """A plan with what each transfer needs of it."""
 
-    policy_version: int
-    snapshot: Snapshot
-    wire: str
-    plans: dict[Member, Prepared]
+    wire: str  # of its bytes: equal for plans that differ in the server's names only
+    rows: list[list[object]]  # pieces as the receiver is told them
+    batches: list[Plan]
+    num_bytes: int
 
-    @property
-    def members(self) -> Sequence[Member]:
-        """In the order of their ranks, from 1."""
-        return list(self.plans)
+
+@lru_cache(maxsize=64)  # kinds of receivers
+def prepared(layout: str, parameters: str, mode: str, rank: int, ranks: int) -> Prepared:
+    """For weights of this layout, to a receiver that has these parameters.
+
+    Ordered by source, not by the server's names, so that engines can share a broadcast.
+
+    Raises:
+        PullError: the layouts do not match; names both sides.
+    """
+    sources, targets = parse_layout(layout), parse_rows(parameters)
+    plan = make_plan(sources, targets, mode=mode, rank=rank, ranks=ranks)
+    part_of = dict(sorted(plan, key=lambda pair: (astuple(pair[1]), pair[0].name)))
+    wire = json.dumps([[astuple(part), piece.dtype] for piece, part in part_of.items()])
+    return Prepared(
+        wire=hashlib.sha256(wire.encode()).hexdigest(),
+        rows=[list(astuple(piece)) for piece in part_of],
+        batches=[[(piece, part_of[piece]) for piece in batch] for batch in batches(list(part_of))],
+        num_bytes=sum(piece.num_bytes for piece in part_of),
+    )
+
+
+class Groups:
+    """The groups that a sender keeps: one per set of members, made when first needed.
+
+    Ranks of one server want different bytes, so each has a group of its own, and they take turns:
+    fewer groups than members would mean that each is formed anew for each version. The least
+    recently used ones beyond what is kept go.
+    """
+
+    def __init__(self, backend: str, device: torch.device, stall_s: float) -> None:
+        self._backend = backend
+        self._device = device
+        self._stall_s = stall_s
+        self._kept: dict[tuple[Member, ...], tuple[str, Group]] = {}
+
+    def get(self, members: Sequence[Member], connected: int) -> tuple[str, Group, bool]:
+        """Id, group, and whether it must be formed first.
+
+        Args:
+            members: in the order of their ranks.
+            connected: how many members there are in all.
+        """
+        for broken in [key for key in self._kept if any(member.gone for member in key)]:
+            self.drop(broken, "a member left")
+        key = tuple(members)
+        kept = self._kept.pop(key, None)
+        is_new = kept is None
+        if kept is None:
+            group = Group(self._backend, self._device, stall_s=self._stall_s)
+            kept = (secrets.token_hex(8), group)
+        self._kept[key] = kept
+        while len(self._kept) > max(GROUPS_KEPT, KEPT_BY_MEMBER * connected):
+            self.drop(next(iter(self._kept)), "made room")
+        return (*kept, is_new)
+
+    def drop(self, members: Sequence[Member], reason: str) -> None:
+        """Abort it, and have its members do the same."""
+        group_id, group = self._kept.pop(tuple(members))
+        for member in members:
+            if not member.gone:
+                member.tell({"type": "abort", "group": group_id, "error": reason})
+        group.abort()
+
+    def close(self) -> None:
+        """Drop all."""
+        for key in list(self._kept):
+            self.drop(key, "the trainer ends")
+
+
+class Transfer:
+    """One try.
+
+    Args:
+        plans: of each member, in the order of their ranks, from 1. They differ in names only.
+    """
+
+    def __init__(
+        self,
+        policy_version: int,
+        snapshot: Snapshot,
+        plans: Mapping[Member, Prepared],
+        look: Callable[[], None],
+        stall_s: float,
+    ) -> None:
+        self.policy_version = policy_version
+        self.snapshot = snapshot
+        self.members = list(plans)
+        self.group_id = ""
+        self._plans = plans
+        self._plan = next(iter(plans.values()))
+        self._look = look
+        self._stall_s = stall_s
+        self._until_s = 0.0
 
     @property
     def num_bytes(self) -> int:
         """Of one copy."""
-        return next(iter(self.plans.values())).num_bytes
+        return self._plan.num_bytes
 
-
-class Transfer:
-    """One try."""
-
-    def __init__(
-        self, group_id: str, delivery: Delivery, look: Callable[[], None], stall_s: float
+    def begin(
+        self, group_id: str, group: Group, listener: Listener, form_s: float, *, is_new: bool
     ) -> None:
-        self._group_id = group_id
-        self._delivery = delivery
-        self._look = look
-        self._stall_s = stall_s
-        self._until_s = time.monotonic() + stall_s
-
-    def announce(self, form_s: float) -> None:
-        """Tell each member its group, rank and plan."""
-        size = 1 + len(self._delivery.plans)
-        for rank, (member, plan) in enumerate(self._delivery.plans.items(), start=1):
-            frame = {
-                "type": "transfer",
-                "group": self._group_id,
-                "policy_version": self._delivery.policy_version,
-                "rank": rank,
-                "size": size,
-                "form_s": form_s,
-                "stall_s": self._stall_s,
-                "plan": plan.name,
-            }
-            if plan.name not in member.plans:
-                frame["pieces"] = plan.rows
-                member.plans.add(plan.name)
-            tell(member, frame)
-
-    def form(self, group: Group, values: KeyValueStore, host: str, form_s: float) -> None:
-        """Meet the members.
+        """Tell each member its group, rank and plan; a new group's members meet.
 
         Raises:
             BrokenError: not all came.
         """
+        self.group_id = group_id
         self._until_s = time.monotonic() + form_s
-        size = 1 + len(self._delivery.plans)
-        store, until_s = LocalStore(values), self._until_s
-        try:
-            group.form(store, 0, size, host=host, until_s=until_s, look=self._check)
-        except PullError as err:
-            raise BrokenError(str(err)) from err
-        self._progress()
+        if not is_new:
+            self._announce(form_s)
+            return
+        with listener.rendezvous(group_id, form_s) as store:
+            self._announce(form_s)
+            try:
+                group.form(
+                    store,
+                    0,
+                    1 + len(self.members),
+                    host=listener.host,
+                    until_s=self._until_s,
+                    look=self._check,
+                )
+            except PullError as err:
+                raise BrokenError(str(err)) from err
 
-    def send(self, group: Group, device: torch.device) -> str:
-        """Broadcast all pieces; returns their checksum, and has told it to the members.
+    def _announce(self, form_s: float) -> None:
+        for rank, (member, plan) in enumerate(self._plans.items(), start=1):
+            member.answers.pop(self.group_id, None)
+            frame = {
+                "type": "transfer",
+                "group": self.group_id,
+                "rank": rank,
+                "size": 1 + len(self.members),
+                "form_s": form_s,
+                "stall_s": self._stall_s,
+                "pieces": plan.rows,
+            }
+            member.tell(frame)
+
+    def send(self, group: Group, device: torch.device) -> None:
+        """Broadcast all pieces, and tell the members their checksum.
 
         Raises:
             BrokenError: somebody left, failed, or held it up beyond the deadline.
         """
-        snapshot, wire = self._delivery.snapshot, self._delivery.wire
+        self._progress()
         streams = SideStreams(device)
-        checksum = None if wire in snapshot.checksums else Checksum()
+        checksum = Checksum()
         under_way: deque[tuple[list[torch.Tensor], Pending]] = deque()
 
         def settle() -> None:
             tensors, pending = under_way.popleft()
-            self._until(pending.done)
+            while not pending.done():
+                self._check()
+                time.sleep(LOOK_EVERY_S)
             self._progress()
-            if checksum is not None:
-                with streams.summing(tensors):
-                    checksum.add(tensors)
+            with streams.summing(tensors):
+                checksum.add(tensors)
 
         try:
-            for batch in next(iter(self._delivery.plans.values())).batches:
+            for batch in self._plan.batches:
                 with streams.moving():
-                    tensors = [snapshot.bytes_of(piece, part) for piece, part in batch]
+                    tensors = [self.snapshot.bytes_of(piece, part) for piece, part in batch]
                     under_way.append((tensors, group.broadcast(tensors)))
                 if len(under_way) > AHEAD:
                     settle()
@@ -132,41 +219,35 @@ class Transfer:
                 settle()
         except (PullError, RuntimeError) as err:  # torch's: the device has no room to stage it
             raise BrokenError(str(err)) from err
-        if checksum is not None:
-            with streams.summing():
-                snapshot.checksums[wire] = checksum.hexdigest()
-        for member in self._delivery.members:
-            said = {"group": self._group_id, "checksum": snapshot.checksums[wire]}
-            tell(member, {"type": "sent"} | said)
-        return snapshot.checksums[wire]
+        with streams.summing():
+            found = checksum.hexdigest()
+        for member in self.members:
+            member.tell({"type": "sent", "group": self.group_id, "checksum": found})
 
     def await_answers(self) -> None:
         """Until every member loaded it, failed or left.
 
         Raises:
-            SilentError: somebody says nothing.
-            BrokenError: the trainer ends.
+            BrokenError: somebody says nothing, or the trainer ends.
         """
-        members = self._delivery.members
         self._progress()
-        while any(not m.gone and self._group_id not in m.answers for m in members):
+        while self.silent():
             self._look()
             if time.monotonic() > self._until_s:
-                raise SilentError(f"no answer within {self._stall_s:g} s after the last byte")
+                raise BrokenError(f"no answer within {self._stall_s:g} s after the last byte")
             time.sleep(LOOK_EVERY_S)
 
-    def _until(self, done: Callable[[], bool]) -> None:
-        while not done():
-            self._check()
-            time.sleep(LOOK_EVERY_S)
+    def silent(self) -> list[Member]:
+        """Who is there and has not said how it went."""
+        return [m for m in self.members if not m.gone and self.group_id not in m.answers]
 
     def _check(self) -> None:
         self._look()
-        for member in self._delivery.members:
+        for member in self.members:
             if member.gone:
                 raise BrokenError(f"{member.label} left: {member.gone}")
-            if self._group_id in member.answers:
-                raise BrokenError(f"{member.label}: {member.answers[self._group_id].get('error')}")
+            if self.group_id in member.answers:
+                raise BrokenError(f"{member.label}: {member.answers[self.group_id].get('error')}")
         if time.monotonic() > self._until_s:
             raise BrokenError(f"it stood still for {self._stall_s:g} s")
 

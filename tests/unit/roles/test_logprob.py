@@ -59,20 +59,28 @@ def scored(stand: Stand) -> dict[str, ScoredTrajectory]:
     return {s.trajectory.group_id: s for s in stand.read(SCORED.name, ScoredTrajectory)}
 
 
+def score_all(
+    stand: Stand, *events: Trajectory, logprob: StageLoop | None = None
+) -> dict[str, ScoredTrajectory]:
+    """Send them to a worker, and let it end once all are scored."""
+    logprob = logprob or make_logprob(stand)
+    num = len(scored(stand)) + len(events)
+    send(stand, *events)
+    turn_until(logprob, lambda: len(scored(stand)) == num)
+    logprob.close()
+    return scored(stand)
+
+
 def test_each_segment_is_scored_under_the_version_that_sampled_it(tmp_path: Path) -> None:
     """Old versions that are still served are pulled; a spanning sample is scored under both."""
     stand = Stand(tmp_path)
     published = {version: stand.publish(version) for version in range(4)}
-    logprob = make_logprob(stand)
-    send(
+    found = score_all(
         stand,
         trajectory("0", segment(3, 5, 6)),
         trajectory("1", segment(1, 5, 6), segment(2, 7, 8)),
         trajectory("2", segment(0, 5, 6)),
     )
-    turn_until(logprob, lambda: len(scored(stand)) == 3)
-    logprob.close()
-    found = scored(stand)
     assert [(s.anchor, s.policy_version) for s in found["1"].scores] == [
         ("sampled", 1),
         ("sampled", 2),
@@ -105,36 +113,32 @@ def test_every_policy_segment_is_scored_under_the_reference_too(tmp_path: Path) 
         stand.publish(version)
     stand.server.retire(2)
     stand.publish(5)
-    logprob = with_reference(stand)
-    send(stand, trajectory("0", segment(4, 5, 6), segment(5, 7)), trajectory("1", segment(0, 5, 6)))
-    turn_until(logprob, lambda: len(scored(stand)) == 2)
-    logprob.close()
+    spanning = trajectory("0", segment(4, 5, 6), segment(5, 7))
+    told = score_all(
+        stand, spanning, trajectory("1", segment(0, 5, 6)), logprob=with_reference(stand)
+    )
     whole = FakeScorer()
     published = stand.publish(0, announce=False)
     whole.pull(published, FileWeightChannel())
     sequence = TokenSequence(token_ids=np.array([3, 4, 5, 6, 7], np.int32))
     (expected,) = whole.score([sequence], 0, 1.0)
-    found = [s.reference_logprobs for s in scored(stand)["0"].scores]
+    found = [s.reference_logprobs for s in told["0"].scores]
     assert [t.numpy().tolist() for t in found if t is not None] == [
         expected.logprobs[2:4].tolist(),
         expected.logprobs[4:].tolist(),
     ]
-    (gone,) = scored(stand)["1"].scores
+    (gone,) = told["1"].scores
     assert gone.anchor == "behavior"
     assert gone.reference_logprobs is not None
     assert gone.reference_logprobs.numpy().tolist() == expected.logprobs[2:4].tolist()
-    assert {s.reference_hash for s in (*scored(stand)["0"].scores, gone)} == {published.weight_hash}
+    assert {s.reference_hash for s in (*told["0"].scores, gone)} == {published.weight_hash}
 
 
 def test_without_a_reference_none_is_recorded(tmp_path: Path) -> None:
     """No field, no forward."""
     stand = Stand(tmp_path)
     stand.publish(0)
-    logprob = make_logprob(stand)
-    send(stand, trajectory("0", segment(0, 5, 6)))
-    turn_until(logprob, lambda: len(scored(stand)) == 1)
-    logprob.close()
-    (score,) = scored(stand)["0"].scores
+    (score,) = score_all(stand, trajectory("0", segment(0, 5, 6)))["0"].scores
     assert (score.reference_logprobs, score.reference_hash) == (None, "")
 
 
@@ -144,10 +148,8 @@ def test_a_restarted_worker_has_the_same_reference(tmp_path: Path) -> None:
     stand.publish(0)
     stand.publish(1)
     for number in range(2):
-        logprob = with_reference(stand)
-        send(stand, trajectory(str(number), segment(number, 5, 6)))
-        turn_until(logprob, lambda num=number: len(scored(stand)) == num + 1)  # type: ignore[misc]
-        logprob.close()
+        sample = trajectory(str(number), segment(number, 5, 6))
+        score_all(stand, sample, logprob=with_reference(stand))
     (first,), (second,) = (scored(stand)[group].scores for group in "01")
     assert first.reference_logprobs == second.reference_logprobs
     assert first.proximal_logprobs != second.proximal_logprobs
@@ -160,11 +162,8 @@ def test_a_version_that_is_gone_is_scored_by_a_near_one_and_labelled(tmp_path: P
         stand.publish(version)
     stand.server.retire(2)
     stand.publish(5)
-    logprob = make_logprob(stand)
-    send(stand, trajectory("0", segment(3, 5, 6)), trajectory("1", segment(0, 5, 6)))
-    turn_until(logprob, lambda: len(scored(stand)) == 2)
-    logprob.close()
-    (near,), (gone,) = scored(stand)["0"].scores, scored(stand)["1"].scores
+    found = score_all(stand, trajectory("0", segment(3, 5, 6)), trajectory("1", segment(0, 5, 6)))
+    (near,), (gone,) = found["0"].scores, found["1"].scores
     assert (near.anchor, near.policy_version) == ("nearby", 4)
     assert (gone.anchor, gone.policy_version) == ("behavior", -1)
     assert gone.proximal_logprobs.numpy().tolist() == [-1.0, -1.0]
@@ -270,10 +269,8 @@ def test_the_scorer_is_told_the_recorded_routes_where_they_are_replayed(
     logprob = make_worker(context, context.bus, scorer, FileWeightChannel())
     rows = np.arange(6, dtype=np.uint8).reshape(3, 1, 2)
     routed = replace(trajectory("0", segment(0, 5, 6)), routed_experts=Tensor.of(rows))
-    send(stand, routed, trajectory("1", segment(0, 5, 6)))
-    turn_until(logprob, lambda: len(scored(stand)) == 2)
-    logprob.close()
-    assert {s.routing_replayed for s in scored(stand).values()} == {is_on}
+    found = score_all(stand, routed, trajectory("1", segment(0, 5, 6)), logprob=logprob)
+    assert {s.routing_replayed for s in found.values()} == {is_on}
     told = [experts.tolist() for experts, _ in scorer.told if experts is not None]
     assert told == ([rows.tolist()] if is_on else [])
     assert len(scorer.told) == 2

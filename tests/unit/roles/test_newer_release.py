@@ -13,7 +13,7 @@ from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import CONTROL, DEAD_LETTERS, PROMPTS, SCHEMAS, SCORED, STEPS
 from rlstreams.workers.loop.control import ControlFollower
 from rlstreams.workers.loop.foreign import ForeignRecords
-from rlstreams.workers.policy.ledger import PolicyLedger
+from rlstreams.workers.policy.view import PolicyLedger
 from rlstreams.workers.trainer.claim import read_ledger
 from rlstreams.workers.trainer.expired import open_groups
 from rlstreams.workers.trainer.intake.payloads import Payloads

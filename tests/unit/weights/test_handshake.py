@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 
 from rlstreams.workers.weights.link import PROTOCOL
 from rlstreams.workers.weights.link.errors import PullError
-from rlstreams.workers.weights.link.frames import UNPROVEN_BYTES, Connection
+from rlstreams.workers.weights.link.frames import Connection
 from rlstreams.workers.weights.link.handshake import Hello, admit, introduce, receiver_key
 
 SECRET, EPOCH, WAIT_S = "the run's", 4, 5.0
@@ -93,28 +92,6 @@ def test_a_trainer_that_does_not_know_the_key_is_refused() -> None:
     thread.join()
     server.close()
     client.close()
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        struct.pack(">I", UNPROVEN_BYTES + 1) + b"x",
-        struct.pack(">I", 3) + b"{{{",
-        struct.pack(">I", 2) + b"[]",
-        b"",
-    ],
-)
-def test_noise_ends_the_link(sent: bytes) -> None:
-    """A long frame before the proof, no JSON, no object, or a peer that hangs up."""
-
-    def noise(link: Connection) -> None:
-        link._socket.sendall(sent)
-        link.close()
-
-    admitted, _ = meet(noise)
-    error = admitted.exception()
-    assert isinstance(error, PullError)
-    assert error.kind == "link"
 
 
 def test_a_silent_peer_is_not_waited_for() -> None:

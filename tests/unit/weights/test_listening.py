@@ -6,75 +6,70 @@ import errno
 import queue
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from rlstreams.workers.weights import listening
 from rlstreams.workers.weights.link.frames import Connection
-from rlstreams.workers.weights.listening import accept_all
+from rlstreams.workers.weights.listening import LinkServer
 
 DEADLINE_S = 60.0
+Served = queue.SimpleQueue[Connection]
 
 
-@pytest.fixture(autouse=True)
-def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has no room tries again at once."""
-    monkeypatch.setattr(listening, "AGAIN_S", 0.001)
+@pytest.fixture
+def served() -> Served:
+    return queue.SimpleQueue()
 
 
-class Exhausted(socket.socket):
-    """Has no file descriptor left the first times."""
-
-    errors = (errno.EMFILE, errno.ECONNABORTED)
-    num_errors = 0
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        if self.num_errors < len(self.errors):
-            self.num_errors += 1
-            raise OSError(self.errors[self.num_errors - 1], "as of a process with too many files")
-        return super().accept()
+@pytest.fixture
+def door(served: Served) -> Iterator[LinkServer]:
+    made = LinkServer("127.0.0.1", served.put, "test")
+    yield made
+    made.close()
+    made.close()
+    with pytest.raises(OSError, match="refused"):
+        call(made)
 
 
-def test_a_moment_without_threads_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def call(door: LinkServer) -> socket.socket:
+    return socket.create_connection(door.server_address[:2], DEADLINE_S)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_moment_without_threads_does_not_end_it(
+    door: LinkServer, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who connects then is cut off and tries again, and is served."""
-    start, num_refused = threading.Thread.start, 0
+    start, refused = threading.Thread.start, []
 
     def refuse_once(thread: threading.Thread) -> None:
-        nonlocal num_refused
-        if thread.name.startswith("test-") and not num_refused:
-            num_refused += 1
+        if not refused:
+            refused.append(thread)
             raise RuntimeError("can't start new thread")
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse_once)
-    door = socket.create_server(("127.0.0.1", 0))
-    served: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-    accepting = threading.Thread(target=accept_all, args=(door, served.put, "test"))
-    accepting.start()
-    with socket.create_connection(door.getsockname(), DEADLINE_S) as refused:
-        assert b"" == refused.recv(1)
-    with socket.create_connection(door.getsockname(), DEADLINE_S):
-        served.get(timeout=DEADLINE_S).close()
-    door.shutdown(socket.SHUT_RDWR)
-    door.close()
-    accepting.join(DEADLINE_S)
-    assert (False, 1) == (accepting.is_alive(), num_refused)
+    with call(door) as first:
+        assert b"" == first.recv(1)
+    with call(door) as second:
+        assert f"127.0.0.1:{second.getsockname()[1]}" == served.get(timeout=DEADLINE_S).peer
+    assert len(refused) == 1
 
 
-def test_a_moment_without_file_descriptors_does_not_end_it() -> None:
-    """Who connects then is served later; closing the socket is what ends it."""
-    door = Exhausted()
-    door.bind(("127.0.0.1", 0))
-    door.listen()
-    served: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-    accepting = threading.Thread(target=accept_all, args=(door, served.put, "test"))
-    accepting.start()
-    with socket.create_connection(door.getsockname(), DEADLINE_S) as caller:
-        link = served.get(timeout=DEADLINE_S)
-        assert f"127.0.0.1:{caller.getsockname()[1]}" == link.peer
-        link.close()
-    door.shutdown(socket.SHUT_RDWR)
-    door.close()
-    accepting.join(DEADLINE_S)
-    assert not accepting.is_alive()
+def test_a_moment_without_file_descriptors_does_not_end_it(
+    door: LinkServer, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who connects then is served later."""
+    accept, errors = LinkServer.get_request, [errno.EMFILE, errno.ECONNABORTED]
+
+    def fail_first(server: LinkServer) -> tuple[socket.socket, Any]:
+        if errors:
+            raise OSError(errors.pop(), "as of a process with too many files")
+        return accept(server)
+
+    monkeypatch.setattr(LinkServer, "get_request", fail_first)
+    with call(door):
+        assert served.get(timeout=DEADLINE_S)
+    assert not errors

@@ -67,7 +67,7 @@ def carry_out(plan: Plan, targets: list[Row]) -> dict[str, torch.Tensor]:
     fresh = FreshTensors(targets, CPU)
     for tensor in fresh.tensors.values():
         tensor.fill_(math.nan)
-    for piece, part in zip(plan.pieces, plan.parts, strict=True):
+    for piece, part in plan:
         made = part.cut(WEIGHTS[part.name]).to(getattr(torch, piece.dtype)).contiguous()
         run_of(fresh.tensors, piece).copy_(made.view(-1).view(torch.uint8))
     return fresh.tensors
@@ -108,7 +108,7 @@ def test_tied_weights_go_by_either_name() -> None:
     """The trainer sends a tied tensor once, under the name that sorts first."""
     source = [("lm_head.weight", "float32", (VOCABULARY, HIDDEN))]
     target = [("model.embed_tokens.weight", "float32", (VOCABULARY, HIDDEN))]
-    (part,) = make_plan(source, target, mode="in_place").parts
+    ((_, part),) = make_plan(source, target, mode="in_place")
     assert part.name == "lm_head.weight"
 
 
@@ -128,9 +128,9 @@ def test_what_cannot_be_mapped_goes_through_the_loader() -> None:
     target = rows(server(1, 0))
     target[4] = (target[4][0], "float8_e4m3fn", target[4][2])
     plan = make_plan(TRAINER, target, mode="auto")
-    loaded = {piece.name for piece in plan.pieces if piece.place == "load"}
+    loaded = {piece.name for piece, _ in plan if piece.place == "load"}
     assert loaded == {f"{LAYER}.self_attn.{x}_proj.weight" for x in "qkv"}
-    assert len(plan.pieces) == 3 + 6
+    assert len(plan) == 3 + 6
 
 
 def test_a_bias_follows_its_quantised_weight_through_the_loader() -> None:
@@ -147,7 +147,7 @@ def test_a_bias_follows_its_quantised_weight_through_the_loader() -> None:
         (f"{LAYER}.self_attn.qkv_proj.bias", "float32", (num_rows,)),
     ]
     plan = make_plan(sorted([*TRAINER, *biases]), target, mode="auto")
-    loaded = {piece.name for piece in plan.pieces if piece.place == "load"}
+    loaded = {piece.name for piece, _ in plan if piece.place == "load"}
     parts = ("weight", "bias")
     assert loaded == {f"{LAYER}.self_attn.{x}_proj.{part}" for x in "qkv" for part in parts}
 
@@ -159,15 +159,15 @@ def test_a_quantised_output_layer_goes_through_the_loader() -> None:
         ("model.embed_tokens.weight", "float32", (VOCABULARY, HIDDEN)),
     ]
     target = [("lm_head.weight", "float8_e4m3fn", (VOCABULARY, HIDDEN)), source[1]]
-    places = {piece.name: piece.place for piece in make_plan(source, target, mode="auto").pieces}
+    places = {piece.name: piece.place for piece, _ in make_plan(source, target, mode="auto")}
     assert places == {"lm_head.weight": "load", "model.embed_tokens.weight": "parameter"}
 
 
 def test_all_goes_through_the_loader_when_asked() -> None:
     """`checkpoint` names every tensor of the trainer, once."""
     plan = make_plan(TRAINER, [], mode="checkpoint")
-    assert [piece.name for piece in plan.pieces] == [name for name, _, _ in TRAINER]
-    assert {piece.place for piece in plan.pieces} == {"load"}
+    assert [piece.name for piece, _ in plan] == [name for name, _, _ in TRAINER]
+    assert {piece.place for piece, _ in plan} == {"load"}
 
 
 def test_a_parameter_of_the_servers_own_is_refused() -> None:

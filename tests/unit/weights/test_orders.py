@@ -127,26 +127,30 @@ def test_an_order_without_a_field_is_answered_with_its_name(file: Path, missing:
     assert missing in report["error"]
 
 
-def test_a_file_that_is_gone_leaves_the_old_weights(tmp_path: Path) -> None:
-    """The server holds what it held, and says so."""
-    model = Model()
+@pytest.mark.parametrize(
+    ("model", "changes", "kind", "error"),
+    [
+        (Model(), {"address": "/none"}, "gone", "no longer served"),
+        (torch.nn.Linear(4, 2), {}, "layout", "weight"),
+        (Model(), {"deadline_s": -1.0}, "deadline", "was not read in time"),
+        (
+            Model(),
+            {"channel": "gloo", "address": "127.0.0.1:1", "key": "00", "receiver": "r"},
+            "link",
+            "127.0.0.1:1",
+        ),
+    ],
+)
+def test_what_cannot_be_received_leaves_the_old_weights(
+    file: Path, model: torch.nn.Module, changes: dict[str, object], kind: str, error: str
+) -> None:
+    """The server holds what it held, and says so: a file that is gone, another layout, named with
+    both sides, a deadline that passed while the file was read, a trainer that is gone."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    report = obey(serving(model), order(tmp_path / "none"))
-    assert (False, "gone", False) == (report["ok"], report["kind"], report["touched"])
+    report = obey(serving(model), order(file, **changes))
+    assert (False, kind, False) == (report["ok"], report["kind"], report["touched"])
+    assert error in report["error"]
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_a_layout_that_does_not_fit_names_both_sides(file: Path) -> None:
-    """Before anything is written."""
-    report = obey(serving(torch.nn.Linear(4, 2)), order(file))
-    assert (False, "layout", False) == (report["ok"], report["kind"], report["touched"])
-    assert "weight" in report["error"]
-
-
-def test_an_order_that_is_late_touches_nothing(file: Path) -> None:
-    """Its deadline passed while the file was read."""
-    report = obey(serving(Model()), order(file, deadline_s=-1.0))
-    assert (False, "deadline", False) == (report["ok"], report["kind"], report["touched"])
 
 
 def test_a_loader_that_fails_leaves_damage_until_a_pull_succeeds(file: Path) -> None:
@@ -181,15 +185,6 @@ def test_the_report_reaches_the_listener_that_gave_the_order(file: Path) -> None
         assert 3 == pending.wait().policy_version
     listener.close()
     assert server.obey(pending.text)["ok"]
-
-
-def test_a_trainer_that_is_gone_is_a_broken_link(file: Path) -> None:
-    """A pull over the link names its address."""
-    what = order(file, channel="gloo", address="127.0.0.1:1", key="00", receiver="r")
-    report = obey(serving(Model()), what)
-    assert (False, "link", False) == (report["ok"], report["kind"], report["touched"])
-    assert "127.0.0.1:1" in report["error"]
-    assert obey(serving(Model()), order(file, kind="leave"))["ok"]
 
 
 def test_a_pull_that_never_began_leaves_the_model_as_it_computes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from rlstreams.workers.weights import report_listener as module
 from rlstreams.workers.weights.link.errors import PullError
-from rlstreams.workers.weights.link.frames import dial
+from rlstreams.workers.weights.link.frames import UNPROVEN_BYTES, dial
 from rlstreams.workers.weights.link.handshake import Hello, introduce
 from rlstreams.workers.weights.report_listener import (
     PendingOrder,
@@ -40,14 +40,13 @@ def tell(
     *,
     rank: int = 0,
     key: str = "",
-    epoch: int = 0,
     of: str = "",
 ) -> None:
     """What a rank of the server does with the order's text."""
     order: dict[str, Any] = json.loads(pending.text)
     until_s = time.monotonic() + LONG_S
     link = dial(order["report_to"], until_s)
-    hello = Hello(receiver=of or order["order"], rank=rank, epoch=epoch, purpose="report")
+    hello = Hello(receiver=of or order["order"], rank=rank, epoch=0, purpose="report")
     try:
         introduce(link, hello, key or order["report_key"], until_s)
         link.send({"type": "report", "report": report})
@@ -68,7 +67,7 @@ def test_a_pending_order_ends_when_every_rank_has_reported(listener: ReportListe
 
 def test_a_description_is_handed_over_by_rank(listener: ReportListener) -> None:
     """It is about no version."""
-    with listener.open(describe(), kind="describe", ranks=1) as pending:
+    with listener.open(describe(LONG_S), kind="describe", ranks=1) as pending:
         tell(pending, {"ok": True, "engine": "vllm 0.25.1"})
         assert ["vllm 0.25.1"] == [report["engine"] for report in pending.reports()]
 
@@ -82,15 +81,6 @@ def test_who_does_not_know_the_key_is_refused(listener: ReportListener) -> None:
             tell(pending, DONE, of="nobody")
         tell(pending, DONE)
         assert 7 == pending.wait().policy_version
-
-
-def test_a_report_belongs_to_no_epoch(listener: ReportListener) -> None:
-    """A receiver that speaks as a member of the trainer's epoch took the wrong door."""
-    with (
-        listener.open(ORDER, ranks=1) as pending,
-        pytest.raises(PullError, match="epoch 4 announced"),
-    ):
-        tell(pending, DONE, epoch=4)
 
 
 def test_an_order_that_is_over_is_no_longer_answered(listener: ReportListener) -> None:
@@ -159,7 +149,8 @@ def test_a_server_that_died_is_given_up(listener: ReportListener) -> None:
     "sent",
     [
         b"\x00\x00\x00\x02[]",
-        struct.pack(">I", 1 << 30),
+        b"\x00\x00\x00\x03{{{",
+        struct.pack(">I", UNPROVEN_BYTES + 1),
         struct.pack(">I", 4000) + b"[" * 4000,
         b"\x00\x00\x00\x0d" + b'{"proof":"x"}',
         struct.pack(">I", 35) + '{"hello":[],"proof":"\u00fc","nonce":1}'.encode()[:35],
@@ -192,8 +183,7 @@ def test_a_proof_in_any_letters_is_a_wrong_one(listener: ReportListener) -> None
 def test_a_closed_listener_hears_nobody() -> None:
     """Closing twice is closing once."""
     listener = ReportListener()
-    pending = listener.open(ORDER, ranks=1)
     listener.close()
     listener.close()
-    with pytest.raises(PullError, match="cannot connect"):
+    with listener.open(ORDER, ranks=1) as pending, pytest.raises(PullError, match="cannot connect"):
         tell(pending, DONE)

@@ -48,7 +48,6 @@ def test_a_publication_of_a_fenced_epoch_is_void() -> None:
     site = Site()
     site.says(published(1, "a", epoch=1), published(2, "b", epoch=2), published(3, "z", epoch=1))
     assert (2, "b") == site.newest
-    assert 1 == site.follower.view.num_void
 
 
 def test_a_number_with_the_same_content_brings_new_endpoints() -> None:
@@ -104,7 +103,6 @@ def test_an_epoch_that_nobody_claimed_is_void(epoch: int) -> None:
     assert (1, "a") == site.newest
     site.says(published(2, "b", epoch=2))
     assert (2, "b") == site.newest
-    assert 1 == site.follower.view.num_void
     site.says(trainer_started(epoch=3), topic=STEPS)
     site.says(published(3, "c", epoch=3))
     assert (3, "c") == site.newest

@@ -16,7 +16,6 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -29,7 +28,6 @@ from .errors import PullError
 
 # A watchdog that tears the process down would end trainer and server with a dead peer.
 _LOOK_EVERY_S = 0.002
-_LET_GO_EVERY_S = 0.05
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
@@ -87,7 +85,6 @@ class Group:
         self._device = device
         self._backend = backend
         self._stall = timedelta(seconds=stall_s)
-        self._works: deque[dist.Work] = deque()  # gloo's, that may not have ended
         self._group: Any = None  # the stubs know no backend by its methods
         self._rank = 0
 
@@ -172,7 +169,6 @@ class Group:
                 options.timeout = self._stall
                 hosts = self._on_host(tensors)
                 works = [group.broadcast([host], options) for host in hosts]
-                self._remember(works)
                 if hosts is tensors or self._rank == 0:
                     return Pending(works, None)
                 return Pending(works, None, list(zip(hosts, tensors, strict=True)))
@@ -204,23 +200,12 @@ class Group:
             return
         if self._backend == "gloo":
             # Its destructor would wait for what hangs, and hold the interpreter meanwhile.
-            arguments = (group, self._works)
-            threading.Thread(target=_let_go, args=arguments, name="let-go", daemon=True).start()
+            let_go = threading.Timer(self._stall.total_seconds() + 1.0, lambda _: None, [group])
+            let_go.daemon = True
+            let_go.start()
             return
         with contextlib.suppress(RuntimeError):
             group.abort()
-
-    def _remember(self, works: Sequence[dist.Work]) -> None:
-        while self._works and self._works[0].is_completed():
-            self._works.popleft()
-        self._works += works
-
-
-def _let_go(group: object, works: Sequence[dist.Work]) -> None:
-    """Hold a group until its last operation ended."""
-    while not all(work.is_completed() for work in works):
-        time.sleep(_LET_GO_EVERY_S)
-    del group
 
 
 @contextlib.contextmanager

@@ -51,7 +51,8 @@ def introduce(connection: Connection, hello: Hello, key: str, until_s: float) ->
     said = {"hello": asdict(hello), "nonce": nonce, "challenge": str(challenge.get("nonce"))}
     connection.send(said | {"proof": _proof(key, "receiver", said)})
     answer = connection.receive(until_s)
-    _raise_refusal(answer)
+    if answer.get("type") == "refused":
+        raise PullError(str(answer.get("kind")), str(answer.get("error")))
     if not _are_equal(str(answer.get("proof")), _proof(key, "server", said)):
         raise PullError("refused", f"{connection.peer} does not know the key of {hello.receiver}")
     connection.trust()
@@ -100,8 +101,3 @@ def _refusal(connection: Connection, text: str) -> PullError:
     error = f"{connection.peer} refused: {text}"
     connection.send({"type": "refused", "kind": "refused", "error": error})
     return PullError("refused", error)
-
-
-def _raise_refusal(answer: Frame) -> None:
-    if answer.get("type") == "refused":
-        raise PullError(str(answer.get("kind")), str(answer.get("error")))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from .errors import PullError
 from .pieces import SIZES, Piece
@@ -22,14 +22,9 @@ _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 _EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Pieces in sending order, and for each what the sender makes it of."""
-
-    pieces: tuple[Piece, ...]
-    parts: tuple[Part, ...]
+# Pieces in sending order, each with what the sender makes it of.
+Plan: TypeAlias = list[tuple[Piece, Part]]
+Held: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def make_plan(
@@ -52,13 +47,14 @@ def make_plan(
         raise PullError("layout", f"tensors of a type that is not sent: {_few(odd)}")
     held = {name: (dtype, tuple(shape)) for name, dtype, shape in sources}
     if mode == "checkpoint":
-        return _joined([_loaded(name, held) for name in held])
-    found = {row: _placed(row, held, rank, ranks) for row in map(_frozen, targets)}
+        return [_loaded(name, held) for name in held]
+    rows = [(name, dtype, tuple(shape)) for name, dtype, shape in targets]
+    found = {row: _placed(row, held, rank, ranks) for row in rows}
     unmapped = [row for row, pieces in found.items() if pieces is None]
     # A loader makes a module anew from what it is given of it: then it must be given all of it.
     loaded = {_module(row) for row in unmapped}
     by_loader = {row[0] for row in found if _module(row) in loaded}
-    placed: list[tuple[Piece, Part]] = []
+    placed: Plan = []
     used: set[str] = set()
     for row, pieces in found.items():
         if pieces is not None and _module(row) not in loaded:
@@ -67,34 +63,23 @@ def make_plan(
     left = [name for name in held if name not in used and (name not in _TIED or name in by_loader)]
     if (unmapped or left) and (mode == "in_place" or not left):
         raise PullError("layout", _difference(unmapped, left, held))
-    return _joined([*placed, *(_loaded(name, held) for name in left)])
-
-
-def _frozen(row: Row) -> Row:
-    name, dtype, shape = row
-    return name, dtype, tuple(shape)
+    return [*placed, *(_loaded(name, held) for name in left)]
 
 
 def _module(row: Row) -> str:
     return row[0].rpartition(".")[0]
 
 
-def _joined(pairs: Sequence[tuple[Piece, Part]]) -> Plan:
-    return Plan(tuple(piece for piece, _ in pairs), tuple(part for _, part in pairs))
-
-
-def _loaded(name: str, held: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[Piece, Part]:
+def _loaded(name: str, held: Held) -> tuple[Piece, Part]:
     dtype, shape = held[name]
     return Piece("load", name, dtype, 0, shape), Part(name, shape)
 
 
-def _placed(
-    row: Row, held: Mapping[str, tuple[str, tuple[int, ...]]], rank: int, ranks: int
-) -> list[tuple[Piece, Part]] | None:
+def _placed(row: Row, held: Held, rank: int, ranks: int) -> Plan | None:
     """The pieces of one parameter; None if no rule explains it."""
     name, dtype, shape = row
     names = source_names(name, held)
-    if not names or any(not _castable(held[source][0], dtype) for source in names):
+    if not names or not all(_castable(held[source][0], dtype) for source in names):
         return None
     parts = split(parts_of(names, held), tuple(shape), rank, ranks)
     if parts is None:
@@ -128,9 +113,7 @@ def _castable(source: str, target: str) -> bool:
     return source == target or {source, target} <= _FLOATS
 
 
-def _difference(
-    unmapped: Sequence[Row], left: Sequence[str], held: Mapping[str, tuple[str, tuple[int, ...]]]
-) -> str:
+def _difference(unmapped: Sequence[Row], left: Sequence[str], held: Held) -> str:
     theirs = [f"{name} {dtype} {list(shape)}" for name, dtype, shape in unmapped]
     ours = [f"{name} {held[name][0]} {list(held[name][1])}" for name in left]
     return (

@@ -15,7 +15,7 @@ import torch
 from .errors import PullError
 from .experts import each_expert
 from .pieces import Piece
-from .target import Row, dtype_name, run_of
+from .target import Target, dtype_name
 
 PACKED = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.int32})
 
@@ -30,7 +30,7 @@ class Loading:
     takes_fused_experts: bool = True  # else it passes them over without a word
 
 
-class ModelTarget:
+class ModelTarget(Target):
     """One rank of a served model.
 
     Pieces of place "load" are collected by checkpoint name and given to the loader batch by batch.
@@ -44,17 +44,12 @@ class ModelTarget:
         device: torch.device,
         loading: Loading,
     ) -> None:
+        # Those that the model computes with: a loader may put others in their place meanwhile.
+        super().__init__(dict(model.named_parameters()))
         self._model = model
         self._device = device
         self._loading = loading
         self._is_loading = False
-        # Those that the model computes with: a loader may put others in their place meanwhile.
-        self._parameters = dict(model.named_parameters())
-        self.loaded: set[str] = set()  # checkpoint names that went through the loader
-
-    def parameters(self) -> Sequence[Row]:
-        """The server's own names, shapes and dtypes."""
-        return [(n, dtype_name(p.dtype), tuple(p.shape)) for n, p in self._parameters.items()]
 
     def expect(self, pieces: Sequence[Piece]) -> None:
         """Make the loader ready, if it gets anything; anew for each try, for it counts what came.
@@ -65,11 +60,11 @@ class ModelTarget:
         self.settle()
         if all(piece.place != "load" for piece in pieces):
             return
-        packed = [n for n, p in self._parameters.items() if p.dtype in PACKED]
+        packed = [n for n, p in self.tensors.items() if p.dtype in PACKED]
         if packed and not self._loading.packs_again:
             raise PullError(
                 "layout",
-                f"{packed[0]} is {dtype_name(self._parameters[packed[0]].dtype)}, {len(packed)} "
+                f"{packed[0]} is {dtype_name(self.tensors[packed[0]].dtype)}, {len(packed)} "
                 "parameters are packed, and the loader of this server cannot pack weights again: "
                 "start it without quantization",
             )
@@ -77,19 +72,19 @@ class ModelTarget:
         self._loading.before()
 
     def settle(self) -> None:
-        """The loader ends its work; idempotent."""
+        """The loader ends its work; idempotent. Should it fail, the weights are damaged."""
         if self._is_loading:
             self._is_loading = False
+            was_touched, self.touched = self.touched, True
             self._loading.after()
+            self.touched = was_touched
 
     def buffer(self, piece: Piece) -> torch.Tensor:
         """A run of a parameter, or room for a checkpoint's tensor."""
         if piece.place == "parameter":
-            return run_of(self._parameters, piece)
-        room = torch.empty(
-            piece.shape, dtype=getattr(torch, piece.dtype), device=self._device
-        ).view(-1)
-        return room.view(torch.uint8)
+            return super().buffer(piece)
+        dtype = getattr(torch, piece.dtype)
+        return torch.empty(piece.shape, dtype=dtype, device=self._device).view(-1).view(torch.uint8)
 
     def took(self, pieces: Sequence[Piece], buffers: Sequence[torch.Tensor]) -> None:
         """Hand checkpoint tensors to the loader.
@@ -109,7 +104,6 @@ class ModelTarget:
             self._model.load_weights(given)
         except Exception as err:
             raise PullError("server", f"load_weights: {type(err).__name__}: {err}") from err
-        self.loaded |= {name for name, _ in tensors}
         self.synchronize()  # the buffers go now
 
     def synchronize(self) -> None:

@@ -5,8 +5,10 @@ Nothing here raises: SGLang would end the whole server. Fields: infra/server/REA
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,12 @@ from .handshake import Hello, introduce
 from .mapping import make_plan
 from .model_target import Loading, ModelTarget
 from .pieces import batches
-from .receiver import Address, Receiver
-from .safetensors_file import read, rows
+from .receiver import Address, Received, Receiver
+from .safetensors_file import read
+from .target import rows_of
 
 REPORT_S = 10.0
-KINDS = ("receive", "describe", "leave")
+KINDS = ("receive", "describe")
 MODES = ("auto", "in_place", "checkpoint")
 PLAIN = Loading()
 Report = dict[str, Any]
@@ -49,7 +52,6 @@ class Server:
         self._ranks = ranks
         self._loading = loading
         self._receiver: Receiver | None = None
-        self._mode = ""
         self._touched = False
 
     def obey(self, text: str) -> Report:
@@ -82,26 +84,27 @@ class Server:
             self._receiver = None
 
     def _obey(self, order: Report, until_s: float) -> Report:
-        if order["kind"] == "leave":
-            self.close()
-            return {}
         target = ModelTarget(self._model, self._device, self._loading)
         if order["kind"] == "describe":
-            return {"engine": self._engine, "parameters": target.parameters()}
+            return {"engine": self._engine, "parameters": rows_of(target.tensors)}
         mode = str(order["mode"])
         if mode == "auto" and self._device.type == "cpu":
             mode = "checkpoint"  # CPU kernels keep weights packed: their parameters are not these
         pulled = self._from_file if order["channel"] == "file" else self._from_link
+        target.touched = self._touched
         try:
-            said = pulled(order, mode, target, until_s)
+            try:
+                received = pulled(order, mode, target, until_s)
+            finally:
+                target.settle()
         finally:
-            was_touched, self._touched = self._touched, True  # should the loader fail now
-            target.settle()
-            self._touched = was_touched
-        self._touched = False
-        return said | {"policy_version": order["policy_version"]}
+            self._touched = target.touched
+        return asdict(received) | {
+            "weight_hash": order["weight_hash"],
+            "policy_version": order["policy_version"],
+        }
 
-    def _from_link(self, order: Report, mode: str, target: ModelTarget, until_s: float) -> Report:
+    def _from_link(self, order: Report, mode: str, target: ModelTarget, until_s: float) -> Received:
         address = Address(
             address=order["address"],
             backend=order["channel"],
@@ -112,35 +115,22 @@ class Server:
             ranks=self._ranks,
         )
         receiver = self._receiver
-        if receiver is None or receiver.address != address or self._mode != mode:
+        if receiver is None or (receiver.address, receiver.mode) != (address, mode):
             self.close()
             receiver = Receiver(address, self._device, engine=self._engine, mode=mode)
-            self._receiver, self._mode = receiver, mode
-        receiver.touched = self._touched
-        try:
-            received = receiver.receive(order["policy_version"], target, until_s)
-        finally:
-            self._touched = receiver.touched
-        return {
-            "weight_hash": order["weight_hash"],
-            "checksum": received.checksum,
-            "num_bytes": received.num_bytes,
-            "receive_s": received.receive_s,
-            "join_s": received.join_s,
-        }
+            self._receiver = receiver
+        return receiver.receive(order["policy_version"], target, until_s)
 
-    def _from_file(self, order: Report, mode: str, target: ModelTarget, until_s: float) -> Report:
+    def _from_file(self, order: Report, mode: str, target: ModelTarget, until_s: float) -> Received:
         started_s = time.monotonic()
         tensors = read(Path(order["address"]), order["weight_hash"])
         if time.monotonic() > until_s:
             raise PullError("deadline", f"{order['address']} was not read in time")
-        plan = make_plan(
-            rows(tensors), target.parameters(), mode=mode, rank=self._rank, ranks=self._ranks
-        )
-        target.expect(plan.pieces)
-        self._touched = True
-        part_of = dict(zip(plan.pieces, plan.parts, strict=True))
-        for batch in batches(plan.pieces):
+        sources, targets = rows_of(tensors), rows_of(target.tensors)
+        part_of = dict(make_plan(sources, targets, mode=mode, rank=self._rank, ranks=self._ranks))
+        target.expect(list(part_of))
+        target.touched = True
+        for batch in batches(list(part_of)):
             buffers = [target.buffer(piece) for piece in batch]
             for piece, buffer in zip(batch, buffers, strict=True):
                 whole = part_of[piece].cut(tensors[part_of[piece].name])
@@ -148,31 +138,27 @@ class Server:
                 buffer.copy_(run.view(torch.uint8))
             target.took(batch, buffers)
         target.synchronize()
-        return {
-            "weight_hash": order["weight_hash"],
-            "checksum": order["weight_hash"][:16],
-            "num_bytes": sum(piece.num_bytes for piece in plan.pieces),
-            "receive_s": time.monotonic() - started_s,
-            "join_s": 0.0,
-        }
+        target.touched = False
+        return Received(
+            num_bytes=sum(piece.num_bytes for piece in part_of),
+            checksum=order["weight_hash"][:16],
+            receive_s=time.monotonic() - started_s,
+            join_s=0.0,
+        )
 
     def _report(self, order: Report, report: Report) -> None:
         """To the listener; a listener that is gone is the worker's loss."""
         if not order.get("report_to"):
             return
         until_s = time.monotonic() + REPORT_S
-        try:
+        hello = Hello(receiver=str(order["order"]), rank=self._rank, epoch=0, purpose="report")
+        with contextlib.suppress(PullError):
             listener = dial(str(order["report_to"]), until_s)
-        except PullError:
-            return
-        try:
-            hello = Hello(receiver=str(order["order"]), rank=self._rank, epoch=0, purpose="report")
-            introduce(listener, hello, str(order["report_key"]), until_s)
-            listener.send({"type": "report", "report": report})
-        except PullError:
-            return
-        finally:
-            listener.close()
+            try:
+                introduce(listener, hello, str(order["report_key"]), until_s)
+                listener.send({"type": "report", "report": report})
+            finally:
+                listener.close()
 
 
 def _read(text: str) -> Report:

@@ -6,11 +6,9 @@ received in place. Both ends cut a plan into the same batches.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 BATCH_PIECES = 64
 BATCH_BYTES = 2**30
@@ -54,23 +52,12 @@ class Piece:
         return self.num_elements * SIZES[self.dtype]
 
 
-def to_rows(pieces: Sequence[Piece]) -> list[list[object]]:
-    """As JSON takes them."""
-    return [list(astuple(piece)) for piece in pieces]
-
-
 def from_rows(rows: Sequence[Sequence[object]]) -> tuple[Piece, ...]:
-    """The other way."""
+    """From JSON: a list of each piece's fields."""
     return tuple(
         Piece(str(place), str(name), str(dtype), int(str(start)), tuple(shape))  # type: ignore[arg-type]
         for place, name, dtype, start, shape in rows
     )
-
-
-def digest(pieces: Sequence[Piece]) -> str:
-    """A name for a plan."""
-    text = json.dumps(to_rows(pieces), separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def batches(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, ...]]:

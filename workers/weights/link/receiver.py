@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,11 +21,11 @@ from .handshake import Hello, introduce
 from .pieces import Piece, batches, from_rows
 from .rendezvous import LinkStore
 from .side_streams import SideStreams
-from .target import Target
-from .watch import AbortedError, Watch
+from .target import Target, rows_of
 
 HANDSHAKE_S = 5.0
 AHEAD = 4  # batches under way
+LOOK_EVERY_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +58,11 @@ class Receiver:
         self, address: Address, device: torch.device, *, engine: str, mode: str = "in_place"
     ) -> None:
         self.address = address
-        self.touched = False  # bytes may have been written since the last success
+        self.mode = mode
         self._device = device
         self._engine = engine
-        self._mode = mode
         self._link: Connection | None = None
         self._groups: dict[str, Group] = {}
-        self._plans: dict[str, tuple[Piece, ...]] = {}
-        self._checked = ("", 0)
         self._join_s = 0.0
 
     def receive(self, policy_version: int, target: Target, until_s: float) -> Received:
@@ -75,7 +72,7 @@ class Receiver:
             until_s: on the monotonic clock.
 
         Raises:
-            PullError: what was not received, and why; see `touched`.
+            PullError: what was not received, and why; see `Target.touched`.
         """
         try:
             return self._receive(policy_version, target, until_s)
@@ -90,7 +87,6 @@ class Receiver:
             link.close()
         for group_id in list(self._groups):
             self._forget(group_id)
-        self._plans.clear()
 
     def _receive(self, policy_version: int, target: Target, until_s: float) -> Received:
         started_s = time.monotonic()
@@ -107,9 +103,6 @@ class Receiver:
                 continue
             try:
                 received = self._take(link, frame, target, until_s)
-            except AbortedError as err:
-                self._forget(group_id)
-                link.send({"type": "aborted", "group": group_id, "error": str(err)})
             except PullError as err:
                 self._forget(group_id)
                 said = {"group": group_id, "kind": err.kind, "error": str(err)}
@@ -123,8 +116,8 @@ class Receiver:
     def _joined(self, target: Target, until_s: float) -> Connection:
         if self._link is None:
             link = self._dial("member", until_s)
-            said = {"engine": self._engine, "mode": self._mode, "gpu": gpu_of(self._device)}
-            rows = {"ranks": self.address.ranks, "parameters": target.parameters()}
+            said = {"engine": self._engine, "mode": self.mode, "gpu": gpu_of(self._device)}
+            rows = {"ranks": self.address.ranks, "parameters": rows_of(target.tensors)}
             link.send({"type": "layout"} | said | rows)
             self._link = link
         return self._link
@@ -142,20 +135,22 @@ class Receiver:
         return link
 
     def _take(self, link: Connection, frame: Frame, target: Target, until_s: float) -> Received:
-        watch = Watch(link, str(frame["group"]), until_s)
-        pieces = self._plan(frame)
-        self._check(str(frame["plan"]), pieces, target)
+        watch = _Watch(link, str(frame["group"]), until_s)
+        pieces = from_rows(frame["pieces"])
+        for piece in pieces:  # what does not fit is found before anything is touched
+            if piece.place == "parameter":
+                target.buffer(piece)
         group = self._group(link, frame, watch)
         target.expect(pieces)
         started_s = time.monotonic()
-        self.touched = True
+        target.touched = True
         checksum = self._receive_pieces(pieces, group, target, watch)
         watch.until(lambda: watch.sent is not None)
         if checksum != watch.sent:
             raise PullError(
                 "checksum", f"{link.peer} sent bytes of checksum {watch.sent}, {checksum} came"
             )
-        self.touched = False
+        target.touched = False
         return Received(
             num_bytes=sum(piece.num_bytes for piece in pieces),
             checksum=checksum,
@@ -164,7 +159,7 @@ class Receiver:
         )
 
     def _receive_pieces(
-        self, pieces: Sequence[Piece], group: Group, target: Target, watch: Watch
+        self, pieces: Sequence[Piece], group: Group, target: Target, watch: _Watch
     ) -> str:
         streams = SideStreams(self._device)
         checksum = Checksum()
@@ -190,22 +185,7 @@ class Receiver:
         with streams.summing():
             return checksum.hexdigest()
 
-    def _check(self, plan: str, pieces: Sequence[Piece], target: Target) -> None:
-        """What does not fit is found before anything is touched, once per plan and target."""
-        if self._checked == (plan, id(target)):
-            return
-        for piece in pieces:
-            if piece.place == "parameter":
-                target.buffer(piece)
-        self._checked = (plan, id(target))
-
-    def _plan(self, frame: Frame) -> tuple[Piece, ...]:
-        name = str(frame["plan"])
-        if "pieces" in frame:
-            self._plans[name] = from_rows(frame["pieces"])
-        return self._plans[name]
-
-    def _group(self, link: Connection, frame: Frame, watch: Watch) -> Group:
+    def _group(self, link: Connection, frame: Frame, watch: _Watch) -> Group:
         group_id = str(frame["group"])
         if group_id in self._groups:
             return self._groups[group_id]
@@ -227,3 +207,35 @@ class Receiver:
         group = self._groups.pop(group_id, None)
         if group is not None:
             group.abort()
+
+
+class _Watch:
+    """Waiting that hears: between looks at the device, a look at the link and at the clock."""
+
+    def __init__(self, link: Connection, group_id: str, until_s: float) -> None:
+        self._link = link
+        self._group_id = group_id
+        self._until_s = until_s
+        self.sent: str | None = None  # the sender's checksum
+
+    def look(self) -> None:
+        """Once.
+
+        Raises:
+            PullError: the sender is gone, or gave the group up (there may be another one), or the
+                time is up.
+        """
+        frame = self._link.poll()
+        if frame is not None and frame.get("group") == self._group_id:
+            if frame["type"] == "abort":
+                raise PullError("link", str(frame["error"]))
+            if frame["type"] == "sent":
+                self.sent = str(frame["checksum"])
+        if time.monotonic() > self._until_s:
+            raise PullError("deadline", f"{self._link.peer} did not send all in time")
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Until `done()`; see `look` for what ends it before."""
+        while not done():
+            self.look()
+            time.sleep(LOOK_EVERY_S)

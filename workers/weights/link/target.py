@@ -1,9 +1,8 @@
-"""Target of received bytes: fresh tensors beside the old weights, or a model's parameters."""
+"""Target of received bytes: fresh tensors beside the old weights, or a model's own parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 import torch
 
@@ -18,11 +17,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Target(Protocol):
-    """A receiver's memory."""
+def rows_of(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
+    """Their layout."""
+    return [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()]
 
-    def parameters(self) -> Sequence[Row]:
-        """What the sender maps its weights to."""
+
+class Target:
+    """A receiver's memory; a try that broke off is written over by the next one."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.touched = False  # bytes may have been written since the last success
 
     def buffer(self, piece: Piece) -> torch.Tensor:
         """Memory for one piece: flat uint8, contiguous.
@@ -30,6 +35,7 @@ class Target(Protocol):
         Raises:
             PullError: `layout`: it has no such parameter, or another shape or dtype.
         """
+        return run_of(self.tensors, piece)
 
     def expect(self, pieces: Sequence[Piece]) -> None:
         """A try begins: these come now, and what a try before it left half done is void.
@@ -45,32 +51,16 @@ class Target(Protocol):
         """All is in place when this returns."""
 
 
-class FreshTensors:
+class FreshTensors(Target):
     """New tensors of a layout; what they replace is untouched."""
 
     def __init__(self, rows: Iterable[Row], device: torch.device) -> None:
-        self._rows = list(rows)
-        self.tensors = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-            for name, dtype, shape in self._rows
-        }
-
-    def parameters(self) -> Sequence[Row]:
-        """The layout."""
-        return self._rows
-
-    def buffer(self, piece: Piece) -> torch.Tensor:
-        """A run of one of the tensors."""
-        return run_of(self.tensors, piece)
-
-    def expect(self, pieces: Sequence[Piece]) -> None:
-        """A new try writes over all that an old one wrote."""
-
-    def took(self, pieces: Sequence[Piece], buffers: Sequence[torch.Tensor]) -> None:
-        """They are where they belong."""
-
-    def synchronize(self) -> None:
-        """Nothing was begun."""
+        super().__init__(
+            {
+                name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+                for name, dtype, shape in rows
+            }
+        )
 
 
 def run_of(tensors: Mapping[str, torch.Tensor], piece: Piece) -> torch.Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -30,51 +30,25 @@ _COMPILED_CHUNK = 1 << 26  # words: next to no temporary memory
 _ROW = 4096  # words that one block of a compiled sum takes
 
 
-class WeightHash:
-    """Over tensors in name order, on any devices. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[str, str, list[int]]] = []
-        self._sums: list[torch.Tensor] = []
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """One more tensor; on a GPU its sums are made behind what computed it.
-
-        Raises:
-            ValueError: out of name order.
-        """
-        self.add_sums(name, tensor, sums_of(tensor))
-
-    def add_sums(self, name: str, like: torch.Tensor, sums: torch.Tensor) -> None:
-        """One more tensor whose sums are known.
-
-        Args:
-            like: of its dtype and whole shape.
-            sums: int64 [2].
-
-        Raises:
-            ValueError: out of name order.
-        """
-        if self._rows and name <= self._rows[-1][0]:
-            raise ValueError(f"tensor {name!r} came after {self._rows[-1][0]!r}: not in name order")
-        dtype = str(like.dtype).removeprefix("torch.")
-        self._rows.append((name, dtype, list(like.shape)))
-        self._sums.append(sums)
-
-    def hexdigest(self) -> str:
-        """64 hexadecimal digits, of what was added; waits for the device once."""
-        digest = hashlib.sha256()
-        for row, sums in zip(self._rows, on_host(self._sums), strict=True):
-            digits = "".join(f"{number % 2**64:016x}" for number in sums)
-            digest.update(json.dumps([*row, digits], separators=(",", ":")).encode() + b"\n")
-        return digest.hexdigest()
+def hash_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The hash of these tensors, on any devices."""
+    return hash_of_sums(tensors, {name: sums_of(tensor) for name, tensor in tensors.items()})
 
 
-def hash_of(ordered: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """The hash of pairs that are in name order."""
-    digest = WeightHash()
-    for name, tensor in ordered:
-        digest.add(name, tensor)
+def hash_of_sums(facts: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor]) -> str:
+    """64 hexadecimal digits; waits for the device once.
+
+    Args:
+        facts: tensors of the dtypes and whole shapes.
+        sums: int64 [2] of each.
+    """
+    digest = hashlib.sha256()
+    names = sorted(facts)
+    for name, numbers in zip(names, on_host([sums[name] for name in names]), strict=True):
+        dtype = str(facts[name].dtype).removeprefix("torch.")
+        digits = "".join(f"{number % 2**64:016x}" for number in numbers)
+        row = [name, dtype, list(facts[name].shape), digits]
+        digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
 
 
