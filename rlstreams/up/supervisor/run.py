@@ -112,18 +112,18 @@ class Supervisor:
 
     def _await_trainer(self) -> None:
         """After its last step: the other roles may end, and nobody waits for them."""
-        if not self._watcher.at_target:
+        if not self._watcher.progress.at_target:
             return
         # Of the claim of a trainer before ours, which a resumed run may go beyond, nothing follows.
         processes = [worker.child for worker in self._fleet.of("trainer") if worker.child]
-        is_ours = any(self._watcher.owns_run(child.spec.instance) for child in processes)
+        is_ours = any(self._watcher.progress.owns_run(child.spec.instance) for child in processes)
         now_s = time.monotonic()
         if self._watcher.phase == "running" and is_ours:
             self._watcher.phase = "saving"
             self._say_saving_s = now_s + SAY_S
         elif now_s >= self._say_saving_s:
             self._say_saving_s = math.inf
-            told = self._watcher.told("trainer")
+            told = self._watcher.stall.told("trainer")
             self._watcher.say(f"all steps are done, the run waits for its trainer: {told}")
 
     def _finish(self) -> None:
@@ -144,13 +144,13 @@ class Supervisor:
             self._finish_until_s = now_s + (self._config.deadlines.stall_s or math.inf)
             self._watcher.phase = "finishing"
             self._watcher.say("all steps are done; the last version is being evaluated")
-        elif now_s > self._finish_until_s and not self._watcher.is_starting("rollout"):
+        elif now_s > self._finish_until_s and not self._watcher.stall.is_starting("rollout"):
             self.outcome = Outcome.FAILED
             waited_s = self._config.deadlines.stall_s
             version = self._watcher.policy_version
             self._begin_drain(
                 f"the evaluation of version {version} has made no progress for "
-                f"{waited_s:g} s: " + self._watcher.told("rollout")
+                f"{waited_s:g} s: " + self._watcher.stall.told("rollout")
             )
 
     def _begin_drain(self, why: str) -> None:

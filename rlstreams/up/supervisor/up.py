@@ -97,7 +97,9 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             _say_running(bus, config)
             say, room_s = watcher.say, config.deadlines.stall_s
             counts = num_workers(config)
-            fleet = Fleet(spawner, folder, counts, progress=watcher, say=say, room_s=room_s)
+            fleet = Fleet(
+                spawner, folder, counts, progress=watcher.progress, say=say, room_s=room_s
+            )
             stack.callback(fleet.close)
             keeper = BrokerKeeper(broker, say, room_s=room_s) if broker else None
             stack.enter_context(keeper or nullcontext())
