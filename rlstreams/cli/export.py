@@ -124,5 +124,5 @@ def _rows(log: RunLog, spelled: Spelling, args: argparse.Namespace) -> Iterator[
         for row in sample_rows(log, spelled)
         if args.purpose in ("", row["purpose"])
         and (args.min_reward is None or row["reward"] >= args.min_reward)
-        and (args.step is None or row["step"] == args.step)
+        and (args.step is None or row.get("step") == args.step)
     )
