@@ -233,16 +233,16 @@ def staleness_lines(steps: Sequence[StepPoint], num_bars: int = 3, width: int = 
 
 
 def footer(given: LiveInput) -> RenderableType:
-    """The newest thing that happened, or the pace of the last steps; and the keys. Above them dead
-    letters, if there are any."""
+    """The newest thing that happened, or the pace of the last steps; and how to end it.
+
+    Dead letters, if there are any, stand above.
+    """
     run = given.views.run
     news = given.message or shortage(run.steps)
     line = news or bottleneck(run.steps)
     style = "bold red" if news else "bright_black"
     message = Text(f" {visible(line)}", style, no_wrap=True, overflow="ellipsis")
     hint = Text.assemble(
-        (" k ", "reverse"),
-        " kill a process   ",
         (" Ctrl-C ", "reverse"),
         " drain; resume later with --resume",
         no_wrap=True,

@@ -7,8 +7,11 @@ running --last step--> saving --trainer done--> finishing --last version evaluat
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Self
 
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.up.live.screen import ProcessInfo
@@ -16,11 +19,43 @@ from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.drain import SAY_S, Drain
 from rlstreams.up.supervisor.fault_hook import FaultHook, Outcome
 from rlstreams.up.supervisor.fleet import Fleet, Worker
-from rlstreams.up.supervisor.terminal import Interrupts, Keyboard
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.operation import Kill
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import DRAINING
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM: the first one drains, the second one kills.
+
+    Use it in a `with` block of the main thread; afterwards signals mean what they meant before.
+    """
+
+    def __init__(self) -> None:
+        self._num_asked = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def drains(self) -> bool:
+        """Whether the run is to end in good order."""
+        return self._num_asked > 0
+
+    @property
+    def kills(self) -> bool:
+        """Whether the run is to end at once."""
+        return self._num_asked > 1
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._num_asked += 1
 
 
 class Supervisor:
@@ -33,7 +68,6 @@ class Supervisor:
         watcher: Watcher,
         *,
         broker: BrokerKeeper | None,
-        keyboard: Keyboard,
         interrupts: Interrupts,
         hook: FaultHook | None = None,
     ) -> None:
@@ -41,11 +75,9 @@ class Supervisor:
         self._fleet = fleet
         self._watcher = watcher
         self._broker = broker
-        self._keyboard = keyboard
         self._interrupts = interrupts
         self._hook = hook
         self._kills = KillPlan(config.demo.kills, watcher.step, config.trainer.steps)
-        self._menu = KillMenu([worker.name for worker in fleet.workers])
         self._drain: Drain | None = None
         self._finish_until_s: float | None = None  # while the last evaluation goes on
         self._num_evaluated = 0
@@ -108,7 +140,6 @@ class Supervisor:
         else:
             self._await_trainer()
             self._kill_for_show()
-            self._kill_by_key()
 
     def _await_trainer(self) -> None:
         """After its last step: the other roles may end, and nobody waits for them."""
@@ -167,15 +198,6 @@ class Supervisor:
         if due is not None and self._kill(self._fleet.of(due.role)[0], step):
             self._kills.done(due)
 
-    def _kill_by_key(self) -> None:
-        for key in self._keyboard.pressed():
-            text, name = self._menu.press(key)
-            if text:
-                self._watcher.say(text)
-            for worker in self._fleet.workers:
-                if worker.name == name and not self._kill(worker, self._watcher.step):
-                    self._watcher.say(f"{name} is not running")
-
     def _kill(self, worker: Worker, step: int) -> bool:
         pid = worker.child.pid if worker.child is not None else 0
         if not self._fleet.kill(worker):
@@ -220,22 +242,3 @@ class KillPlan:
     def done(self, kill: Kill) -> None:
         """It happened."""
         self._kills.remove(kill)
-
-
-class KillMenu:
-    """`k` asks, a digit answers, anything else changes its mind."""
-
-    def __init__(self, workers: Sequence[str]) -> None:
-        self._workers = workers[:9]
-        self._is_open = False
-
-    def press(self, key: str) -> tuple[str, str]:
-        """What to say, and the worker to kill; either may be empty."""
-        if not self._is_open:
-            self._is_open = key == "k"
-            choices = "  ".join(f"{i} {name}" for i, name in enumerate(self._workers, 1))
-            return (f"kill which one?  {choices}", "") if self._is_open else ("", "")
-        self._is_open = False
-        if key.isdecimal() and 1 <= int(key) <= len(self._workers):
-            return "", self._workers[int(key) - 1]
-        return "nothing is killed", ""

@@ -27,10 +27,9 @@ from rlstreams.up.supervisor.child import make_spawner
 from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, Outcome
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.next_commands import program_name
-from rlstreams.up.supervisor.run import Supervisor
+from rlstreams.up.supervisor.run import Interrupts, Supervisor
 from rlstreams.up.supervisor.run_lock import locked_run
 from rlstreams.up.supervisor.summary import show, summarize
-from rlstreams.up.supervisor.terminal import Interrupts, Keyboard
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
 from rlstreams.workers.bootstrap.parts import (
@@ -86,7 +85,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         _refuse_started(bus, options)
         decode = Tokenizer.load(model_folder(config.model.path)).decode
         watcher = Watcher(bus, config, is_live=options.is_live, decode=decode)
-        with watcher, Keyboard() as keyboard:
+        with watcher:
             watcher.catch_up()
             watcher.begin()
             _say_changes(watcher, config, is_resumed=options.is_resumed)
@@ -111,7 +110,6 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
                     fleet,
                     watcher,
                     broker=keeper,
-                    keyboard=keyboard,
                     interrupts=interrupts,
                     hook=hook,
                 )
