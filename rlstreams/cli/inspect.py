@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = re.compile(r"(\d+|e\d+-\d+)/\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
-_MEASURES = (
-    "mismatch",
-    "reward",
-    "staleness",
-    "tokens",
-    "duration",
-)  # `choose.Measure`
-_COLORS = ("version", "author", "difference")
+_MEASURES = ("mismatch", "reward", "staleness", "tokens", "duration")  # `choose.Measure`
 _PIPE_WIDTH = 160
 _WHICH = "SAMPLE: 12/3, or 12 for all samples of group 12; "
 
@@ -66,8 +59,6 @@ def add(subparsers: Commands) -> None:
     rank.add_argument("--worst", choices=_MEASURES, help="list the worst first")
     rank.add_argument("--best", choices=_MEASURES, help="list the best first")
     parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
-    parser.add_argument("--color", choices=_COLORS, default="version",
-                        help="color tokens by this (%(default)s)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -150,7 +141,7 @@ def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str)
         console = Console(width=_PIPE_WIDTH, file=io.StringIO(), record=True, highlight=False)
         console.print(table(details, title))
         for detail in details:
-            console.print(whole(detail, args.color, _PIPE_WIDTH))
+            console.print(whole(detail, _PIPE_WIDTH))
         console.save_html(args.html)
         print(f"page: {args.html}")
         return
@@ -158,7 +149,7 @@ def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str)
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     if args.full or len(details) == 1:
         for detail in details:
-            console.print(whole(detail, args.color, console.width))
+            console.print(whole(detail, console.width))
         return
     console.print(table(details, title))
     first = details[0].lineage.sample

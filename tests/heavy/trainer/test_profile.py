@@ -1,4 +1,4 @@
-"""`rlstreams profile`: a recorded step under torch's profiler makes the recorded weights."""
+"""`rerun-step --profile`: a recorded step under torch's profiler makes the recorded weights."""
 
 from __future__ import annotations
 
