@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 
@@ -77,13 +76,8 @@ class Watcher:
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._live.__exit__(kind, error, traceback)
+    def __exit__(self, *exc: object) -> None:
+        self._live.__exit__(*exc)
         self._feed.close()
 
     def apply(self, event: Event) -> None:
