@@ -20,7 +20,7 @@ from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.show.report.template import number
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.streams.lineage.stages import Stage
-from rlstreams.up.live.visible import visible
+from rlstreams.up.live.words import visible
 
 AUTHOR_STYLES = {"prompt": "bright_black", "environment": "magenta"}
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue", "green")

@@ -15,9 +15,7 @@ from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint, WorkerView
 from rlstreams.streams.views.pace import bottleneck, shortage
 from rlstreams.up.live.curve import Line, chart
-from rlstreams.up.live.input import LiveInput, ProcessInfo
-from rlstreams.up.live.visible import visible
-from rlstreams.up.live.words import clock, spelled, step_seconds
+from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, spelled, step_seconds, visible
 
 # Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue")

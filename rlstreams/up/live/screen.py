@@ -18,11 +18,9 @@ from rich.text import Text
 
 from rlstreams.streams.views.feed import StepPoint, ViewState
 from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
-from rlstreams.up.live.input import LiveInput, ProcessInfo
 from rlstreams.up.live.output import Output
 from rlstreams.up.live.panels import footer, header, learning, problem, queues, workers
-from rlstreams.up.live.visible import visible
-from rlstreams.up.live.words import KillMark, clock, over
+from rlstreams.up.live.words import LiveInput, clock, over, visible
 
 _FRAME = 2  # rows and columns that a panel's border takes
 _HEADER = 2
@@ -188,6 +186,3 @@ class LiveView:
         if self._output is not None:
             self._output.note("".join(f"{line}\n" for line in lines))
         self._live.update(Screen(given), refresh=True)
-
-
-__all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen"]

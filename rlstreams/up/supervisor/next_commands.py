@@ -20,8 +20,8 @@ _LONGEST = 80  # of a run's id, so that there is room for the seed
 
 def next_commands(ended: Ended) -> Sequence[str]:
     """What continues the run, what proves it, and another one like it, or what may be wrong."""
-    program, config, command = program_name(), ended.config, ended.command
-    resume = ended.resume
+    program, options = program_name(), ended.options
+    config, command, resume = options.config, options.command, options.resume
     if ended.outcome is Outcome.COMPLETE:
         resume = f"{command} --resume --steps {max(config.trainer.steps, ended.step) * 2}"
     commands = [resume, f"audit {shlex.quote(config.folder)}"]
@@ -71,14 +71,14 @@ def without(words: str, *fields: str) -> str:
 
 
 def _with_another_seed(ended: Ended) -> str:
-    config, replaced = ended.config, ["run.id", "run.seed"]
-    run_id, seed, folder = _free(config)
+    options, replaced = ended.options, ["run.id", "run.seed"]
+    run_id, seed, folder = _free(options.config)
     words = f"--run.id {run_id} --run.seed {seed}"
-    if "{id}" not in config.run.dir:  # two runs need two folders
+    if "{id}" not in options.config.run.dir:  # two runs need two folders
         replaced.append("run.dir")
         words += f" --run.dir {shlex.quote(folder)}"
-    steps = f" --steps {ended.steps_typed}" if ended.steps_typed else ""
-    return f"{without(ended.command, *replaced)}{steps} {words}"
+    steps = f" --steps {options.steps_typed}" if options.steps_typed else ""
+    return f"{without(options.command, *replaced)}{steps} {words}"
 
 
 def _free(config: RunConfig) -> tuple[str, int, str]:

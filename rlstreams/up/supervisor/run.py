@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Self
 
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
-from rlstreams.up.live.screen import ProcessInfo
+from rlstreams.up.live.words import ProcessInfo
 from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.drain import SAY_S, Drain
 from rlstreams.up.supervisor.fault_hook import FaultHook, Outcome

@@ -21,8 +21,8 @@ from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.run.place import BROKER_FOLDER
 from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
-from rlstreams.up.live.screen import KillMark, LiveInput, LiveView, ProcessInfo
-from rlstreams.up.live.words import passed_over_lines
+from rlstreams.up.live.screen import LiveView
+from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
 from rlstreams.up.supervisor.limits_watch import LimitsWatch, ask_holdings
 from rlstreams.up.supervisor.poison import PoisonWatch
 from rlstreams.up.supervisor.progress import Progress

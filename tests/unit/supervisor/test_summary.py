@@ -9,10 +9,9 @@ import pytest
 
 from rlstreams.__main__ import parser_of_all, split_overrides
 from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationState
-from rlstreams.up.supervisor.fault_hook import Ended, Outcome
+from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
 from rlstreams.up.supervisor.next_commands import model_lines, next_commands, program_name, without
 from rlstreams.up.supervisor.summary import accuracy_lines
-from rlstreams.up.supervisor.up import UpOptions
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.unit.report.sample_run import audit_report
 
@@ -49,10 +48,7 @@ def ended(
         steps_typed=steps_typed,
     )
     return Ended(
-        config=config,
-        command=options.command,
-        resume=options.resume,
-        steps_typed=steps_typed,
+        options=options,
         step=step,
         outcome=outcome,
         failure=None,
