@@ -67,7 +67,7 @@ class Plan:
 
     folder: Path
     columns: ColumnGuess
-    num_rows: int | None  # of the data set; None: unknown
+    is_small: bool  # few rows to train on
     rows: Sequence[Mapping[str, Any]]  # the first ones, as they are
     model: str  # empty: the demo's, copied into the project
     data_lines: Sequence[str]  # of [data]
@@ -114,14 +114,13 @@ def relative(path: Path, folder: Path) -> str:
 
 
 def _settings(plan: Plan) -> dict[str, str]:
-    is_small = plan.num_rows is not None and plan.num_rows < 200
     lines = _LARGE_LINES if plan.model else dict.fromkeys(_LARGE_LINES, "")
     return {
         "run_id": run_id(plan.folder),
         "data": "\n".join(plan.data_lines),
         "model": _model_lines(plan),
         "evaluation": _evaluation(plan),
-        "groups_per_step": "8" if is_small or plan.model else "16",
+        "groups_per_step": "8" if plan.is_small or plan.model else "16",
         "steps": "60",
         **(LARGE if plan.model else TINY),
         **lines,
