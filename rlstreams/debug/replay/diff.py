@@ -84,8 +84,6 @@ def diff(
     """Compare what both have.
 
     Args:
-        one: the account to hold on to.
-        other: what is compared with it.
         events: kinds to compare; none named: those that `other` holds.
         tolerance: numbers that are at most this far apart are equal.
         everything: also who wrote a record, when, and where things lie.

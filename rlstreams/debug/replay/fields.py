@@ -57,8 +57,6 @@ def differing(
     """Fields that differ, in the order of the schema.
 
     Args:
-        one: an event.
-        other: one of the same kind.
         tolerance: numbers that are at most this far apart are equal; 0: bit for bit.
         everything: also who, when and where.
     """

@@ -72,7 +72,6 @@ def fresh_run(
     """The run, its topics made and empty; an embedded broker runs while this is open.
 
     Args:
-        config: of the fresh run.
         schemas: that the recording holds: roles read it as they read the run.
         keep: leave the embedded broker running.
 
