@@ -99,7 +99,7 @@ def run_list(args: argparse.Namespace) -> int:
     """Print the letters; 0."""
     import shutil
 
-    from rlstreams.debug.letters.read import read_letters
+    from rlstreams.debug.letters.requeue import read_letters
     from rlstreams.debug.letters.text import json_line, table
 
     config = configuration(args.config, args.overrides)
@@ -124,7 +124,7 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print one letter; 1 if there is none."""
-    from rlstreams.debug.letters.read import read_letters
+    from rlstreams.debug.letters.requeue import read_letters
     from rlstreams.debug.letters.text import whole
     from rlstreams.streams.log.errors import ConfigError
 
@@ -156,8 +156,7 @@ def _tell_unreadable(count: int) -> None:
 
 def run_requeue(args: argparse.Namespace) -> int:
     """Ask; 0 only if each group that was named can be answered, and at least one was asked for."""
-    from rlstreams.debug.letters.read import read_letters
-    from rlstreams.debug.letters.requeue import request, select, select_by_reason
+    from rlstreams.debug.letters.requeue import read_letters, request, select, select_by_reason
     from rlstreams.streams.log.counted import counted
     from rlstreams.streams.log.errors import ConfigError
 

@@ -82,7 +82,7 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
     """Where rows go, finished at the end whatever ends it."""
     from contextlib import closing
 
-    from rlstreams.show.metrics.tables import CsvTable, JsonLines
+    from rlstreams.show.metrics.rows import CsvTable, JsonLines
 
     if args.format == "tensorboard":
         from rlstreams.show.metrics.tensorboard import TensorBoardFiles
