@@ -38,7 +38,6 @@ def add(subparsers: Commands) -> None:
         the mismatch of engine and trainer.
 
         --step N     only samples that step N trained on
-        --version N  only samples started at or before version N and ended at or after it
         --limit K  list at most K (%(default)s)
         --full     show each listed sample in full, not as a line
         --html FILE      write one page of them
@@ -51,14 +50,10 @@ def add(subparsers: Commands) -> None:
         """,
         usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
         step_={"type": int},
-        version_={"type": int},
         limit_={"type": int, "default": 10},
     )
     add_run(parser, metavar="SAMPLE | RUN", is_log=True, before=_WHICH)
-    rank = parser.add_mutually_exclusive_group()
-    rank.add_argument("--worst", choices=_MEASURES, help="list the worst first")
-    rank.add_argument("--best", choices=_MEASURES, help="list the best first")
-    parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
+    parser.add_argument("--worst", choices=_MEASURES, help="list the worst first")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,35 +89,24 @@ def _lineages(log: RunLog, args: argparse.Namespace, wanted: Sequence[str]) -> l
     if not wanted:
         found = [str(one.sample) for one in choose(log, query)]
         return log.samples(*found) if found else []
-    if args.worst or args.best or args.step is not None or args.version is not None:
-        raise ConfigError("name samples, or rank them by --worst, --best, --step or --version")
+    if args.worst or args.step is not None:
+        raise ConfigError("name samples, or rank them by --worst or --step")
     return log.samples(*wanted)
 
 
 def _query(args: argparse.Namespace) -> Query:
     from rlstreams.debug.inspect.choose import Measure, Query
 
-    named = args.worst or args.best
-    if not named and args.step is None:
-        named = Measure.MISMATCH
-    return Query(
-        by=Measure(named) if named else None,
-        best=bool(args.best),
-        step=args.step,
-        version=args.version,
-        purpose=args.purpose,
-        limit=args.limit,
-    )
+    named = args.worst or ("" if args.step is not None else Measure.MISMATCH)
+    return Query(by=Measure(named) if named else None, step=args.step, limit=args.limit)
 
 
 def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
     if wanted:
         return f"{name}: {', '.join(wanted)}"
-    end, measure = ("best", args.best) if args.best else ("worst", args.worst)
     parts = [f"step {args.step}"] if args.step is not None else []
-    parts += [f"version {args.version}"] if args.version is not None else []
-    if measure or not parts:
-        parts.append(f"{end} by {measure or 'mismatch'}")
+    if args.worst or not parts:
+        parts.append(f"worst by {args.worst or 'mismatch'}")
     return f"{name}: {', '.join(parts)}"
 
 
