@@ -45,7 +45,6 @@ COMMANDS = (
     "replay",
     "diff",
     "rerun-step",
-    "profile",
     "engine",
     "config",
 )

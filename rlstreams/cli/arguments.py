@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ def command(
         name,
         help=about,
         description=" ".join(told[""].split()) or None,
-        epilog=examples(*told["rlstreams "].splitlines()),
+        epilog=EXAMPLES + textwrap.indent(told["rlstreams "], "  "),
         usage=usage,
     )
     parser.set_defaults(run=run)
@@ -99,11 +100,6 @@ def options(
         else:
             given["action"] = "store_true"
         parser.add_argument(name, **given)
-
-
-def examples(*lines: str) -> str:
-    """The end of a command's help; a test parses each line."""
-    return EXAMPLES + "\n".join(f"  {line}" for line in lines)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -68,7 +68,7 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run it; 0 only if all faults happened and nothing broke."""
     from rlstreams.start.chaos.run import ChaosOptions, chaos
-    from rlstreams.up.supervisor.up import UpOptions
+    from rlstreams.up.supervisor.fault_hook import UpOptions
     from rlstreams.workers.config.load import load
 
     overrides = [*args.overrides, "--demo.kills=[]"]  # the plan kills enough

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
 
 _ACTIONS = {
     "pause": ("paused", "finish what is begun, begin nothing new; weights are still pulled"),
@@ -13,7 +13,7 @@ _ACTIONS = {
 }
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
     parser = subparsers.add_parser(
         "control",
@@ -23,11 +23,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for action, (_, about) in _ACTIONS.items():
-        one = actions.add_parser(
-            action, help=about, epilog=examples(f"rlstreams control {action} runs/demo")
-        )
-        add_run(one)
-        one.set_defaults(run=run)
+        add_run(command(actions, action, run, f"{about}\n\nrlstreams control {action} runs/demo"))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run, options
 
 if TYPE_CHECKING:
     from rlstreams.schemas.events import DeadLetter
-    from rlstreams.streams.log.bus import Bus
-    from rlstreams.workers.config.run import RunConfig
 
 _WHICH = "LETTER: by its sample or its record's offset; "
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
@@ -101,34 +99,32 @@ def run_list(args: argparse.Namespace) -> int:
     """Print the letters; 0."""
     import shutil
 
-    from rlstreams.debug.letters.read import read_letters
+    from rlstreams.debug.letters.requeue import read_letters
     from rlstreams.debug.letters.text import json_line, table
 
-    def print_them(bus: Bus, config: RunConfig) -> int:
-        found = read_letters(bus, config.deadlines.commit_s)
-        letters = [
-            letter
-            for letter in found.view.letters
-            if args.reason in ("", letter.event.reason)
-            and args.role in ("", letter.event.role)
-            and args.group in ("", letter.event.group_id)
-        ]
-        if args.json:
-            for letter in letters:
-                print(json_line(found.view, letter))
-            return 0
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        print(table(found.view, letters, width))
-        if found.num_unreadable:
-            print(_unreadable(found.num_unreadable))
+    config = configuration(args.config, args.overrides)
+    with opened_run(config) as log:
+        found = read_letters(log.bus, config.deadlines.commit_s)
+    letters = [
+        letter
+        for letter in found.view.letters
+        if args.reason in ("", letter.event.reason)
+        and args.role in ("", letter.event.role)
+        and args.group in ("", letter.event.group_id)
+    ]
+    if args.json:
+        for letter in letters:
+            print(json_line(found.view, letter))
         return 0
-
-    return _on_bus(args.config, args.overrides, print_them)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    print(table(found.view, letters, width))
+    _tell_unreadable(found.num_unreadable)
+    return 0
 
 
 def run_show(args: argparse.Namespace) -> int:
     """Print one letter; 1 if there is none."""
-    from rlstreams.debug.letters.read import read_letters
+    from rlstreams.debug.letters.requeue import read_letters
     from rlstreams.debug.letters.text import whole
     from rlstreams.streams.log.errors import ConfigError
 
@@ -140,42 +136,37 @@ def run_show(args: argparse.Namespace) -> int:
             "`rlstreams dead-letters list` has them"
         )
     is_wanted = _matcher(words[0])
-
-    def print_it(bus: Bus, config: RunConfig) -> int:
-        found = read_letters(bus, config.deadlines.commit_s, keep_bytes=is_wanted)
-        view = found.view
-        letters = [letter for letter in view.letters if is_wanted(letter.event)]
-        print(
-            "\n\n".join(whole(view, letter, bus.schemas()) for letter in letters)
-            or f"no dead letter of {words[0]}"
-        )
-        if not letters and found.num_unreadable:
-            print(_unreadable(found.num_unreadable))
-        return 0 if letters else 1
-
-    return _on_bus([w for w in args.config if w not in words], args.overrides, print_it)
+    config = configuration([w for w in args.config if w not in words], args.overrides)
+    with opened_run(config) as log:
+        found = read_letters(log.bus, config.deadlines.commit_s, keep_bytes=is_wanted)
+        letters = [letter for letter in found.view.letters if is_wanted(letter.event)]
+        shown = [whole(found.view, letter, log.bus.schemas()) for letter in letters]
+    print("\n\n".join(shown) or f"no dead letter of {words[0]}")
+    if not shown:
+        _tell_unreadable(found.num_unreadable)
+    return 0 if shown else 1
 
 
-def _unreadable(count: int) -> str:
+def _tell_unreadable(count: int) -> None:
     from rlstreams.streams.log.counted import counted
 
-    return f"{counted(count, 'record')} in these topics could not be decoded"
+    if count:
+        print(f"{counted(count, 'record')} in these topics could not be decoded")
 
 
 def run_requeue(args: argparse.Namespace) -> int:
     """Ask; 0 only if each group that was named can be answered, and at least one was asked for."""
-    from rlstreams.debug.letters.read import read_letters
-    from rlstreams.debug.letters.requeue import request, select, select_by_reason
+    from rlstreams.debug.letters.requeue import read_letters, request, select, select_by_reason
     from rlstreams.streams.log.counted import counted
     from rlstreams.streams.log.errors import ConfigError
 
     groups = [w for w in args.config if _GROUP.fullmatch(w)]
     if bool(groups) == (args.all or bool(args.reason)):
         raise ConfigError("requeue takes groups by number, or --reason, or --all: one of the three")
-
-    def ask(bus: Bus, config: RunConfig) -> int:
-        view = read_letters(bus, config.deadlines.commit_s).view
-        limit = config.prompts.max_replacements
+    config = configuration([w for w in args.config if w not in groups], args.overrides)
+    limit = config.prompts.max_replacements
+    with opened_run(config) as log:
+        view = read_letters(log.bus, config.deadlines.commit_s).view
         if groups:
             chosen = select(view, groups, limit)
         else:
@@ -185,26 +176,15 @@ def run_requeue(args: argparse.Namespace) -> int:
         if chosen.refused or not chosen.groups:
             print("nothing was requested", file=sys.stderr)
             return 1
-        request(bus, config.run.id, chosen.groups, args.reason or "asked by number")
-        print(f"requested {counted(len(chosen.groups), 'group')} again: {', '.join(chosen.groups)}")
-        if view.ledger.at_target:
-            target = view.ledger.step_target
-            print(
-                f"the run has made its {target} steps: nobody will answer until it is "
-                f"resumed with more, `rlstreams up ... --resume --steps {target + 1}`"
-            )
-        return 0
-
-    return _on_bus([w for w in args.config if w not in groups], args.overrides, ask)
-
-
-def _on_bus(
-    names: Sequence[str], overrides: Sequence[str], work: Callable[[Bus, RunConfig], int]
-) -> int:
-
-    config = configuration(names, overrides)
-    with opened_run(config) as log:
-        return work(log.bus, config)
+        request(log.bus, config.run.id, chosen.groups, args.reason or "asked by number")
+    print(f"requested {counted(len(chosen.groups), 'group')} again: {', '.join(chosen.groups)}")
+    if view.ledger.at_target:
+        target = view.ledger.step_target
+        print(
+            f"the run has made its {target} steps: nobody will answer until it is "
+            f"resumed with more, `rlstreams up ... --resume --steps {target + 1}`"
+        )
+    return 0
 
 
 def _matcher(word: str) -> Callable[[DeadLetter], bool]:

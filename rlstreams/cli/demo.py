@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlstreams.cli.arguments import Commands, add_no_live, command, whole
 
 if TYPE_CHECKING:
-    from rlstreams.up.supervisor.up import UpOptions
+    from rlstreams.up.supervisor.fault_hook import UpOptions
 
 NAME = "demo"
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def up_options(args: argparse.Namespace) -> UpOptions:
     """What `up` is to do: a run that is new, or with `--resume` the one that is there."""
-    from rlstreams.up.supervisor.up import UpOptions
+    from rlstreams.up.supervisor.fault_hook import UpOptions
     from rlstreams.workers.config.load import load
     from rlstreams.workers.config.packaged import example
 

@@ -24,12 +24,11 @@ def add(subparsers: Commands) -> None:
         """
         compare two recordings or runs, record by record, field by field
 
-        Pairs records by sample, step or version. Writers, times and offsets are ignored unless
-        --everything is given. Exit status 1 if something differs.
+        Pairs records by sample, step or version. Writers, times and offsets are ignored. Exit
+        status 1 if something differs.
 
         --events A,B   e.g. ScoredTrajectory
         --tolerance X  numbers this close are equal (0)
-        --everything   also compare writers, times and offsets
 
         rlstreams diff recordings/demo runs/demo-2
         rlstreams diff a b --events ScoredTrajectory --tolerance 1e-6
@@ -53,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
             f"--events: {', '.join(sorted(unknown))} cannot be paired; known: {', '.join(PAIRED)}"
         )
     with _opened(args.one) as one, _opened(args.other) as other:
-        found = diff(
-            one, other, events=events, tolerance=args.tolerance, everything=args.everything
-        )
+        found = diff(one, other, events=events, tolerance=args.tolerance)
     print("\n".join(lines(found)))
     return 0 if found and all(summary.is_equal for summary in found) else 1
 

@@ -91,22 +91,18 @@ def described(schema: pa.Schema) -> str:
 
 
 def _schema(table: str) -> pa.Schema:
-    import difflib
-
     from rlstreams.show.export.event_table import EVENT_TABLES, event_schema
     from rlstreams.show.export.sample_table import SCHEMA
     from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.workers.config.nearest import meant
 
     if table == SAMPLES:
         return SCHEMA
     if table in EVENT_TABLES:
         return event_schema(EVENT_TABLES[table])
     known = (SAMPLES, *EVENT_TABLES)
-    near = difflib.get_close_matches(table, known, 1)
-    raise ConfigError(
-        f"--table {table!r} is unknown; "
-        + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
-    )
+    near = meant(table, known) or f"; known: {', '.join(known)}"
+    raise ConfigError(f"--table {table!r} is unknown{near}")
 
 
 def _rows(log: RunLog, spelled: Spelling, args: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
@@ -124,5 +120,5 @@ def _rows(log: RunLog, spelled: Spelling, args: argparse.Namespace) -> Iterator[
         for row in sample_rows(log, spelled)
         if args.purpose in ("", row["purpose"])
         and (args.min_reward is None or row["reward"] >= args.min_reward)
-        and (args.step is None or row["step"] == args.step)
+        and (args.step is None or row.get("step") == args.step)
     )

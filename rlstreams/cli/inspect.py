@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = re.compile(r"(\d+|e\d+-\d+)/\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
-_MEASURES = (
-    "mismatch",
-    "reward",
-    "staleness",
-    "tokens",
-    "duration",
-)  # `choose.Measure`
-_COLORS = ("version", "author", "difference")
+_MEASURES = ("mismatch", "reward", "staleness", "tokens", "duration")  # `choose.Measure`
 _PIPE_WIDTH = 160
 _WHICH = "SAMPLE: 12/3, or 12 for all samples of group 12; "
 
@@ -45,7 +38,6 @@ def add(subparsers: Commands) -> None:
         the mismatch of engine and trainer.
 
         --step N     only samples that step N trained on
-        --version N  only samples started at or before version N and ended at or after it
         --limit K  list at most K (%(default)s)
         --full     show each listed sample in full, not as a line
         --html FILE      write one page of them
@@ -58,16 +50,10 @@ def add(subparsers: Commands) -> None:
         """,
         usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
         step_={"type": int},
-        version_={"type": int},
         limit_={"type": int, "default": 10},
     )
     add_run(parser, metavar="SAMPLE | RUN", is_log=True, before=_WHICH)
-    rank = parser.add_mutually_exclusive_group()
-    rank.add_argument("--worst", choices=_MEASURES, help="list the worst first")
-    rank.add_argument("--best", choices=_MEASURES, help="list the best first")
-    parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
-    parser.add_argument("--color", choices=_COLORS, default="version",
-                        help="color tokens by this (%(default)s)")  # fmt: skip
+    parser.add_argument("--worst", choices=_MEASURES, help="list the worst first")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,35 +89,24 @@ def _lineages(log: RunLog, args: argparse.Namespace, wanted: Sequence[str]) -> l
     if not wanted:
         found = [str(one.sample) for one in choose(log, query)]
         return log.samples(*found) if found else []
-    if args.worst or args.best or args.step is not None or args.version is not None:
-        raise ConfigError("name samples, or rank them by --worst, --best, --step or --version")
+    if args.worst or args.step is not None:
+        raise ConfigError("name samples, or rank them by --worst or --step")
     return log.samples(*wanted)
 
 
 def _query(args: argparse.Namespace) -> Query:
     from rlstreams.debug.inspect.choose import Measure, Query
 
-    named = args.worst or args.best
-    if not named and args.step is None:
-        named = Measure.MISMATCH
-    return Query(
-        by=Measure(named) if named else None,
-        best=bool(args.best),
-        step=args.step,
-        version=args.version,
-        purpose=args.purpose,
-        limit=args.limit,
-    )
+    named = args.worst or ("" if args.step is not None else Measure.MISMATCH)
+    return Query(by=Measure(named) if named else None, step=args.step, limit=args.limit)
 
 
 def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
     if wanted:
         return f"{name}: {', '.join(wanted)}"
-    end, measure = ("best", args.best) if args.best else ("worst", args.worst)
     parts = [f"step {args.step}"] if args.step is not None else []
-    parts += [f"version {args.version}"] if args.version is not None else []
-    if measure or not parts:
-        parts.append(f"{end} by {measure or 'mismatch'}")
+    if args.worst or not parts:
+        parts.append(f"worst by {args.worst or 'mismatch'}")
     return f"{name}: {', '.join(parts)}"
 
 
@@ -150,7 +125,7 @@ def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str)
         console = Console(width=_PIPE_WIDTH, file=io.StringIO(), record=True, highlight=False)
         console.print(table(details, title))
         for detail in details:
-            console.print(whole(detail, args.color, _PIPE_WIDTH))
+            console.print(whole(detail, _PIPE_WIDTH))
         console.save_html(args.html)
         print(f"page: {args.html}")
         return
@@ -158,7 +133,7 @@ def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str)
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     if args.full or len(details) == 1:
         for detail in details:
-            console.print(whole(detail, args.color, console.width))
+            console.print(whole(detail, console.width))
         return
     console.print(table(details, title))
     first = details[0].lineage.sample

@@ -82,7 +82,7 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
     """Where rows go, finished at the end whatever ends it."""
     from contextlib import closing
 
-    from rlstreams.show.metrics.tables import CsvTable, JsonLines
+    from rlstreams.show.metrics.rows import CsvTable, JsonLines
 
     if args.format == "tensorboard":
         from rlstreams.show.metrics.tensorboard import TensorBoardFiles
@@ -102,20 +102,23 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
 
 
 def _serve(bus: Bus, run_id: str, port: int) -> None:
-    from rlstreams.show.metrics.prometheus import Latest, served
+    from rlstreams.show.metrics.prometheus import served
     from rlstreams.streams.log.errors import BrokerError
     from rlstreams.streams.views.feed import Feed, Views
 
-    views, latest = Views(), Latest()
-    feed = Feed(bus, views)
+    views = Views()
+    feed, latest = Feed(bus, views), views.state  # a frozen snapshot, for another thread
     try:
-        with served(run_id, latest, port) as found, suppress(KeyboardInterrupt, BrokerError):
+        with (
+            served(run_id, lambda: latest, port) as found,
+            suppress(KeyboardInterrupt, BrokerError),
+        ):
             print(f"metrics of run {run_id}: http://127.0.0.1:{found}/metrics", file=sys.stderr)
             due_s = 0.0
             while True:
                 num_records = feed.poll(1.0)
                 if not num_records or time.monotonic() >= due_s:
-                    latest.set(views.state)
+                    latest = views.state
                     due_s = time.monotonic() + 1.0
     finally:
         feed.close()

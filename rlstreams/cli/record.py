@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +37,6 @@ def add(subparsers: Commands) -> None:
         --follow       until the run is done, or Ctrl-C
         --weights      copy the run's weight versions, for replays of the log-prob role
         --checkpoints  copy its checkpoints, for rerun-step
-        --json         list, verify: a JSON object a line
 
         rlstreams record runs/demo
         rlstreams record run.toml --follow --weights --checkpoints
@@ -57,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     Or list and verify: 0 if something is there, and nothing of it is missing or was changed.
     """
     if args.config[0] in ACTIONS:
-        return _list(args.config[1:], is_read=args.config[0] == "verify", as_json=args.json)
+        return _list(args.config[1:], is_read=args.config[0] == "verify")
     from rlstreams.debug.replay.record import record
     from rlstreams.workers.loop.runtime import Stop
 
@@ -140,7 +138,7 @@ def _tell(result: RecordingResult, options: RecordingOptions) -> int:
     return 1
 
 
-def _list(names: list[str], *, is_read: bool, as_json: bool) -> int:
+def _list(names: list[str], *, is_read: bool) -> int:
     from rlstreams.streams.recording import Recording, RecordingError
     from rlstreams.streams.recording.verify import verify
     from rlstreams.streams.run.places import check_place
@@ -151,26 +149,20 @@ def _list(names: list[str], *, is_read: bool, as_json: bool) -> int:
     found = [folder for name in names or ["recordings"] for folder in _folders(Path(name))]
     if not found:
         message = f"no recording in {', '.join(names) or 'recordings'}"
-        out = sys.stderr if as_json else sys.stdout
-        print(f"{message}; make one: rlstreams record RUN", file=out)
+        print(f"{message}; make one: rlstreams record RUN")
         return 1
     num_bad = 0
-    if not as_json:
-        print(f"{'recording':<28} {'run':<14} {'state':<9} {'records':>9}  steps   time (UTC)")
+    print(f"{'recording':<28} {'run':<14} {'state':<9} {'records':>9}  steps   time (UTC)")
     for folder in found:
         try:
             with Recording(folder) as recording:
-                row, problems = _row(recording), recording.problems
+                line, problems = _line(recording), recording.problems
             if is_read:
                 problems = [*verify(folder).problems]
         except RecordingError as err:
-            row, problems = {"recording": str(folder)}, [str(err)]
+            line, problems = str(folder), [str(err)]
         num_bad += bool(problems)
-        if as_json:
-            verified = {"verified": True} if is_read else {}
-            print(json.dumps({**row, **verified, "problems": problems}))
-            continue
-        print(_line(row) + ("  every byte verified" if is_read and not problems else ""))
+        print(line + ("  every byte verified" if is_read and not problems else ""))
         print("".join(f"  {problem}\n" for problem in problems), end="")
     return 1 if num_bad else 0
 
@@ -186,37 +178,16 @@ def _folders(folder: Path) -> list[Path]:
     return [folder] if is_one(folder) else sorted(filter(is_one, folder.glob("*/")))
 
 
-def _row(recording: Recording) -> dict[str, object]:
+def _line(recording: Recording) -> str:
     from rlstreams.schemas.events import StepCompleted
-
-    manifest, span = recording.manifest, recording.time_span or (None, None)
-    steps = [record.event.step for record in recording.events(StepCompleted)]
-    return {
-        "recording": str(recording.folder),
-        "run": manifest.run,
-        "state": manifest.state,
-        "records": recording.num_records,
-        "steps": [min(steps), max(steps)] if steps else None,
-        "first_ms": span[0],
-        "last_ms": span[1],
-        "selection": manifest.selection,
-    }
-
-
-def _line(row: dict[str, object]) -> str:
-    if "run" not in row:
-        return f"{row['recording']}"
-    steps = row["steps"]
-    of = f"{steps[0]}-{steps[-1]}" if isinstance(steps, list) else "none"
-    selection = row["selection"]
-    picked = f"  only {selection}" if selection else ""
-    return (
-        f"{row['recording']:<28} {row['run']:<14} {row['state']:<9} {row['records']:>9,}  "
-        f"{of:<7} {_time(row['first_ms'])} to {_time(row['last_ms'])[11:]}{picked}"
-    )
-
-
-def _time(ms: object) -> str:
     from rlstreams.streams.log.utc import utc_text
 
-    return utc_text(ms) if isinstance(ms, int) else "-"
+    manifest, span = recording.manifest, recording.time_span
+    steps = [record.event.step for record in recording.events(StepCompleted)]
+    of = f"{min(steps)}-{max(steps)}" if steps else "none"
+    time = f"{utc_text(span[0])} to {utc_text(span[1])[11:]}" if span else "- to "
+    picked = f"  only {manifest.selection}" if manifest.selection else ""
+    return (
+        f"{recording.folder!s:<28} {manifest.run:<14} {manifest.state:<9} "
+        f"{recording.num_records:>9,}  {of:<7} {time}{picked}"
+    )

@@ -39,7 +39,6 @@ def add(subparsers: Commands) -> None:
         --as RUN_ID            id of the fresh run (default: the recorded id plus -replay)
         --dir DIR              its folder (runs/RUN_ID)
         --bootstrap HOST:PORT  a broker; default: an embedded one
-        --keep                 leave the embedded broker running
 
         rlstreams replay recordings/demo --as slow --speed 2 --from step:5
         rlstreams replay recordings/demo --into trainer
@@ -124,7 +123,7 @@ def _fresh(args: argparse.Namespace, recording: Recording) -> AbstractContextMan
     from rlstreams.debug.replay.target import fresh_run, replay_config
 
     config = replay_config(recording, run_id=args.run_id, folder=args.dir, bootstrap=args.bootstrap)
-    return fresh_run(config, schemas=[*recording.schemas.values()], keep=args.keep)
+    return fresh_run(config, schemas=[*recording.schemas.values()])
 
 
 def _count(recording: Recording, selection: Selection) -> None:

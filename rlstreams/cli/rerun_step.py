@@ -7,12 +7,8 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import Commands, add_run, command, opened, set_threads, whole
-
-if TYPE_CHECKING:
-    from rlstreams.debug.rerun.rerun import Rerun
 
 
 def add(subparsers: Commands) -> None:
@@ -32,10 +28,12 @@ def add(subparsers: Commands) -> None:
                            repeatable
         --checkpoints DIR  also look here
         --model DIR        where the model folder is now
-        --json             the findings as one JSON object
+        --profile FILE     instead, do it twice and write a torch trace of the second time, for
+                           https://ui.perfetto.dev; print the kernels that take longest
 
         rlstreams rerun-step 7 recordings/demo
         rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01
+        rlstreams rerun-step 7 runs/demo --profile step-7.json
         """,
         set_={"dest": "settings", "action": "append", "default": []},
         checkpoints_={"action": "append", "default": []},
@@ -61,23 +59,24 @@ def run(args: argparse.Namespace) -> int:
         path = args.model or found_config.model.path
         config = replace(found_config, model=replace(found_config.model, path=path))
         set_threads(config.model.threads)
+        from rlstreams.debug.rerun.profile import profile
         from rlstreams.debug.rerun.rerun import rerun
+        from rlstreams.debug.rerun.text import lines
 
         extra = [Path(name) for name in args.checkpoints]
+        folders = [found_run.folder / "checkpoints", *extra]
+        if args.profile:
+            out = Path(args.profile)
+            traced = profile(found_run.log.bus, config, args.step, checkpoints=folders, out=out)
+            print("\n".join(traced.lines(args.step, out)))
+            return 0
         found = rerun(
             found_run.log.bus,
             config,
             args.step,
-            checkpoints=[found_run.folder / "checkpoints", *extra],
+            checkpoints=folders,
             weights=[found_run.folder / "weights"],
             change=partial(changed_config, settings=args.settings) if args.settings else None,
         )
-    return _tell(args, found)
-
-
-def _tell(args: argparse.Namespace, found: Rerun) -> int:
-    from rlstreams.debug.rerun.text import as_json, lines
-    from rlstreams.streams.log.plain_json import plain_json
-
-    print(plain_json(as_json(found)) if args.json else "\n".join(lines(found)))
+    print("\n".join(lines(found)))
     return 0 if found.is_equal else 1

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from rlstreams.cli.arguments import Commands, add_config, add_run, configuration, examples
+from rlstreams.cli.arguments import Commands, add_config, add_run, command, configuration
 
 
 def add(subparsers: Commands) -> None:
     """Register the command."""
     parser = subparsers.add_parser("topics", help="create or list the topics of a run")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    apply = actions.add_parser(
-        "apply",
-        help="create missing topics, lengthen retention; refuse other partition counts",
-        epilog=examples("rlstreams topics apply run.toml --broker.bootstrap=10.0.0.5:9092"),
-    )
-    add_config(apply)
-    listed = actions.add_parser(
-        "list",
-        help="each topic with partitions, records, writers and readers",
-        description="Exit status 1 if a topic is missing.",
-        epilog=examples("rlstreams topics list runs/demo"),
-    )
-    add_run(listed)
-    for action in (apply, listed):
-        action.set_defaults(run=run)
+    apply = """create missing topics, lengthen retention; refuse other partition counts
+
+        rlstreams topics apply run.toml --broker.bootstrap=10.0.0.5:9092
+        """
+    add_config(command(actions, "apply", run, apply))
+    listed = """each topic with partitions, records, writers and readers
+
+        Exit status 1 if a topic is missing.
+
+        rlstreams topics list runs/demo
+        """
+    add_run(command(actions, "list", run, listed))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     check_secrets(loaded)
     if args.dry_run:
         return _dry_run(loaded)
-    from rlstreams.up.supervisor.up import UpOptions, up
+    from rlstreams.up.supervisor.fault_hook import UpOptions
+    from rlstreams.up.supervisor.up import up
 
     command = shlex.join(["up", *args.config, *args.overrides])
     return up(

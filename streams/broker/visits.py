@@ -74,11 +74,6 @@ def visited(broker: Broker) -> Iterator[str]:
                 _stop_unvisited(broker, visits)
 
 
-def keep(broker: Broker) -> None:
-    """Let it run on when the visit is over."""
-    _Visits(broker.folder).unmark()
-
-
 @contextmanager
 def owned(broker: Broker) -> Iterator[State]:
     """As its owner, who stops the broker at the end, but not under the eyes of a visitor."""

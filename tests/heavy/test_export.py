@@ -178,7 +178,7 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["export", "FOLDER"], "export needs --out"),
         (["export", "FOLDER", "--out", "x.csv"], "must end in .parquet or .jsonl"),
         (["export", "FOLDER", "--out", "-", "--table", "step"], "--table 'step' is unknown"),
-        (["export", "FOLDER", "--out", "-", "--table", "prompts"], "did you mean prompt?"),
+        (["export", "FOLDER", "--out", "-", "--table", "prompts"], "did you mean 'prompt'?"),
         (
             ["export", "FOLDER", "--out", "-", "--table", "prompt", "--step", "1"],
             "narrow the table samples only",

@@ -34,7 +34,7 @@ def test_both_ways_to_start_a_worker_run_the_same_command(tmp_path: Path) -> Non
         (PlainSpawner(), ForkSpawner(context, "rlstreams.workers.loop.runtime"))
     ):
         spec = ChildSpec(
-            role="prompts", ordinal=number, config=config, log=tmp_path / f"{number}.log",
+            role="logprob", ordinal=number, config=config, log=tmp_path / f"{number}.log",
             instance="i",
         )  # fmt: skip
         child = spawner.spawn(spec)

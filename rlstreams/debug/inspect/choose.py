@@ -20,13 +20,10 @@ class Measure(StrEnum):
     """What samples are ranked by."""
 
     MISMATCH = "mismatch"  # largest token difference of proximal and behavior log-prob, nats
-    REWARD = "reward"
+    REWARD = "reward"  # the only one whose lowest is the worst
     STALENESS = "staleness"  # of its oldest trained segment, versions
     TOKENS = "tokens"  # sampled by the policy
     DURATION = "duration"  # of the rollout, ms
-
-
-LOWEST_IS_WORST = frozenset({Measure.REWARD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,24 +31,12 @@ class Query:
     """What is looked for."""
 
     by: Measure | None = None  # None: in the order of the step's batch
-    best: bool = False  # the other end of the measure
     step: int | None = None  # only samples that this step trained on
-    version: int | None = None  # only samples whose oldest and newest version enclose this one
-    purpose: str = ""  # "train" or "evaluate"; empty: both
     limit: int = 10
 
     def __post_init__(self) -> None:
         if self.limit < 1:
             raise ConfigError(f"limit must be at least 1, got {self.limit}")
-        if self.by in (None, Measure.STALENESS) and (self.version is not None or self.purpose):
-            raise ConfigError(
-                "version and purpose narrow a ranking by mismatch, reward, tokens or duration"
-            )
-
-    @property
-    def wants_lowest(self) -> bool:
-        """Whether small values come first."""
-        return (self.by in LOWEST_IS_WORST) != self.best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +65,7 @@ def choose(log: RunLog, query: Query) -> list[Found]:
 
 def _extreme(found: Iterable[Found], query: Query) -> list[Found]:
     """Of a stream, the few at the end that is wanted; of equal ones the earlier."""
-    sign = 1.0 if query.wants_lowest else -1.0
+    sign = 1.0 if query.by is Measure.REWARD else -1.0
     return heapq.nsmallest(
         query.limit,
         (one for one in found if not math.isnan(one.value)),
@@ -111,11 +96,11 @@ def _members(event: StepCompleted) -> Iterator[Found]:
 
 
 def _scanned(log: RunLog, query: Query, wanted: Collection[SampleId] | None) -> Iterator[Found]:
-    """Every trajectory that the query admits, with its value."""
+    """Every trajectory that is wanted, with its value."""
     groups = None if wanted is None else {sample.group_id for sample in wanted}
     for trajectory, value in _measured(log, query.by, groups):
         sample = SampleId(trajectory.group_id, trajectory.sample)
-        if (wanted is None or sample in wanted) and _is_admitted(trajectory, query):
+        if wanted is None or sample in wanted:
             yield Found(sample=sample, value=value)
 
 
@@ -138,12 +123,3 @@ def _measured(
             yield event, sum(len(segment.token_ids) for segment in sampled)
         else:
             yield event, event.finished_at_ms - event.started_at_ms
-
-
-def _is_admitted(trajectory: Trajectory, query: Query) -> bool:
-    if query.purpose not in ("", trajectory.purpose):
-        return False
-    versions = [s.policy_version for s in trajectory.segments if s.author == "policy"]
-    return query.version is None or (
-        bool(versions) and (min(versions) <= query.version <= max(versions))
-    )

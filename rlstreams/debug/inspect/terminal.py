@@ -7,7 +7,6 @@ token `[/INST]` is an error and `[i]` vanishes.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -21,15 +20,10 @@ from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.show.report.template import number
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.streams.lineage.stages import Stage
-from rlstreams.up.live.visible import visible
+from rlstreams.up.live.words import visible
 
-# Nats; a factor of 1.01, 1.05, 1.2, 2.7 in probability: steps that an eye can tell apart.
-DIFFERENCE_BOUNDS = (0.01, 0.05, 0.2, 1.0)
-AUTHOR_STYLES = {"prompt": "bright_black", "policy": "cyan", "environment": "magenta"}
+AUTHOR_STYLES = {"prompt": "bright_black", "environment": "magenta"}
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue", "green")
-# From no difference to the largest; below zero the policy that sampled was the surer one.
-LOWER_STYLES = ("", "blue", "bold blue", "reverse blue", "bold reverse blue")
-HIGHER_STYLES = ("", "yellow", "red", "reverse red", "bold reverse red")
 _OUTCOMES = {
     Outcome.TRAINED: "green",
     Outcome.EVALUATED: "green",
@@ -42,8 +36,8 @@ _WORST = 5
 _SNIPPET = 48
 
 
-def whole(detail: SampleDetail, color: str = "version", width: int = WIDE) -> RenderableType:
-    """One sample: figures, tokens coloured by `color`, its worst tokens, its lineage."""
+def whole(detail: SampleDetail, width: int = WIDE) -> RenderableType:
+    """One sample: figures, tokens colored by version, its worst tokens, its lineage."""
     parts: list[RenderableType] = [
         Rule(Text(f" {detail.lineage.sample} ", "bold"), align="left", style="bright_black"),
         _figures(detail),
@@ -51,8 +45,8 @@ def whole(detail: SampleDetail, color: str = "version", width: int = WIDE) -> Re
     if detail.tokens is not None:
         parts += [
             _heading("tokens"),
-            _legend(detail, color),
-            Padding(_tokens(detail, color), (0, 2)),
+            _legend(detail),
+            Padding(_tokens(detail), (0, 2)),
         ]
         parts += [_worst(detail)] if detail.worst_tokens(1) else []
     if detail.problem:
@@ -132,22 +126,10 @@ def _figures(detail: SampleDetail) -> Text:
     return line
 
 
-def _legend(detail: SampleDetail, color: str) -> Text:
+def _legend(detail: SampleDetail) -> Text:
     line = Text("  ")
-    if color == "author":
-        for name, style in AUTHOR_STYLES.items():
-            line += Text.assemble((name, style), "  ")
-    elif color == "difference":
-        bounds = [0.0, *DIFFERENCE_BOUNDS]
-        line += Text("proximal - behavior log-prob, nats: lower ", "bright_black")
-        for low, style in list(zip(bounds, LOWER_STYLES, strict=True))[:0:-1]:
-            line += Text.assemble((f"{low:g}", style), " ")
-        line += Text("higher ", "bright_black")
-        for low, style in list(zip(bounds, HIGHER_STYLES, strict=True))[1:]:
-            line += Text.assemble((f"{low:g}", style), " ")
-    else:
-        for version in detail.versions:
-            line += Text.assemble((f"version {version}", _version_style(detail, version)), "  ")
+    for version in detail.versions:
+        line += Text.assemble((f"version {version}", _version_style(detail, version)), "  ")
     return line
 
 
@@ -155,27 +137,17 @@ def _version_style(detail: SampleDetail, version: int) -> str:
     return VERSION_STYLES[detail.versions.index(version) % len(VERSION_STYLES)]
 
 
-def _tokens(detail: SampleDetail, color: str) -> Text:
+def _tokens(detail: SampleDetail) -> Text:
     tokens = detail.tokens
     assert tokens is not None
     text = Text()
-    difference_N = tokens.difference_N.tolist()
     for at, word in enumerate(detail.words):
         author = tokens.authors[int(tokens.segment_N[at])]
-        if author != "policy" or color == "author":
-            style = AUTHOR_STYLES.get(author, "")
-        elif color == "difference":
-            styles = LOWER_STYLES if difference_N[at] < 0 else HIGHER_STYLES
-            style = styles[level(difference_N[at])]
-        else:
+        style = AUTHOR_STYLES.get(author, "")
+        if author == "policy":
             style = _version_style(detail, int(tokens.version_N[at]))
         text.append(visible(word), style)
     return text
-
-
-def level(difference: float) -> int:
-    """0 below the first bound, 4 from the last one on; 0 for NaN."""
-    return 0 if math.isnan(difference) else bisect_right(DIFFERENCE_BOUNDS, abs(difference))
 
 
 def _worst(detail: SampleDetail) -> RenderableType:

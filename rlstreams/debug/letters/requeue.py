@@ -1,4 +1,4 @@
-"""Which groups an operator may ask for again, and the request itself.
+"""Dead letters as they are read, which groups an operator may ask for again, and the request.
 
 A request is a fact in `dead-letters`. `prompts` answers it with one new group of the same row that
 names the old one in `replaces`, also where the letter was permanent or the row was replaced as
@@ -9,17 +9,43 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import ReplacementRequested
+from rlstreams.schemas.events import DeadLetter, ReplacementRequested
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS
-from rlstreams.streams.views.letters import Fate, LettersView
+from rlstreams.streams.views.feed import Feed
+from rlstreams.streams.views.letters import LETTER_TOPICS, Fate, LettersView
 from rlstreams.workers.loop.validation import is_group_number
 
 TRANSACTIONAL_ID = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLetters:
+    """The fold at the end of its topics."""
+
+    view: LettersView
+    num_unreadable: int  # records in those topics that are no event
+
+
+def read_letters(
+    bus: Bus, deadline_s: float, keep_bytes: Callable[[DeadLetter], bool] = lambda _: False
+) -> ReadLetters:
+    """Read until where the topics end now.
+
+    Raises:
+        DeadlineError: the broker delivered nothing for `deadline_s`.
+    """
+    view = LettersView(keep_bytes)
+    feed = Feed(bus, view, LETTER_TOPICS)
+    try:
+        feed.catch_up(deadline_s)
+    finally:
+        feed.close()
+    return ReadLetters(view=view, num_unreadable=feed.num_unreadable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

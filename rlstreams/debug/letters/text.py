@@ -13,7 +13,7 @@ from rlstreams.streams.log.counted import counted
 from rlstreams.streams.log.plain_json import plain_json
 from rlstreams.streams.log.utc import utc_text
 from rlstreams.streams.views.letters import Letter, LettersView
-from rlstreams.up.live.visible import visible
+from rlstreams.up.live.words import visible
 
 DUMP_BYTES = 256
 SHOWN_VALUES = 12  # of an array

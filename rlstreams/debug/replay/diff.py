@@ -79,22 +79,18 @@ def diff(
     *,
     events: Collection[str] = (),
     tolerance: float = 0.0,
-    everything: bool = False,
 ) -> list[Summary]:
     """Compare what both have.
 
     Args:
-        one: the account to hold on to.
-        other: what is compared with it.
         events: kinds to compare; none named: those that `other` holds.
         tolerance: numbers that are at most this far apart are equal.
-        everything: also who wrote a record, when, and where things lie.
     """
     found = []
     for name in PAIRED:
         twins = _firsts(other, name) if name in (events or PAIRED) else {}
         if twins or name in events:
-            found.append(_compare(one, other, name, twins, tolerance, everything))
+            found.append(_compare(one, other, name, twins, tolerance))
     return found
 
 
@@ -104,7 +100,6 @@ def _compare(
     name: str,
     twins: dict[Key, Position],
     tolerance: float,
-    everything: bool,
 ) -> Summary:
     summary = Summary(event=name)
     firsts = _firsts(one, name)
@@ -114,7 +109,7 @@ def _compare(
             summary.missing += 1
             continue
         left, right = one.decoded(one.at(position)).event, other.decoded(other.at(twin)).event
-        found = differing(left, right, tolerance=tolerance, everything=everything)
+        found = differing(left, right, tolerance=tolerance)
         summary.add(
             Pair(
                 event=name,

@@ -1,7 +1,7 @@
 """Two events of one kind, field by field. Pure.
 
 What says who wrote a record, when, and where things lie in that run's log differs between any two
-runs; it is left out unless everything is asked for.
+runs; it is left out.
 """
 
 from __future__ import annotations
@@ -51,42 +51,33 @@ class Difference:
         return "".join(part.partition("[")[0] + "." for part in self.path.split(".")).rstrip(".")
 
 
-def differing(
-    one: Event, other: Event, *, tolerance: float = 0.0, everything: bool = False
-) -> list[Difference]:
+def differing(one: Event, other: Event, *, tolerance: float = 0.0) -> list[Difference]:
     """Fields that differ, in the order of the schema.
 
     Args:
-        one: an event.
-        other: one of the same kind.
         tolerance: numbers that are at most this far apart are equal; 0: bit for bit.
-        everything: also who, when and where.
     """
-    return list(_walk("", one, other, tolerance, everything))
+    return list(_walk("", one, other, tolerance))
 
 
-def _walk(
-    path: str, one: object, other: object, tolerance: float, everything: bool
-) -> Iterator[Difference]:
+def _walk(path: str, one: object, other: object, tolerance: float) -> Iterator[Difference]:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         yield from _arrays(path, one, other, tolerance)
     elif dataclasses.is_dataclass(one) and type(one) is type(other):
         for field in dataclasses.fields(one):
-            if everything or not is_left_out(field.name):
+            if not is_left_out(field.name):
                 here = f"{path}.{field.name}" if path else field.name
                 pair = getattr(one, field.name), getattr(other, field.name)
-                yield from _walk(here, *pair, tolerance, everything)
+                yield from _walk(here, *pair, tolerance)
     elif isinstance(one, tuple) and isinstance(other, tuple):
         if len(one) != len(other):
             yield Difference(path=path, one=f"{len(one)} items", other=f"{len(other)} items")
         for number, (item, its) in enumerate(zip(one, other, strict=False)):
-            yield from _walk(f"{path}[{number}]", item, its, tolerance, everything)
+            yield from _walk(f"{path}[{number}]", item, its, tolerance)
     elif isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in sorted(one.keys() | other.keys()):
-            if everything or key not in MEASURED:
-                yield from _walk(
-                    f"{path}.{key}", one.get(key), other.get(key), tolerance, everything
-                )
+            if key not in MEASURED:
+                yield from _walk(f"{path}.{key}", one.get(key), other.get(key), tolerance)
     elif not _equal(one, other, tolerance):
         yield Difference(path=path, one=_brief(one), other=_brief(other), gap=_gap(one, other))
 

@@ -161,10 +161,6 @@ def replay_into(
     """Feed the role and compare.
 
     Args:
-        role: "logprob" or "rollout".
-        recording: of its inputs and outputs.
-        target: a fresh run.
-        weights: where each version is pulled from.
         selection: windows of which a sample is meant, or samples that are meant.
 
     Raises:

@@ -36,7 +36,6 @@ def outgoing_of(
     """A recorded record, to be sent to where it lay in another run.
 
     Args:
-        raw: as it was recorded.
         run: that it was recorded from; a record that was itself replayed keeps its first origin.
         value: instead of the recorded one, where an event has to be rewritten.
         is_part: more was recorded than is replayed, as always into one role alone.
@@ -68,8 +67,6 @@ class Player:
     """Plays records into one run; owned by one thread.
 
     Args:
-        bus: of the fresh run.
-        run: that was recorded.
         speed: recorded seconds per second; inf: as fast as possible.
         is_part: not all that was recorded is played.
         on_progress: called after each transaction.

@@ -65,10 +65,6 @@ def record(
 ) -> RecordingResult:
     """Record to the end of the topics, or until the run is done; seal.
 
-    Args:
-        stopped: asked now and then while a live run is followed.
-        on_progress: told after each commit.
-
     Raises:
         RecordingError: the folder cannot be used.
         DeadlineError, OffsetGoneError: the log does not deliver what is asked for.

@@ -1,8 +1,7 @@
 """Harness of one real role: its process, fed stage by stage, with everybody else absent.
 
-A stage is what the role may know before it goes on: a recorded step's samples, or the prompts that
-one version sampled. Which of several ready things a role takes first is a matter of time; feeding
-in stages takes that freedom away and leaves everything else to the role's own code.
+A stage is what the role may know before it goes on. Which of several ready things a role takes
+first is a matter of time; feeding in stages takes that freedom away.
 """
 
 from __future__ import annotations
@@ -32,12 +31,7 @@ class RoleEndedError(StreamsError):
 
 
 class Outputs(Closing):
-    """What the role writes, as it comes.
-
-    Args:
-        bus: of the fresh run.
-        topics: that the role writes to.
-    """
+    """What the role writes to some topics of the fresh run, as it comes."""
 
     def __init__(self, bus: Bus, topics: Sequence[str]) -> None:
         starts = {p: at for topic in topics for p, at in bus.beginnings(topic).items()}
@@ -64,7 +58,6 @@ class SoloRole(Closing):
 
     Args:
         target: the fresh run; its configuration file is what the role reads.
-        role: which.
         deadline_s: longest wait for the next thing that it writes.
     """
 

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlstreams.streams.broker.visits import keep as keep_running
 from rlstreams.streams.broker.visits import visited
 from rlstreams.streams.kafka.admin import apply, listing
 from rlstreams.streams.log.bus import Bus
@@ -66,15 +65,11 @@ def replay_config(recording: Recording, *, run_id: str, folder: str, bootstrap: 
 
 
 @contextmanager
-def fresh_run(
-    config: RunConfig, *, schemas: Collection[str] = (), keep: bool = False
-) -> Iterator[Target]:
+def fresh_run(config: RunConfig, *, schemas: Collection[str] = ()) -> Iterator[Target]:
     """The run, its topics made and empty; an embedded broker runs while this is open.
 
     Args:
-        config: of the fresh run.
         schemas: that the recording holds: roles read it as they read the run.
-        keep: leave the embedded broker running.
 
     Raises:
         ConfigError: the run has records already, its folder is another run's, or somebody is at
@@ -87,15 +82,12 @@ def fresh_run(
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(locked_run(folder))
         if not config.broker.bootstrap:
-            broker = embedded_broker(config)
             # One that runs already may be that of a live run, which is refused below.
-            stack.enter_context(visited(broker))
+            stack.enter_context(visited(embedded_broker(config)))
         bus = stack.enter_context(open_bus(config))
         _refuse_used(bus, config)  # before its topics are touched
         options = client_options(config)
         apply(bootstrap_of(config), config.run.id, topic_plan(config), options, schemas)
-        if keep and not config.broker.bootstrap:
-            keep_running(broker)
         file = folder / CONFIG_FILE
         file.write_text(resolved_json(config) + "\n", encoding="utf-8")
         yield Target(config=config, bus=bus, config_file=file)

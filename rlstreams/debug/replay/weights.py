@@ -58,12 +58,7 @@ class RecordedWeights:
         return set(self._published)
 
     def announcement(self, version: int, served: set[int]) -> Outgoing:
-        """`PolicyPublished` of a version, with its file in our folder as the only endpoint.
-
-        Args:
-            version: one of `available`.
-            served: versions that can be pulled, as the event says.
-        """
+        """`PolicyPublished` of a version, with its file in our folder as the only endpoint."""
         record = self._published[version]
         event = replace(
             record.event,

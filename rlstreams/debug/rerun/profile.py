@@ -24,6 +24,15 @@ class Profile:
     seconds: float  # of the step, the profiler's own work included
     heaviest: tuple[tuple[str, int, float], ...]  # kernel, calls, seconds
 
+    def lines(self, step: int, out: Path) -> list[str]:
+        """For the terminal."""
+        same = "the recorded weights" if self.is_equal else "OTHER weights than the recorded ones"
+        return [
+            f"{'seconds':>9} {'calls':>7}  the kernels of step {step} that take longest",
+            *(f"{own_s:>9.4f} {calls:>7}  {name[:100]}" for name, calls, own_s in self.heaviest),
+            f"the step took {self.seconds:.3f} s under the profiler and made {same}; trace: {out}",
+        ]
+
 
 def profile(
     bus: Bus, config: RunConfig, step: int, *, checkpoints: Sequence[Path], out: Path

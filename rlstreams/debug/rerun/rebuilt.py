@@ -96,7 +96,6 @@ def rebuilt(
     """Weights of a checkpoint before step `first`, with all that steps up to `last` need.
 
     Args:
-        bus: of the run, or a recording behind the same port.
         config: where the model folder is now; everything else comes from the step's claim.
         last: 0: the newest.
         checkpoints: folders of checkpoints to choose from.

@@ -66,12 +66,10 @@ def rerun(
     weights: Sequence[Path] = (),
     change: Callable[[RunConfig], RunConfig] | None = None,
 ) -> Rerun:
-    """Do step `step` again.
+    """Do step `step` of a run, or of a recording behind the same port, again.
 
     Args:
-        bus: of the run, or a recording behind the same port; nothing is written.
         config: where the model folder is now; everything else comes from the step's claim.
-        step: which.
         checkpoints: folders of checkpoints to choose from.
         weights: folders of weight versions, to say which parameter differs.
         change: makes of the step's configuration that of a second re-run from the same state.

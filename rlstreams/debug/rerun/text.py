@@ -1,9 +1,8 @@
-"""Text of a re-run step: lines for the terminal, or a JSON object."""
+"""A re-run step as lines for the terminal."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlstreams.streams.views.pace import MEASURED
 
@@ -72,21 +71,6 @@ def _change(found: Rerun, change: Change) -> list[str]:
             else []
         ),
     ]
-
-
-def as_json(found: Rerun) -> dict[str, Any]:
-    """The same for programs."""
-    change = asdict(found.change) | {"label": LABEL} if found.change else None
-    return {
-        "step": found.step,
-        "started_from": found.started_from,
-        "num_redone": found.num_redone,
-        "is_equal": found.is_equal,
-        "environment": found.environment,
-        "findings": [asdict(f) | {"is_equal": f.is_equal} for f in found.findings],
-        "metrics": found.again.metrics | {"loss": found.again.loss},
-        "change": change,
-    }
 
 
 def _short(text: str) -> str:

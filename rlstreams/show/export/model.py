@@ -60,8 +60,6 @@ def export_model(
     Takes memory for the model twice.
 
     Args:
-        bus: of the run; only `steps` is read.
-        run_folder: holds `checkpoints`.
         model: the folder that the run began with, for configuration, tokenizer and names.
         to: a folder that is not there yet, or is empty.
         step: of which checkpoint; 0: the newest.

@@ -14,10 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rlstreams.debug.inspect.words import Spelling
-from rlstreams.schemas.events import EVALUATE, NO_VERSION, ScoredTrajectory, TensorError, Trajectory
+from rlstreams.schemas.events import NO_VERSION, ScoredTrajectory, TensorError, Trajectory
 from rlstreams.show.export.event_table import named
-from rlstreams.show.export.join import Join, Known
-from rlstreams.streams.lineage.fold import Outcome
+from rlstreams.show.export.join import Join
 from rlstreams.streams.lineage.tokens import TokenTable, mismatch, token_table
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.run.run_log import RunLog
@@ -80,14 +79,14 @@ def sample_rows(log: RunLog, spelling: Spelling) -> Iterator[dict[str, Any]]:
     A record whose tensors cannot be read is counted by the log as unreadable.
     """
     firsts = FirstRecords()  # of both topics: a sample that has scores comes with them
-    with Join(log) as join:
-        for scored in log.read(ScoredTrajectory, skip_unreadable=True):
-            event = scored.event.trajectory
-            if firsts.admits(event):
-                yield from _row(log, event, scored.event, join, spelling)
-        for record in log.read(Trajectory, skip_unreadable=True):
-            if firsts.admits(record.event):
-                yield from _row(log, record.event, None, join, spelling)
+    join = Join(log)
+    for scored in log.read(ScoredTrajectory, skip_unreadable=True):
+        event = scored.event.trajectory
+        if firsts.admits(event):
+            yield from _row(log, event, scored.event, join, spelling)
+    for record in log.read(Trajectory, skip_unreadable=True):
+        if firsts.admits(record.event):
+            yield from _row(log, record.event, None, join, spelling)
 
 
 def _row(
@@ -103,7 +102,6 @@ def _row(
     except TensorError:
         log.num_unreadable += 1
         return
-    known = join.known(event.group_id, event.sample)
     sampled = [segment for segment in event.segments if segment.author == "policy"]
     yield {
         "id": f"{event.group_id}/{event.sample}",
@@ -123,7 +121,7 @@ def _row(
         "started_at": event.started_at_ms,
         "finished_at": event.finished_at_ms,
         "scored_at": None if scored is None else scored.scored_at_ms,
-        **_fate(event, known),
+        **join.columns(event),
         **_tokens(tokens),
     }
 
@@ -140,27 +138,6 @@ def turns_of(event: Trajectory, spelling: Spelling) -> list[dict[str, str]]:
         for author, said in ids
         if author != "prompt"
     ]
-
-
-def _fate(event: Trajectory, known: Known) -> dict[str, Any]:
-    if known.step is not None:
-        outcome = str(Outcome.TRAINED)
-    elif known.outcome:
-        outcome = known.outcome
-    else:
-        outcome = str(Outcome.EVALUATED) if event.purpose == EVALUATE else "in flight"
-    return {
-        "prompt": known.prompt,
-        "expected": known.expected,
-        "metadata": known.metadata,
-        "issued_at": known.issued_at_ms,
-        "outcome": outcome,
-        "reason": known.reason,
-        "step": known.step,
-        "advantage": known.advantage,
-        "staleness": known.staleness,
-        "made_version": known.made_version,
-    }
 
 
 def _tokens(tokens: TokenTable) -> dict[str, Any]:

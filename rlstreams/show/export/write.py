@@ -41,8 +41,7 @@ def write(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, name: str) -> in
 
     Args:
         rows: values by column; a missing one is null.
-        schema: of the table.
-        name: of the file; its suffix says the format.
+        name: of a file, whose suffix says the format; or `-`.
 
     Returns:
         How many rows there were.

@@ -6,7 +6,6 @@ has the label `run`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,24 +72,6 @@ def served(run: str, state: Callable[[], ViewState], port: int) -> Iterator[int]
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-class Latest:
-    """A snapshot that one thread sets and another reads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._state = ViewState()
-
-    def set(self, state: ViewState) -> None:
-        """Put a newer one there."""
-        with self._lock:
-            self._state = state
-
-    def __call__(self) -> ViewState:
-        """The newest."""
-        with self._lock:
-            return self._state
 
 
 def families(state: ViewState) -> Iterator[Family]:

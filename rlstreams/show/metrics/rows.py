@@ -1,4 +1,4 @@
-"""Figures by step as rows: the fold that files of figures are made of.
+"""Figures by step as rows: the fold that files of figures are made of, and two kinds of file.
 
 The log alone decides what is in them, so a row is the same whether it was read while the run went
 on, afterwards, or a second time.
@@ -6,8 +6,12 @@ on, afterwards, or a second time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
 from rlstreams.schemas.events import Event, StepCompleted
 from rlstreams.streams.ledger import Ledger
@@ -16,6 +20,7 @@ from rlstreams.streams.views.feed import EvaluationPoint, EvaluationView, StepPo
 from rlstreams.streams.views.run import step_point
 
 STEP, EVALUATION = "step", "evaluation"
+_FIRST = ("kind", "step", "at")  # columns of a table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +103,44 @@ def _evaluation_row(point: EvaluationPoint, step: int) -> Row:
         "policy_version": point.policy_version,
     }
     return Row(kind=EVALUATION, step=step, at_ms=point.finished_at_ms, values=values)
+
+
+class JsonLines:
+    """A line for each row, complete as soon as it is there."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write and flush."""
+        for row in rows:
+            self._file.write(json.dumps(_flat(row)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+
+class CsvTable:
+    """One table; its columns are known when the last row is, so nothing is written before."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._rows: list[Row] = []
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Keep the rows."""
+        self._rows += rows
+
+    def close(self) -> None:
+        """Write the table; what a row does not say is empty."""
+        names = sorted({name for row in self._rows for name in row.values})
+        writer = csv.DictWriter(self._file, [*_FIRST, *names], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(_flat(row) for row in self._rows)
+        self._file.flush()
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    at = datetime.fromtimestamp(row.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return {"kind": row.kind, "step": row.step, "at": at, **row.values}

@@ -346,7 +346,7 @@ class FaultInjector:
             return False
         instance, watcher = successor.spec.instance, self._targets.watcher
         if sleeper.worker.role == "trainer":
-            return watcher.owns_run(instance)
+            return watcher.progress.owns_run(instance)
         return any(w.instance == instance for w in watcher.state.throughput.workers)
 
     def _wake(self, sleeper: _Sleeper, now_s: float) -> None:

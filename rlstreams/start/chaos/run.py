@@ -34,10 +34,10 @@ from rlstreams.start.chaos.verdict import RunObservations, report
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.crash_points import CrashPoint
 from rlstreams.streams.log.errors import ConfigError, StreamsError
-from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets, Outcome
+from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets, Outcome, UpOptions
 from rlstreams.up.supervisor.fleet import num_workers
 from rlstreams.up.supervisor.summary import show
-from rlstreams.up.supervisor.up import UpOptions, up
+from rlstreams.up.supervisor.up import up
 from rlstreams.workers.config.run import RunConfig
 
 NAMES = (*ROLES, BROKER, SERVER, UP, RECORDS, DISK)

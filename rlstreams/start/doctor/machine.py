@@ -19,7 +19,6 @@ def machine(
     """Everything that needs neither data nor model nor broker nor GPU.
 
     Args:
-        host: Java and jars are for `up`, which alone starts a broker.
         is_broker_up: the run's embedded broker runs already, and so holds its port.
         weights_mb: size of the model in float32.
     """

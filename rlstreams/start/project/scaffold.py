@@ -26,21 +26,9 @@ _FILES = Path(__file__).with_name("files")
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """Numbers of a configuration that go with the size of a model."""
-
-    slots: int
-    max_new_tokens: int
-    token_budget: int
-    lr: str
-
-
-TINY = Size(slots=64, max_new_tokens=12, token_budget=4096, lr="2e-4")
+TINY = {"slots": "64", "max_new_tokens": "12", "token_budget": "4096", "lr": "2e-4"}
 # Half a billion parameters and a vocabulary of 150,000 on a CPU: 2,048 tokens are 5 GB of logits.
-LARGE = Size(slots=16, max_new_tokens=256, token_budget=2048, lr="1e-6")
-
-
+LARGE = {"slots": "16", "max_new_tokens": "256", "token_budget": "2048", "lr": "1e-6"}
 # What goes with a model of that size, by its place in run.toml. Steps on a CPU take minutes; all of
 # a test split would be answered ahead of the first. Lines that begin with #gpu are for two GPUs.
 _LARGE_LINES = {
@@ -79,7 +67,7 @@ class Plan:
 
     folder: Path
     columns: ColumnGuess
-    num_rows: int | None  # of the data set; None: unknown
+    is_small: bool  # few rows to train on
     rows: Sequence[Mapping[str, Any]]  # the first ones, as they are
     model: str  # empty: the demo's, copied into the project
     data_lines: Sequence[str]  # of [data]
@@ -126,28 +114,18 @@ def relative(path: Path, folder: Path) -> str:
 
 
 def _settings(plan: Plan) -> dict[str, str]:
-    size = LARGE if plan.model else TINY
-    is_small = plan.num_rows is not None and plan.num_rows < 200
+    lines = _LARGE_LINES if plan.model else dict.fromkeys(_LARGE_LINES, "")
     return {
         "run_id": run_id(plan.folder),
         "data": "\n".join(plan.data_lines),
         "model": _model_lines(plan),
         "evaluation": _evaluation(plan),
-        "slots": str(size.slots),
-        "max_new_tokens": str(size.max_new_tokens),
-        "token_budget": str(size.token_budget),
-        "groups_per_step": "8" if is_small or plan.model else "16",
+        "groups_per_step": "8" if plan.is_small or plan.model else "16",
         "steps": "60",
-        "lr": size.lr,
-        **_lines_of_size(plan),
+        **(LARGE if plan.model else TINY),
+        **lines,
+        **({} if plan.has_held_out else {"evaluate_rows": ""}),
     }
-
-
-def _lines_of_size(plan: Plan) -> dict[str, str]:
-    if not plan.model:
-        return dict.fromkeys(_LARGE_LINES, "")
-    without = {} if plan.has_held_out else {"evaluate_rows": ""}
-    return {**_LARGE_LINES, **without}
 
 
 def _model_lines(plan: Plan) -> str:

@@ -27,20 +27,11 @@ Rows = list[dict[str, Any]]
 
 def from_demo(folder: Path, model: str) -> Plan:
     """Twenty sums, for somebody who has no data yet."""
-    rows, _ = read_rows(example("demo/train.jsonl"))
     lines = [
         'train = "rows.jsonl" # a row a line: {"prompt": "7+8+3=", "answer": "18"}; put yours here',
         "held_out_rows = 4 # kept out of training, chosen by content, to evaluate on",
     ]
-    return Plan(
-        folder=folder,
-        columns=guess_columns(Path("rows.jsonl"), rows, "", ""),
-        num_rows=len(rows),
-        rows=rows,
-        model=model,
-        data_lines=lines,
-        has_held_out=True,
-    )
+    return _packaged(folder, example("demo/train.jsonl"), model, lines)
 
 
 def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) -> Plan:
@@ -64,7 +55,7 @@ def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) ->
     return Plan(
         folder=folder,
         columns=guess,
-        num_rows=count,
+        is_small=count < MANY_ROWS,
         rows=rows,
         model=model,
         data_lines=lines,
@@ -74,7 +65,6 @@ def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) ->
 
 def from_gsm8k(folder: Path, model: str) -> Plan:
     """The data set openai/gsm8k by name; the twenty rows beside it are of its form, and ours."""
-    rows, _ = read_rows(_FILES / "word_problems.jsonl")
     lines = [
         'train = "hf:openai/gsm8k:main@train" # fetched from the Hugging Face hub at the first run',
         'held_out = "hf:openai/gsm8k:main@test"',
@@ -82,12 +72,18 @@ def from_gsm8k(folder: Path, model: str) -> Plan:
         'chat = "always" # each problem is a user message in the model\'s template',
         'system_prompt = "Think step by step. End with the number alone."',
     ]
+    return _packaged(folder, _FILES / "word_problems.jsonl", model or SMALL_MODEL, lines)
+
+
+def _packaged(folder: Path, path: Path, model: str, lines: Sequence[str]) -> Plan:
+    """Rows of ours beside the project's configuration; `lines` name what it trains on."""
+    rows, _ = read_rows(path)
     return Plan(
         folder=folder,
         columns=guess_columns(Path("rows.jsonl"), rows, "", ""),
-        num_rows=None,
+        is_small=True,
         rows=rows,
-        model=model or SMALL_MODEL,
+        model=model,
         data_lines=lines,
         has_held_out=True,
     )

@@ -123,20 +123,17 @@ class Trial:
     async def _sample(
         self, prompts: Sequence[Prompt], num_samples: int
     ) -> list[list[Played | Exception]]:
+        samples = [
+            dataclasses.replace(prompt, sample=number)
+            for prompt in prompts
+            for number in range(num_samples)
+        ]
         await self._engine.pull(self._channel.published, self._channel)
         try:
-            return [
-                list(found)
-                for found in await asyncio.gather(
-                    *(self._group(prompt, num_samples) for prompt in prompts)
-                )
-            ]
+            found = await asyncio.gather(*map(self._answer, samples))
         finally:
             await self._engine.close()
-
-    async def _group(self, prompt: Prompt, num_samples: int) -> Sequence[Played | Exception]:
-        samples = [dataclasses.replace(prompt, sample=number) for number in range(num_samples)]
-        return await asyncio.gather(*(self._answer(sample) for sample in samples))
+        return [found[at : at + num_samples] for at in range(0, len(found), num_samples)]
 
     async def _answer(self, prompt: Prompt) -> Played | Exception:
         try:

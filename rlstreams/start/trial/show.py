@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rlstreams.start.trial.completion import Completion, Times, TriedRow
 from rlstreams.start.trial.completions_file import GivenCompletion
-from rlstreams.up.live.visible import visible
+from rlstreams.up.live.words import visible
 
 Decode = Callable[[Sequence[int]], str]
 _INDENT = "    "

@@ -15,9 +15,7 @@ from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint, WorkerView
 from rlstreams.streams.views.pace import bottleneck, shortage
 from rlstreams.up.live.curve import Line, chart
-from rlstreams.up.live.input import LiveInput, ProcessInfo
-from rlstreams.up.live.visible import visible
-from rlstreams.up.live.words import clock, spelled, step_seconds
+from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, spelled, step_seconds, visible
 
 # Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue")
@@ -233,16 +231,16 @@ def staleness_lines(steps: Sequence[StepPoint], num_bars: int = 3, width: int = 
 
 
 def footer(given: LiveInput) -> RenderableType:
-    """The newest thing that happened, or the pace of the last steps; and the keys. Above them dead
-    letters, if there are any."""
+    """The newest thing that happened, or the pace of the last steps; and how to end it.
+
+    Dead letters, if there are any, stand above.
+    """
     run = given.views.run
     news = given.message or shortage(run.steps)
     line = news or bottleneck(run.steps)
     style = "bold red" if news else "bright_black"
     message = Text(f" {visible(line)}", style, no_wrap=True, overflow="ellipsis")
     hint = Text.assemble(
-        (" k ", "reverse"),
-        " kill a process   ",
         (" Ctrl-C ", "reverse"),
         " drain; resume later with --resume",
         no_wrap=True,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import TracebackType
-from typing import TextIO, cast
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -20,11 +18,9 @@ from rich.text import Text
 
 from rlstreams.streams.views.feed import StepPoint, ViewState
 from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
-from rlstreams.up.live.input import LiveInput, ProcessInfo
-from rlstreams.up.live.output import Drawing, Output
+from rlstreams.up.live.output import Output
 from rlstreams.up.live.panels import footer, header, learning, problem, queues, workers
-from rlstreams.up.live.visible import visible
-from rlstreams.up.live.words import KillMark, clock, over
+from rlstreams.up.live.words import LiveInput, clock, over, visible
 
 _FRAME = 2  # rows and columns that a panel's border takes
 _HEADER = 2
@@ -147,15 +143,11 @@ def _step_line(point: StepPoint, given: LiveInput) -> str:
 
 
 class LiveView:
-    """Draws on a terminal, prints lines elsewhere. Use it in a `with` block.
-
-    What is drawn may be older than what is: a terminal that is halted is not waited for.
-    """
+    """Draws on a terminal, prints lines elsewhere. Use it in a `with` block."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._output = sys.stdout if isinstance(sys.stdout, Output) else None
-        drawing = cast(TextIO, Drawing(self._output)) if self._output else None
-        self._console = console or Console(file=drawing)
+        self._console = console or Console(file=self._output.reader if self._output else None)
         self._live = (
             Live(
                 console=self._console,
@@ -176,12 +168,7 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -198,9 +185,4 @@ class LiveView:
             return
         if self._output is not None:
             self._output.note("".join(f"{line}\n" for line in lines))
-            if self._output.is_behind:
-                return
         self._live.update(Screen(given), refresh=True)
-
-
-__all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen"]

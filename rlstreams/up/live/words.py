@@ -1,14 +1,17 @@
-"""What live view and report share: answers spelled out, times, marks."""
+"""What live view and report share: what is shown, answers spelled out, times, marks."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlstreams.schemas.events import StepsRedone
-from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint
+from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint, ViewState
 
 REDONE_LINES = 3
+# C0 without tab and newline, delete, and C1: ESC [ 2 J would clear the screen.
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,44 @@ def ends(marks: Sequence[KillMark]) -> str:
 def spell(token_ids: Sequence[int]) -> str:
     """Tokens as numbers, where there is no tokenizer."""
     return " ".join(str(token) for token in token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """One child process of the supervisor."""
+
+    worker: str
+    role: str
+    pid: int | None
+    is_alive: bool
+    restarts: int = 0
+    instance: str = ""  # of the process; empty while there is none
+    started_s: float | None = None  # monotonic; None: there is none, and none is about to start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveInput:
+    """All that is shown."""
+
+    run: str
+    views: ViewState
+    elapsed_s: float
+    step_target: int = 0  # until the trainer's claim says it
+    processes: Sequence[ProcessInfo] = ()
+    kills: Sequence[KillMark] = ()
+    message: str = ""  # the newest thing that happened, e.g. a kill
+    state: str = "running"  # "starting", "running", "draining", ...
+    decode: Callable[[Sequence[int]], str] = field(default=spell)
+
+    @property
+    def target(self) -> int:
+        """Steps to do; 0 while nobody knows."""
+        return self.views.run.step_target or self.step_target
+
+
+def visible(text: str) -> str:
+    """Text of a model or of a data set, with control characters as Python escapes them."""
+    return _STEERS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def spelled(answer: Answer, decode: Callable[[Sequence[int]], str]) -> Iterator[tuple[int, str]]:

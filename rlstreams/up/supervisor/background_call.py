@@ -13,11 +13,7 @@ T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """One call in a daemon thread; over when it answered, failed, or `limit_s` has passed.
-
-    Args:
-        ask: makes the clients that it needs; they belong to its thread.
-    """
+    """One call in a daemon thread; over when it answered, failed, or `limit_s` has passed."""
 
     def __init__(self, ask: Callable[[], T], limit_s: float) -> None:
         self._ask = ask

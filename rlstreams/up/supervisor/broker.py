@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from signal import SIGKILL, Signals
-from types import TracebackType
 from typing import Self
 
 from rlstreams.streams.broker.embedded import START_S, EmbeddedBroker
@@ -69,12 +68,7 @@ class BrokerKeeper:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         """A start that is under way is ended: nobody else would stop that broker."""
         self._over.set()
         until_s = time.monotonic() + CLOSE_S

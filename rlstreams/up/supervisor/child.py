@@ -57,21 +57,12 @@ class ChildSpec:
         return [*words, "--crash-at", self.crash_at] if self.crash_at else words
 
 
-class Process(Protocol):
-    """What is common to both ways."""
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-
-    def poll(self) -> int | None:
-        """The exit status, or None while it runs."""
-
-
 class Child:
     """A started worker."""
 
-    def __init__(self, spec: ChildSpec, process: Process, pipe_fd: int) -> None:
+    def __init__(
+        self, spec: ChildSpec, process: subprocess.Popen[bytes] | _Forked, pipe_fd: int
+    ) -> None:
         self.spec = spec
         self.started_s = time.monotonic()
         self.log_start = 0  # bytes of the log before it
@@ -115,7 +106,10 @@ class Spawner(Protocol):
 
 
 class ForkSpawner:
-    """Forks from a server that has imported torch already. Make it early: it imports beside us."""
+    """Forks the roles that compute from a server that has imported torch already.
+
+    Make it early: it imports beside us.
+    """
 
     def __init__(self, context: ForkServerContext, preload: str = PRELOAD) -> None:
         from multiprocessing import forkserver
@@ -126,6 +120,8 @@ class ForkSpawner:
 
     def spawn(self, spec: ChildSpec) -> Child:
         """See `Spawner`."""
+        if spec.role in LIGHT_ROLES:  # it would carry, and wait for, imports that it never uses
+            return PlainSpawner().spawn(spec)
         theirs, ours = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=_forked, args=(spec, theirs), name=spec.worker, daemon=False
@@ -153,19 +149,6 @@ class PlainSpawner:
         return Child(spec, process, ours_fd)
 
 
-class ByRole:
-    """Forks the roles that compute. A light one would only carry the memory of what it never uses,
-    and wait for imports that it does not need."""
-
-    def __init__(self, forking: Spawner, plain: Spawner) -> None:
-        self._forking = forking
-        self._plain = plain
-
-    def spawn(self, spec: ChildSpec) -> Child:
-        """See `Spawner`."""
-        return (self._plain if spec.role in LIGHT_ROLES else self._forking).spawn(spec)
-
-
 def make_spawner(*, has_gpus: bool = False) -> Spawner:
     """Forking where the platform can, and no role needs a GPU.
 
@@ -174,7 +157,7 @@ def make_spawner(*, has_gpus: bool = False) -> Spawner:
     """
     if has_gpus or "forkserver" not in multiprocessing.get_all_start_methods():
         return PlainSpawner()
-    return ByRole(ForkSpawner(multiprocessing.get_context("forkserver")), PlainSpawner())
+    return ForkSpawner(multiprocessing.get_context("forkserver"))
 
 
 def log_tail(log: Path, num_lines: int = TAIL_LINES) -> Sequence[str]:
@@ -183,7 +166,7 @@ def log_tail(log: Path, num_lines: int = TAIL_LINES) -> Sequence[str]:
 
 
 class _Forked:
-    """A multiprocessing process as a `Process`."""
+    """A multiprocessing process, asked as one of `subprocess` is."""
 
     def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
         self._process = process

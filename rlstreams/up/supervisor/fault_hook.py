@@ -1,4 +1,4 @@
-"""Interface of `up` to fault injection: what can be broken, the hook, and how the run ended."""
+"""What `up` is asked, how the run ended, and its interface to fault injection."""
 
 from __future__ import annotations
 
@@ -25,13 +25,26 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """What the command line asks of `up`."""
+
+    config: RunConfig
+    command: str  # what starts it, from `up` on, as typed: for commands to try
+    is_resumed: bool
+    is_live: bool
+    steps_typed: int = 0  # by --steps, which is not in `command`; 0: the configured ones
+
+    @property
+    def resume(self) -> str:
+        """What continues this run as far as it was asked for."""
+        return f"{self.command} --resume" + f" --steps {self.steps_typed}" * bool(self.steps_typed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A run that is over, for now."""
 
-    config: RunConfig
-    command: str  # what started it, from `up` on, as typed, but for --steps
-    resume: str  # what continues it to the same end
-    steps_typed: int = 0  # by --steps; 0: the configured ones
+    options: UpOptions
     step: int = 0  # the newest one
     outcome: Outcome
     failure: Failure | None

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from rlstreams.up.supervisor.cause import is_about_room, is_full, last_error
 from rlstreams.up.supervisor.child import Child, ChildSpec, Spawner, log_tail
+from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.restart import Action, Death, Decision, RestartPolicy, described
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit
@@ -21,26 +21,6 @@ DRAIN_ORDER = ("prompts", "rollout", "logprob", "trainer")
 LOGS = "logs"  # folder of theirs, in that of the run
 RECENT = 16  # ends of a worker that its next process is told of
 GRACE_S = 10.0  # beyond drain_s, for a role's last commit and its exit
-
-
-class ProcessProgress(Protocol):
-    """How far the log says that a process has come."""
-
-    def committed(self, instance: str) -> bool:
-        """Whether it committed anything of its work."""
-
-    def has_started(self, instance: str) -> bool:
-        """Whether it reported that it does more than to start."""
-
-    def owns_run(self, instance: str) -> bool:
-        """Whether the newest trainer's claim is its."""
-
-    def is_saving(self, instance: str) -> bool:
-        """Whether it said last that it writes a checkpoint."""
-
-    @property
-    def at_target(self) -> bool:
-        """Whether the last step of the run is done."""
 
 
 class Worker:
@@ -102,7 +82,7 @@ class Fleet:
         folder: Path,
         counts: Mapping[str, int],
         *,
-        progress: ProcessProgress,
+        progress: Progress,
         say: Callable[[str], None],
         room_s: float = 0.0,
     ) -> None:

@@ -16,13 +16,12 @@ from rlstreams.workers.config.run import RunConfig
 
 NAME = "rlstreams"
 _LONGEST = 80  # of a run's id, so that there is room for the seed
-_HEAD_BYTES = 4096  # of a script, in which the Python is named that runs it
 
 
 def next_commands(ended: Ended) -> Sequence[str]:
     """What continues the run, what proves it, and another one like it, or what may be wrong."""
-    program, config, command = program_name(), ended.config, ended.command
-    resume = ended.resume
+    program, options = program_name(), ended.options
+    config, command, resume = options.config, options.command, options.resume
     if ended.outcome is Outcome.COMPLETE:
         resume = f"{command} --resume --steps {max(config.trainer.steps, ended.step) * 2}"
     commands = [resume, f"audit {shlex.quote(config.folder)}"]
@@ -47,14 +46,14 @@ def model_lines(folder: str, step: int) -> Sequence[str]:
 
 def program_name() -> str:
     """What to type to run us: the bare name if the shell finds us under it, else the path."""
+    own = Path(sys.executable).with_name(NAME)
+    if not own.exists():  # Python runs us from a folder
+        return f"{shlex.quote(sys.executable)} -m rlstreams"
     found = shutil.which(NAME)
-    if found is not None and _runs_us(found):
+    if found is not None and os.path.samefile(found, own):
         return NAME
-    if not sys.argv[0].endswith(".py") and os.access(sys.argv[0], os.X_OK):
-        return _typed(sys.argv[0])
-    python = shutil.which("python")  # we were started with `-m`
-    is_same = python is not None and os.path.abspath(python) == os.path.abspath(sys.executable)
-    return f"{'python' if is_same else _typed(sys.executable)} -m rlstreams"
+    near = os.path.relpath(own)
+    return shlex.quote(str(own) if near.startswith(os.pardir) else near)
 
 
 def without(words: str, *fields: str) -> str:
@@ -72,14 +71,14 @@ def without(words: str, *fields: str) -> str:
 
 
 def _with_another_seed(ended: Ended) -> str:
-    config, replaced = ended.config, ["run.id", "run.seed"]
-    run_id, seed, folder = _free(config)
+    options, replaced = ended.options, ["run.id", "run.seed"]
+    run_id, seed, folder = _free(options.config)
     words = f"--run.id {run_id} --run.seed {seed}"
-    if "{id}" not in config.run.dir:  # two runs need two folders
+    if "{id}" not in options.config.run.dir:  # two runs need two folders
         replaced.append("run.dir")
         words += f" --run.dir {shlex.quote(folder)}"
-    steps = f" --steps {ended.steps_typed}" if ended.steps_typed else ""
-    return f"{without(ended.command, *replaced)}{steps} {words}"
+    steps = f" --steps {options.steps_typed}" if options.steps_typed else ""
+    return f"{without(options.command, *replaced)}{steps} {words}"
 
 
 def _free(config: RunConfig) -> tuple[str, int, str]:
@@ -96,22 +95,3 @@ def _free(config: RunConfig) -> tuple[str, int, str]:
 
 def _unseeded(name: str) -> str:
     return re.sub(r"-seed\d+$", "", name.rstrip("/"))
-
-
-def _runs_us(script: str) -> bool:
-    """Whether it is what was started, or runs the Python that runs us."""
-    if os.path.realpath(script) == os.path.realpath(sys.argv[0]):
-        return True
-    try:
-        with Path(script).open("rb") as file:
-            return os.fsencode(sys.executable) in file.read(_HEAD_BYTES)
-    except OSError:
-        return False
-
-
-def _typed(path: str) -> str:
-    """From here; a shell looks for a name without a folder elsewhere."""
-    shown = os.path.relpath(path)
-    if shown.startswith(os.pardir):
-        shown = os.path.abspath(path)
-    return shlex.quote(shown if os.sep in shown else os.path.join(os.curdir, shown))

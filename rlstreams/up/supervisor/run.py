@@ -7,20 +7,55 @@ running --last step--> saving --trainer done--> finishing --last version evaluat
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Self
 
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
-from rlstreams.up.live.screen import ProcessInfo
+from rlstreams.up.live.words import ProcessInfo
 from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.drain import SAY_S, Drain
 from rlstreams.up.supervisor.fault_hook import FaultHook, Outcome
 from rlstreams.up.supervisor.fleet import Fleet, Worker
-from rlstreams.up.supervisor.terminal import Interrupts, Keyboard
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.operation import Kill
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import DRAINING
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM: the first one drains, the second one kills.
+
+    Use it in a `with` block of the main thread; afterwards signals mean what they meant before.
+    """
+
+    def __init__(self) -> None:
+        self._num_asked = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def drains(self) -> bool:
+        """Whether the run is to end in good order."""
+        return self._num_asked > 0
+
+    @property
+    def kills(self) -> bool:
+        """Whether the run is to end at once."""
+        return self._num_asked > 1
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._num_asked += 1
 
 
 class Supervisor:
@@ -33,7 +68,6 @@ class Supervisor:
         watcher: Watcher,
         *,
         broker: BrokerKeeper | None,
-        keyboard: Keyboard,
         interrupts: Interrupts,
         hook: FaultHook | None = None,
     ) -> None:
@@ -41,11 +75,9 @@ class Supervisor:
         self._fleet = fleet
         self._watcher = watcher
         self._broker = broker
-        self._keyboard = keyboard
         self._interrupts = interrupts
         self._hook = hook
         self._kills = KillPlan(config.demo.kills, watcher.step, config.trainer.steps)
-        self._menu = KillMenu([worker.name for worker in fleet.workers])
         self._drain: Drain | None = None
         self._finish_until_s: float | None = None  # while the last evaluation goes on
         self._num_evaluated = 0
@@ -108,22 +140,21 @@ class Supervisor:
         else:
             self._await_trainer()
             self._kill_for_show()
-            self._kill_by_key()
 
     def _await_trainer(self) -> None:
         """After its last step: the other roles may end, and nobody waits for them."""
-        if not self._watcher.at_target:
+        if not self._watcher.progress.at_target:
             return
         # Of the claim of a trainer before ours, which a resumed run may go beyond, nothing follows.
         processes = [worker.child for worker in self._fleet.of("trainer") if worker.child]
-        is_ours = any(self._watcher.owns_run(child.spec.instance) for child in processes)
+        is_ours = any(self._watcher.progress.owns_run(child.spec.instance) for child in processes)
         now_s = time.monotonic()
         if self._watcher.phase == "running" and is_ours:
             self._watcher.phase = "saving"
             self._say_saving_s = now_s + SAY_S
         elif now_s >= self._say_saving_s:
             self._say_saving_s = math.inf
-            told = self._watcher.told("trainer")
+            told = self._watcher.stall.told("trainer")
             self._watcher.say(f"all steps are done, the run waits for its trainer: {told}")
 
     def _finish(self) -> None:
@@ -144,13 +175,13 @@ class Supervisor:
             self._finish_until_s = now_s + (self._config.deadlines.stall_s or math.inf)
             self._watcher.phase = "finishing"
             self._watcher.say("all steps are done; the last version is being evaluated")
-        elif now_s > self._finish_until_s and not self._watcher.is_starting("rollout"):
+        elif now_s > self._finish_until_s and not self._watcher.stall.is_starting("rollout"):
             self.outcome = Outcome.FAILED
             waited_s = self._config.deadlines.stall_s
             version = self._watcher.policy_version
             self._begin_drain(
                 f"the evaluation of version {version} has made no progress for "
-                f"{waited_s:g} s: " + self._watcher.told("rollout")
+                f"{waited_s:g} s: " + self._watcher.stall.told("rollout")
             )
 
     def _begin_drain(self, why: str) -> None:
@@ -166,15 +197,6 @@ class Supervisor:
         due = self._kills.due(step, self._watcher.step_target)
         if due is not None and self._kill(self._fleet.of(due.role)[0], step):
             self._kills.done(due)
-
-    def _kill_by_key(self) -> None:
-        for key in self._keyboard.pressed():
-            text, name = self._menu.press(key)
-            if text:
-                self._watcher.say(text)
-            for worker in self._fleet.workers:
-                if worker.name == name and not self._kill(worker, self._watcher.step):
-                    self._watcher.say(f"{name} is not running")
 
     def _kill(self, worker: Worker, step: int) -> bool:
         pid = worker.child.pid if worker.child is not None else 0
@@ -220,22 +242,3 @@ class KillPlan:
     def done(self, kill: Kill) -> None:
         """It happened."""
         self._kills.remove(kill)
-
-
-class KillMenu:
-    """`k` asks, a digit answers, anything else changes its mind."""
-
-    def __init__(self, workers: Sequence[str]) -> None:
-        self._workers = workers[:9]
-        self._is_open = False
-
-    def press(self, key: str) -> tuple[str, str]:
-        """What to say, and the worker to kill; either may be empty."""
-        if not self._is_open:
-            self._is_open = key == "k"
-            choices = "  ".join(f"{i} {name}" for i, name in enumerate(self._workers, 1))
-            return (f"kill which one?  {choices}", "") if self._is_open else ("", "")
-        self._is_open = False
-        if key.isdecimal() and 1 <= int(key) <= len(self._workers):
-            return "", self._workers[int(key) - 1]
-        return "nothing is killed", ""

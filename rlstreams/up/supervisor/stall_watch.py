@@ -16,7 +16,7 @@ from rlstreams.streams.log.record import Record
 from rlstreams.streams.views.hops import HopsState, HopsView
 from rlstreams.streams.views.stalls import Blocked, Evidence, diagnose, told
 from rlstreams.streams.views.workers import SILENT_S
-from rlstreams.up.live.input import ProcessInfo
+from rlstreams.up.live.words import ProcessInfo
 from rlstreams.up.supervisor.background_call import BackgroundCall
 from rlstreams.up.supervisor.stall_facts import StallFacts
 from rlstreams.workers.config.run import RunConfig

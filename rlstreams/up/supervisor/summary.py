@@ -10,8 +10,7 @@ from pathlib import Path
 from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, Written, kill_marks, write
 from rlstreams.show.report.page import ReportInput
 from rlstreams.streams.views.feed import EvaluationState, ViewState
-from rlstreams.up.live.visible import visible
-from rlstreams.up.live.words import over, redone_lines
+from rlstreams.up.live.words import over, redone_lines, visible
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.fleet import LOGS, Failure
 from rlstreams.up.supervisor.next_commands import model_lines, next_commands
@@ -36,10 +35,10 @@ def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], 
         ended.audit.line(ended.num_killed),
         *redone_lines(state.run.redone),
         *(() if ended.audit.ok else (ended.audit.text(),)),
-        f"run {ended.config.run.id}: {ended.outcome}{_RESUMABLE[ended.outcome]}",
+        f"run {ended.options.config.run.id}: {ended.outcome}{_RESUMABLE[ended.outcome]}",
         *told,
-        f"logs:   {Path(ended.config.folder) / LOGS}",
-        *model_lines(ended.config.folder, ended.step),
+        f"logs:   {Path(ended.options.config.folder) / LOGS}",
+        *model_lines(ended.options.config.folder, ended.step),
         "try next:",
         *(f"  {command}" for command in next_commands(ended)),
     )
@@ -47,12 +46,12 @@ def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], 
 
 
 def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> Written:
-    folder = Path(ended.config.folder)
+    folder = Path(ended.options.config.folder)
     written = Written(page=folder / PAGE_FILE, curve=folder / CURVE_FILE)
     if not ended.is_claimed and written.page.is_file():
         return written  # of the start before, which got farther
     given = ReportInput(
-        run=ended.config.run.id,
+        run=ended.options.config.run.id,
         views=state,
         audit=ended.audit,
         stopped="" if ended.failure is None else ended.failure.reason,

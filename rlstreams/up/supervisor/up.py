@@ -7,13 +7,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlstreams.start.doctor.diagnose import preflight
 from rlstreams.streams.audit.auditor import audit
-from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.visits import owned
 from rlstreams.streams.kafka.admin import apply, broker_version_warning
@@ -24,13 +22,12 @@ from rlstreams.streams.log.topics import CONTROL, STEPS
 from rlstreams.up.live.output import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.child import make_spawner
-from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, Outcome
+from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, UpOptions
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.next_commands import program_name
-from rlstreams.up.supervisor.run import Supervisor
+from rlstreams.up.supervisor.run import Interrupts, Supervisor
 from rlstreams.up.supervisor.run_lock import locked_run
 from rlstreams.up.supervisor.summary import show, summarize
-from rlstreams.up.supervisor.terminal import Interrupts, Keyboard
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
 from rlstreams.workers.bootstrap.parts import (
@@ -45,22 +42,6 @@ from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING, desired
 from rlstreams.workers.model.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpOptions:
-    """What the command line asks of `up`."""
-
-    config: RunConfig
-    command: str  # what starts it, from `up` on, as typed: for commands to try
-    is_resumed: bool
-    is_live: bool
-    steps_typed: int = 0  # by --steps, which is not in `command`; 0: the configured ones
-
-    @property
-    def resume(self) -> str:
-        """What continues this run as far as it was asked for."""
-        return f"{self.command} --resume" + f" --steps {self.steps_typed}" * bool(self.steps_typed)
 
 
 def up(options: UpOptions, hook: FaultHook | None = None) -> int:
@@ -86,7 +67,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         _refuse_started(bus, options)
         decode = Tokenizer.load(model_folder(config.model.path)).decode
         watcher = Watcher(bus, config, is_live=options.is_live, decode=decode)
-        with watcher, Keyboard() as keyboard:
+        with watcher:
             watcher.catch_up()
             watcher.begin()
             _say_changes(watcher, config, is_resumed=options.is_resumed)
@@ -97,26 +78,29 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             _say_running(bus, config)
             say, room_s = watcher.say, config.deadlines.stall_s
             counts = num_workers(config)
-            fleet = Fleet(spawner, folder, counts, progress=watcher, say=say, room_s=room_s)
+            fleet = Fleet(
+                spawner, folder, counts, progress=watcher.progress, say=say, room_s=room_s
+            )
             stack.callback(fleet.close)
             keeper = BrokerKeeper(broker, say, room_s=room_s) if broker else None
             stack.enter_context(keeper or nullcontext())
             if hook is not None:
                 hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
             with Interrupts() as interrupts:
-                supervisor = Supervisor(
-                    config,
-                    fleet,
-                    watcher,
-                    broker=keeper,
-                    keyboard=keyboard,
-                    interrupts=interrupts,
-                    hook=hook,
-                )
-                outcome = supervisor.run()
+                outcome = Supervisor(
+                    config, fleet, watcher, broker=keeper, interrupts=interrupts, hook=hook
+                ).run()
             outlasting(watcher.catch_up, keeper)
-        is_claimed = watcher.epoch != epoch
-        ended = _ended(options, outcome, fleet, watcher, audit(bus), is_claimed=is_claimed)
+        ended = Ended(
+            options=options,
+            step=watcher.step,
+            outcome=outcome,
+            failure=fleet.failure,
+            num_killed=fleet.num_killed,
+            kills=tuple(watcher.kills),
+            is_claimed=watcher.epoch != epoch,
+            audit=audit(bus),
+        )
         status = summarize(ended, watcher.state, decode)
         return status if hook is None else hook.conclude(bus, ended, status)
 
@@ -135,30 +119,6 @@ def _nothing_lost(options: UpOptions) -> Iterator[None]:
             with suppress(OSError):  # the terminal hung up
                 sys.stderr.write(f"{told}\n")
         raise
-
-
-def _ended(
-    options: UpOptions,
-    outcome: Outcome,
-    fleet: Fleet,
-    watcher: Watcher,
-    report: AuditReport,
-    *,
-    is_claimed: bool,
-) -> Ended:
-    return Ended(
-        config=options.config,
-        command=options.command,
-        resume=options.resume,
-        steps_typed=options.steps_typed,
-        step=watcher.step,
-        outcome=outcome,
-        failure=fleet.failure,
-        num_killed=fleet.num_killed,
-        kills=tuple(watcher.kills),
-        is_claimed=is_claimed,
-        audit=report,
-    )
 
 
 @contextmanager

@@ -6,32 +6,26 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 
 from rlstreams.schemas.events import (
     ControlState,
     Event,
-    ScoredTrajectory,
-    StepCompleted,
     StepsRedone,
-    Trajectory,
-    WorkerReport,
 )
-from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.catalogue import Catalogue
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
-from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.run.place import BROKER_FOLDER
 from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
-from rlstreams.up.live.screen import KillMark, LiveInput, LiveView, ProcessInfo
-from rlstreams.up.live.words import passed_over_lines
+from rlstreams.up.live.screen import LiveView
+from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
 from rlstreams.up.supervisor.limits_watch import LimitsWatch, ask_holdings
 from rlstreams.up.supervisor.poison import PoisonWatch
+from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.schema_lookup import AwaitedError, SchemaLookup
 from rlstreams.up.supervisor.stall_facts import ask_facts
 from rlstreams.up.supervisor.stall_watch import StallWatch
@@ -41,66 +35,20 @@ from rlstreams.workers.loop.control import RUNNING
 POLL_S = 0.1
 DRAW_S = 0.5
 CATCH_UP_S = 60.0  # longest wait for the next record of a history
-# What is counted before anything of it is committed, or can be had again by every new process.
-_NO_WORK = frozenset({"sampled_tokens", "fetched_records", "failed_pulls", "given_up"})
-
-
-class Progress:
-    """A view: which processes have committed something of their work, or write a checkpoint.
-
-    A trainer's work is steps: it claims, redoes, saves and drops groups in every life.
-    """
-
-    def __init__(self) -> None:
-        self._instances: set[str] = set()
-        self._started: set[str] = set()
-        self._saving: set[str] = set()
-        self._ledger = Ledger(begins_anywhere=True, on_step=self._add)
-
-    def apply(self, event: Event) -> None:
-        """Take one event."""
-        self._ledger.apply(event)
-        if isinstance(event, Trajectory | ScoredTrajectory):
-            self._instances.add(event.instance)
-        if not isinstance(event, WorkerReport):
-            return
-        if event.role != "trainer" and any(
-            count for name, count in event.counters.items() if name not in _NO_WORK
-        ):
-            self._instances.add(event.instance)
-        if event.state != "starting":
-            self._started.add(event.instance)
-        take = self._saving.add if event.state == "saving" else self._saving.discard
-        take(event.instance)
-
-    def _add(self, event: StepCompleted, _: Position) -> None:
-        self._instances.add(event.instance)
-
-    def committed(self, instance: str) -> bool:
-        """Whether this process has."""
-        return instance in self._instances
-
-    def has_started(self, instance: str) -> bool:
-        """Whether it reported that it does more than to start."""
-        return instance in self._started
-
-    def is_saving(self, instance: str) -> bool:
-        """Whether this process said last that it writes a checkpoint."""
-        return instance in self._saving
 
 
 class Watcher:
-    """Folds the topics and draws them; implements `ProcessProgress`. Use it in a `with` block."""
+    """Folds the topics and draws them. Use it in a `with` block."""
 
     def __init__(
         self, bus: Bus, config: RunConfig, *, is_live: bool, decode: Callable[[Sequence[int]], str]
     ) -> None:
         self._config = config
         self._views = Views()
-        self._progress = Progress()
+        self.progress = Progress()
         self._since_ms = now_ms()  # what was before is history
         self._poison = PoisonWatch(config, since_ms=self._since_ms)
-        self._stall = StallWatch(config, lambda: ask_facts(bus, config))
+        self.stall = StallWatch(config, lambda: ask_facts(bus, config))
         folder = None if config.broker.bootstrap else Path(config.folder) / BROKER_FOLDER
         self._limits = LimitsWatch(
             config.trainer.checkpoint_every, folder, lambda: ask_holdings(bus)
@@ -109,7 +57,7 @@ class Watcher:
             bus,
             self,
             (*WATCHED, CONTROL),
-            on_record=self._stall.take,
+            on_record=self.stall.take,
             schemas=SchemaLookup(Catalogue(bus).get),
         )
         self._processes: Sequence[ProcessInfo] = ()
@@ -128,19 +76,14 @@ class Watcher:
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._live.__exit__(kind, error, traceback)
+    def __exit__(self, *exc: object) -> None:
+        self._live.__exit__(*exc)
         self._feed.close()
 
     def apply(self, event: Event) -> None:
         """Take one event of the feed."""
         self._views.apply(event)
-        self._progress.apply(event)
+        self.progress.apply(event)
         self._limits.apply(event)
         if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
             for line in passed_over_lines([event]):
@@ -155,7 +98,7 @@ class Watcher:
     @property
     def problem(self) -> str:
         """Why the run should not go on, as the log tells it; empty: it should."""
-        return self._poison.problem or self._stall.problem
+        return self._poison.problem or self.stall.problem
 
     @property
     def state(self) -> ViewState:
@@ -186,13 +129,13 @@ class Watcher:
         """Take what is new and see whether the run stands; waits at most `POLL_S`, or twice that
         where a schema is asked for."""
         self._take()
-        self._stall.note(self._processes)
+        self.stall.note(self._processes)
         is_running = self.phase in ("running", "saving") and not self.is_broker_away
-        self._stall.tick(is_running=is_running)
-        for news in (self._stall.news, self._limits.tick()):
+        self.stall.tick(is_running=is_running)
+        for news in (self.stall.news, self._limits.tick()):
             if news:
                 self.say(news)
-        self._stall.news = ""
+        self.stall.news = ""
 
     def catch_up(self) -> None:
         """Take all that the topics hold now.
@@ -232,28 +175,6 @@ class Watcher:
         """Answers of all evaluations so far; it grows while one goes on."""
         return sum(point.num_samples for point in self._views.evaluation.state.points)
 
-    def committed(self, instance: str) -> bool:
-        """See `ProcessProgress`."""
-        return self._progress.committed(instance)
-
-    def has_started(self, instance: str) -> bool:
-        """See `ProcessProgress`."""
-        return self._progress.has_started(instance)
-
-    def owns_run(self, instance: str) -> bool:
-        """See `ProcessProgress`."""
-        claim = self._views.run.ledger.claim
-        return claim is not None and claim.instance == instance
-
-    def is_saving(self, instance: str) -> bool:
-        """See `ProcessProgress`."""
-        return self._progress.is_saving(instance)
-
-    @property
-    def at_target(self) -> bool:
-        """See `ProcessProgress`."""
-        return self._views.run.ledger.at_target
-
     def begin(self) -> None:
         """From here on this start of the run makes the steps; those before are not told again."""
         self._live.skip_to(self.state)
@@ -269,14 +190,6 @@ class Watcher:
         """Mark a kill in the curve, at the step that is being made."""
         mark = KillMark(step=self.step + 1, worker=worker, killed_at_ms=now_ms())
         self.kills.append(mark)
-
-    def told(self, role: str) -> str:
-        """What the workers of `role` said last, the worst first."""
-        return self._stall.told(role)
-
-    def is_starting(self, role: str) -> bool:
-        """Whether a worker of `role` was started and has not reported yet, and may take so long."""
-        return self._stall.is_starting(role)
 
     def draw(self, processes: Sequence[ProcessInfo]) -> None:
         """Show the state, at most twice a second unless something was said."""

@@ -1,4 +1,4 @@
-"""`rlstreams profile`: a recorded step under torch's profiler makes the recorded weights."""
+"""`rerun-step --profile`: a recorded step under torch's profiler makes the recorded weights."""
 
 from __future__ import annotations
 
@@ -30,5 +30,6 @@ def test_a_step_is_profiled(tmp_path: Path) -> None:
     assert found.is_equal
     seconds = [own_s for _, _, own_s in found.heaviest]
     assert len(seconds) == 10
+    assert "and made the recorded weights; trace: " in found.lines(2, out)[-1]
     assert seconds == sorted(seconds, reverse=True)
     assert json.loads(out.read_text())["traceEvents"]

@@ -73,7 +73,7 @@ class Stage:
         self.spawner = Scripts({"rollout": WAITS, "trainer": WAITS})
         counts = {"rollout": 1, "trainer": 1}
         self.fleet = Fleet(
-            self.spawner, folder, counts, progress=self.watcher, say=self.watcher.say
+            self.spawner, folder, counts, progress=self.watcher.progress, say=self.watcher.say
         )
 
     def say(self, topic: Topic, *events: Event) -> None:

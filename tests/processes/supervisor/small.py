@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlstreams.up.supervisor.child import Child, ChildSpec, log_tail
-from rlstreams.up.supervisor.fleet import Fleet, ProcessProgress
+from rlstreams.up.supervisor.fleet import Fleet
+from rlstreams.up.supervisor.progress import Progress
 
 OBEDIENT = """
 import signal, sys, time
@@ -45,22 +46,20 @@ class Scripts:
         return Child(spec, process, ours)
 
 
-class Log:
-    """Progress of processes as it is told."""
+class Log(Progress):
+    """Progress of processes as the test says it."""
 
     def __init__(
         self, *, has_committed: bool = False, owns: bool = False, at_target: bool = False
     ) -> None:
+        super().__init__()
         self._has_committed = has_committed
         self._owns = owns
-        self.at_target = at_target
+        self._at_target = at_target
         self.saves = False
 
     def committed(self, instance: str) -> bool:
         return self._has_committed
-
-    def has_started(self, instance: str) -> bool:
-        return False
 
     def owns_run(self, instance: str) -> bool:
         return self._owns
@@ -68,10 +67,14 @@ class Log:
     def is_saving(self, instance: str) -> bool:
         return self.saves
 
+    @property
+    def at_target(self) -> bool:
+        return self._at_target
+
 
 @contextmanager
 def fleet_of(
-    folder: Path, scripts: Mapping[str, str], progress: ProcessProgress | None = None
+    folder: Path, scripts: Mapping[str, str], progress: Progress | None = None
 ) -> Iterator[tuple[Fleet, Scripts, list[str]]]:
     said: list[str] = []
     spawner = Scripts(scripts)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.up.supervisor.fleet import Worker
-from rlstreams.up.supervisor.run import Supervisor, _info
-from rlstreams.up.supervisor.terminal import Interrupts, Keyboard
+from rlstreams.up.supervisor.run import Interrupts, Supervisor, _info
 from rlstreams.workers.config.run import RunConfig
 from tests.factories import step_completed, trainer_started
 from tests.processes.supervisor.small import OBEDIENT, Log, fleet_of
@@ -22,9 +21,7 @@ def test_the_last_checkpoint_has_a_name(tmp_path: Path) -> None:
         fleet_of(tmp_path, {"trainer": OBEDIENT}, Log()) as (fleet, spawner, _),
         watching(bus) as watcher,
     ):
-        supervisor = Supervisor(
-            RunConfig(), fleet, watcher, broker=None, keyboard=Keyboard(), interrupts=Interrupts()
-        )
+        supervisor = Supervisor(RunConfig(), fleet, watcher, broker=None, interrupts=Interrupts())
         watcher.phase = "running"
         phases = []
         (ours,) = spawner.started

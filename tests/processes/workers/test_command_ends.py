@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -145,20 +144,6 @@ def test_a_worker_without_its_file_says_so(tmp_path, capsys):
     """Status 78, which its supervisor does not answer with another start."""
     assert 78 == main(["worker", "rollout", "--config", str(tmp_path / "no.json")])
     assert f"{tmp_path}/no.json: cannot be read" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words", [["record", "list", "--json"], ["record", "verify", ".", "--json"]]
-)
-def test_json_lines_stay_json_where_there_is_nothing(tmp_path, monkeypatch, capsys, words):
-    """What is to be told goes to the other stream."""
-    monkeypatch.chdir(tmp_path)
-    assert 1 == main(words)
-    captured = capsys.readouterr()
-    assert ([], True) == (
-        [json.loads(line) for line in captured.out.splitlines()],
-        "no recording in" in captured.err,
-    )
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "99999"])

@@ -10,7 +10,7 @@ import pytest
 from rlstreams.start.chaos.run import ChaosOptions, chaos, victims
 from rlstreams.streams.log import crash_points
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.up.supervisor.up import UpOptions
+from rlstreams.up.supervisor.fault_hook import UpOptions
 from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker
 from rlstreams.workers.config.run import (
     BrokerSection,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import socket
 from dataclasses import replace
@@ -16,7 +15,6 @@ from rlstreams.start.doctor import machine
 from rlstreams.start.doctor.check import Level, probed
 from rlstreams.start.doctor.diagnose import diagnose, preflight
 from rlstreams.start.doctor.model import check_routers, read_model
-from rlstreams.start.doctor.model_files import tensors_in
 from rlstreams.streams.broker.jars import num_missing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.workers.config.load import load
@@ -81,38 +79,6 @@ def test_a_reference_that_is_no_model_is_told_before_a_start(
     assert "264 k parameters" in capsys.readouterr().out
 
 
-def test_shapes_are_read_from_the_header() -> None:
-    """Names and shapes as in the file; their product is the number of parameters."""
-    tensors = tensors_in(MODEL / "model.safetensors")
-    assert (128, 64) == tensors["model.embed_tokens.weight"].shape
-    sizes = [math.prod(tensor.shape) for tensor in tensors.values()]
-    assert sum(sizes) == read_model(str(MODEL)).num_parameters
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"[]",
-        b"17",
-        b'{"w": 3}',
-        b'{"w": {}}',
-        b'{"w": {"dtype": "F32", "shape": [1]}}',
-        b'{"w": {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}}',
-        b'{"w": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}',
-        b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": []}}',
-        b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, null]}}',
-        b'{"w": ',
-        b"[" * 100_000,
-    ],
-)
-def test_a_header_that_is_none_is_told_with_its_file(tmp_path: Path, header: bytes) -> None:
-    """Weights of another format, or half copied."""
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(ConfigError, match=rf"{file}: its header is none of a safetensors file"):
-        tensors_in(file)
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -140,14 +106,13 @@ def test_a_model_folder_that_does_not_fit_together(
 
 
 def test_a_weight_file_that_is_cut_or_foreign(tmp_path: Path) -> None:
-    """Both sizes are named; what is no such file at all is called so."""
+    """The file is named, with what is wrong with it."""
     file = model_with(tmp_path) / "model.safetensors"
-    size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=rf"{size - 100} bytes, its header promises {size}"):
+    with pytest.raises(ConfigError, match=rf"{file} is no whole safetensors file: .*not fully cov"):
         read_model(str(file.parent))
     file.write_text("version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ConfigError, match=r"model.safetensors \(43 bytes\) is no safetensors file"):
+    with pytest.raises(ConfigError, match=rf"{file} is no whole safetensors file: .*header too"):
         read_model(str(file.parent))
 
 

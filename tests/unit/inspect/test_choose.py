@@ -33,9 +33,8 @@ def found(log: RunLog, **query: object) -> list[str]:
 
 
 def test_the_worst_reward_comes_first(log: RunLog) -> None:
-    """Low is bad; the best are the other end."""
+    """Low is bad."""
     assert ["0/1", "2/0"] == found(log, by=REWARD, limit=2)
-    assert "2/0" not in found(log, by=REWARD, best=True, limit=5)
 
 
 def test_a_sample_comes_once(log: RunLog) -> None:
@@ -64,13 +63,6 @@ def test_a_step_that_is_not_there_is_refused(log: RunLog) -> None:
         choose(log, Query(step=3))
 
 
-def test_by_purpose_and_version(log: RunLog) -> None:
-    """Evaluations, and samples that a version took part in."""
-    assert ["e1-7/0"] == found(log, by=REWARD, purpose="evaluate")
-    assert ["4/1"] == found(log, by=MISMATCH, version=2)
-    assert "1/0" in found(log, by=MISMATCH, version=0)
-
-
 def test_mismatch_finds_all_scored_ones(log: RunLog) -> None:
     """All differ by the same here, so all are there, the earliest first."""
     assert ["0/0", "0/1", "1/0", "2/0", "4/1"] == sorted(found(log, by=MISMATCH))
@@ -82,18 +74,10 @@ def test_by_tokens_and_duration(log: RunLog) -> None:
     assert 7 == len(found(log, by=Measure.DURATION))
 
 
-@pytest.mark.parametrize(
-    ("query", "match"),
-    [
-        ({"limit": 0}, "limit must be at least 1, got 0"),
-        ({"by": STALENESS, "version": 1}, "version and purpose narrow a ranking by mismatch"),
-        ({"step": 1, "purpose": "train"}, "version and purpose narrow"),
-    ],
-)
-def test_questions_that_have_no_answer_are_refused(query: dict[str, object], match: str) -> None:
+def test_a_question_for_nothing_is_refused() -> None:
     """Before anything is read."""
-    with pytest.raises(ConfigError, match=match):
-        Query(**query)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="limit must be at least 1, got 0"):
+        Query(limit=0)
 
 
 def test_an_empty_log_has_no_step() -> None:

@@ -35,7 +35,7 @@ def printed(drawn: RenderableType) -> str:
 
 def test_the_terminal_tells_the_same() -> None:
     """Figures, tokens, worst tokens and every stage with its place."""
-    told = printed(whole(details("1/0")[0], "difference"))
+    told = printed(whole(details("1/0")[0]))
     for words in (
         "trained   step 2   reward 1   mismatch 0.5   staleness 0,1   tokens 6   versions 0,1",
         "<bos>2+3=56<eos>56<eos>",
@@ -53,7 +53,7 @@ def test_what_a_run_says_is_no_markup_and_no_command_to_the_terminal() -> None:
     words = "[/INST][i]:x:\x1b[2J"
     shown = "[/INST][i]:x:\\x1b[2J"
     (sample,) = details("1/0", spelling=Spelling(decode=said(words), plain=str, hash=f.HASH))
-    drawn = re.sub(r"\s*\n\s*", "", printed(whole(sample, "difference")))
+    drawn = re.sub(r"\s*\n\s*", "", printed(whole(sample)))
     assert 11 + len(sample.worst_tokens(5)) == drawn.count(shown)
     assert f"{shown}: all" in printed(table([sample], f"{words}: all"))
     letter = f.dead_letter(group_id="7", sample=0, detail=words)
@@ -88,10 +88,9 @@ def test_a_narrow_terminal_has_the_places_too() -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
-@pytest.mark.parametrize("color", ["author", "version", "difference"])
-def test_every_fate_can_be_shown(sample: str, color: str) -> None:
+def test_every_fate_can_be_shown(sample: str) -> None:
     """Also of what was never sampled."""
-    assert sample in printed(whole(details(sample)[0], color))
+    assert sample in printed(whole(details(sample)[0]))
 
 
 def test_json_has_everything() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlstreams.debug.inspect.terminal import level
 from rlstreams.debug.inspect.words import NUMBERS, Spelling, words
 from rlstreams.schemas.events import ScoredTrajectory, TensorError, Trajectory
 from rlstreams.streams.lineage.tokens import mismatch, token_table
@@ -104,8 +103,3 @@ def test_the_time_grows_with_the_length() -> None:
 def test_without_a_tokenizer_tokens_are_numbers() -> None:
     """One each, with a space to tell them apart."""
     assert ["7 ", "12 "] == words([7, 12], NUMBERS)
-
-
-def test_levels_of_a_difference() -> None:
-    """What is below the first bound, or no number, is level 0."""
-    assert [0, 0, 1, 3, 4] == [level(value) for value in (0.0, float("nan"), -0.02, 0.5, -7.0)]

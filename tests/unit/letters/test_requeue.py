@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlstreams.debug.letters.read import read_letters
-from rlstreams.debug.letters.requeue import request, select, select_by_reason
+from rlstreams.debug.letters.requeue import read_letters, request, select, select_by_reason
 from rlstreams.schemas.events import ClosedGroups, ReplacementRequested
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS

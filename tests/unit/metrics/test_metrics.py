@@ -17,8 +17,7 @@ from rlstreams.schemas.events import EVALUATE, Event
 from rlstreams.show.metrics import reading
 from rlstreams.show.metrics.prometheus import families, served
 from rlstreams.show.metrics.reading import read_rows
-from rlstreams.show.metrics.rows import Row
-from rlstreams.show.metrics.tables import CsvTable, JsonLines
+from rlstreams.show.metrics.rows import CsvTable, JsonLines, Row
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlstreams.debug.replay.diff import Summary, diff, lines
-from rlstreams.debug.replay.fields import differing
 from rlstreams.schemas.events import Event
 from rlstreams.streams.recording import Recording
 from tests import factories
@@ -38,7 +37,6 @@ def test_who_when_and_where_are_left_out(tmp_path: Path) -> None:
     (found,) = summaries(tmp_path, [scored(1)], again)
 
     assert (1, 0) == (found.num_equal, found.num_different)
-    assert differing(scored(1), again[0], everything=True)
 
 
 def test_the_first_difference_is_shown_in_its_place(tmp_path: Path) -> None:

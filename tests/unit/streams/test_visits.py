@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.streams.broker.visits import keep, owned, visited
+from rlstreams.streams.broker.visits import owned, visited
 from rlstreams.streams.log.errors import ConfigError
 
 
@@ -97,13 +97,6 @@ def test_an_owner_takes_over_what_was_started_for_a_look(broker: FakeBroker) -> 
             reader.close()
             assert broker.status() is not None
     assert (None, 1) == (broker.status(), broker.num_starts)
-
-
-def test_a_visitor_can_leave_it_running(broker: FakeBroker) -> None:
-    """As `replay --keep` does."""
-    with visited(broker):
-        keep(broker)
-    assert broker.status() is not None
 
 
 def test_a_mark_is_about_one_process(broker: FakeBroker) -> None:

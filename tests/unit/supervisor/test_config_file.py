@@ -13,7 +13,8 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import CONTROL, STEPS
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.up.supervisor import up as module
-from rlstreams.up.supervisor.up import UpOptions, up
+from rlstreams.up.supervisor.fault_hook import UpOptions
+from rlstreams.up.supervisor.up import up
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run
 from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.run import RunConfig, RunSection

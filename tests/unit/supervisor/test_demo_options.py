@@ -8,7 +8,7 @@ import pytest
 
 from rlstreams.__main__ import parser_of_all, split_overrides
 from rlstreams.cli.demo import up_options
-from rlstreams.up.supervisor.up import UpOptions
+from rlstreams.up.supervisor.fault_hook import UpOptions
 
 
 def request(*words: str) -> UpOptions:

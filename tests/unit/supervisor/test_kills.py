@@ -1,8 +1,8 @@
-"""Kills for show and by key."""
+"""Kills for show."""
 
 from __future__ import annotations
 
-from rlstreams.up.supervisor.run import KillMenu, KillPlan
+from rlstreams.up.supervisor.run import KillPlan
 from rlstreams.workers.config.operation import Kill
 
 ROLLOUT, LOGPROB = Kill(role="rollout", at=0.33), Kill(role="logprob", at=0.66)
@@ -25,21 +25,3 @@ def test_a_resumed_run_does_not_kill_again() -> None:
     plan = KillPlan([ROLLOUT, LOGPROB], step=30, step_target=60)
     assert plan.due(31, 60) is None
     assert plan.due(40, 60) == LOGPROB
-
-
-def test_k_and_a_digit_name_a_worker() -> None:
-    """The first key asks, the second answers."""
-    menu = KillMenu(["prompts-0", "rollout-0"])
-    assert menu.press("2") == ("", "")
-    assert "2 rollout-0" in menu.press("k")[0]
-    assert menu.press("2") == ("", "rollout-0")
-    assert menu.press("2") == ("", "")
-
-
-def test_any_other_key_kills_nobody() -> None:
-    """A number too high and a letter both close the menu."""
-    menu = KillMenu(["prompts-0"])
-    for key in ("2", "x"):
-        menu.press("k")
-        assert menu.press(key) == ("nothing is killed", "")
-    assert menu.press("1") == ("", "")

@@ -24,7 +24,7 @@ from rlstreams.streams.log.topics import (
 )
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.views.stalls import Held
-from rlstreams.up.live.input import ProcessInfo
+from rlstreams.up.live.words import ProcessInfo
 from rlstreams.up.supervisor.stall_facts import StallFacts, positions, worker_of
 from rlstreams.up.supervisor.stall_watch import StallClock, StallWatch
 from rlstreams.workers.config.operation import DeadlinesSection

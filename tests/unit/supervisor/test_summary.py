@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
 from rlstreams.__main__ import parser_of_all, split_overrides
 from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationState
-from rlstreams.up.supervisor.fault_hook import Ended, Outcome
+from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
 from rlstreams.up.supervisor.next_commands import model_lines, next_commands, program_name, without
 from rlstreams.up.supervisor.summary import accuracy_lines
-from rlstreams.up.supervisor.up import UpOptions
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.unit.report.sample_run import audit_report
 
@@ -50,10 +48,7 @@ def ended(
         steps_typed=steps_typed,
     )
     return Ended(
-        config=config,
-        command=options.command,
-        resume=options.resume,
-        steps_typed=steps_typed,
+        options=options,
         step=step,
         outcome=outcome,
         failure=None,
@@ -101,38 +96,27 @@ def script(path: Path, text: str = "#!/bin/sh\n") -> Path:
 
 
 def test_commands_to_try_can_be_pasted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where folders have spaces in their names."""
-    script(here / "my tools/rlstreams")
-    monkeypatch.setattr("sys.argv", ["my tools/rlstreams"])
+    """Also where folders have spaces in their names, and the shell does not find us."""
+    tool = script(here / "my tools/rlstreams")
+    monkeypatch.setattr("sys.executable", str(here / "my tools/python"))
     commands = next_commands(ended(Outcome.COMPLETE, folder="my runs/one"))
-    assert ["my tools/rlstreams"] == shlex.split(program_name())
-    assert ["audit", "my runs/one"] == shlex.split(commands[1])[1:]
+    assert ["my tools/rlstreams", "audit", "my runs/one"] == shlex.split(commands[1])
     assert ["--run.dir", "my runs/one-seed1"] == shlex.split(commands[2])[-2:]
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert [str(tool)] == shlex.split(program_name())
 
 
 def test_the_name_of_the_program_starts_us(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another environment's script of that name is not ours; a shell does not look here."""
-    monkeypatch.setattr("sys.argv", [str(script(here / "rlstreams"))])
-    assert "./rlstreams" == program_name()
-    other = script(here / "other/rlstreams", "#!/other/python\n")
+    """Another environment's script of that name is not ours; without one Python runs us."""
+    monkeypatch.setattr("sys.executable", str(here / "own/python"))
+    assert f"{here}/own/python -m rlstreams" == program_name()
+    own, other = script(here / "own/rlstreams"), script(here / "other/rlstreams")
     monkeypatch.setenv("PATH", str(other.parent))
-    assert "./rlstreams" == program_name()
-    monkeypatch.setenv("PATH", str(here))
+    assert "own/rlstreams" == program_name()
+    other.unlink()
+    other.symlink_to(own)
     assert "rlstreams" == program_name()
-    script(other, f'#!/bin/sh\nexec "{sys.executable}" -m rlstreams "$@"\n')
-    monkeypatch.setenv("PATH", str(other.parent))
-    assert "rlstreams" == program_name()
-
-
-def test_started_as_a_module_it_is_named_as_one(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file that Python puts into `argv` is no program."""
-    monkeypatch.setattr("sys.argv", [str(script(here / "rlstreams/__main__.py"))])
-    assert f"{sys.executable} -m rlstreams" == program_name()
-    script(here / "bin/rlstreams")
-    monkeypatch.setenv("PATH", f"{here / 'bin'}:{Path(sys.executable).parent}")
-    assert "python -m rlstreams" == program_name()
 
 
 @pytest.mark.parametrize(

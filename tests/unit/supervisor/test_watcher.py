@@ -18,7 +18,8 @@ from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCHEMAS, STEPS, TRAJECTORIES
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.up.supervisor import schema_lookup
-from rlstreams.up.supervisor.watcher import Progress, Watcher
+from rlstreams.up.supervisor.progress import Progress
+from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import ControlFollower
 from tests.factories import (
@@ -84,7 +85,7 @@ def test_the_owner_is_who_claimed_last() -> None:
     say(bus, STEPS, trainer_started(epoch=1, instance="a"), trainer_started(epoch=2, instance="b"))
     with watching(bus) as watcher:
         watcher.catch_up()
-        assert [False, True] == [watcher.owns_run(i) for i in ("a", "b")]
+        assert [False, True] == [watcher.progress.owns_run(i) for i in ("a", "b")]
 
 
 def test_the_last_version_is_evaluated_when_every_row_is_answered() -> None:

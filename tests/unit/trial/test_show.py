@@ -13,7 +13,7 @@ from rlstreams.start.trial.completion import Completion, Times, TriedRow
 from rlstreams.start.trial.completions_file import read_completions
 from rlstreams.start.trial.show import row_lines, summary
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.up.live.visible import visible
+from rlstreams.up.live.words import visible
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.row import Row
