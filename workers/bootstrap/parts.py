@@ -83,14 +83,14 @@ def open_bus(config: RunConfig, *, outage_s: float = OUTAGE_S) -> Bus:
 
 
 def await_broker(config: RunConfig, timeout_s: float) -> None:
-    """Until the embedded broker listens, if the run has one: its supervisor may be starting it
+    """Until the embedded broker answers, if the run has one: its supervisor may be starting it
     again. Whoever asks it next says what is wrong if it does not."""
-    from rlstreams.streams.broker.ports import takes_connections
+    from rlstreams.streams.broker.ports import answers
 
     until_s = time.monotonic() + timeout_s
     while not config.broker.bootstrap and time.monotonic() < until_s:
         state = embedded_broker(config).status()
-        if state is not None and takes_connections(state.port):
+        if state is not None and answers(state.port):
             return
         time.sleep(0.1)
 
