@@ -79,7 +79,7 @@ def test_no_request_leaves_before_all_hold_the_same_version(
         pull = asyncio.create_task(engine.pull(world.publish(1), world.channel))
         await until(lambda: engine.policy_version == 1, "the first has not pulled", LONG_S)
         early = asyncio.create_task(collect(engine, request("1/0/0")))
-        await until(lambda: bool(engine._waiting), "it does not wait", LONG_S)
+        await until(lambda: bool(engine._num_waiting), "it does not wait", LONG_S)
         assert [] == router.asked
         early.cancel()
         pull.cancel()
@@ -113,7 +113,7 @@ def test_a_dead_server_shuts_all_until_it_is_back(
         await asyncio.to_thread(servers[1].kill)
         await until(lambda: servers[1].url not in engine.up(), "its death was not seen", LONG_S)
         early = asyncio.create_task(collect(engine, request("1/0/0")))
-        await until(lambda: bool(engine._waiting), "it does not wait", LONG_S)
+        await until(lambda: bool(engine._num_waiting), "it does not wait", LONG_S)
         assert [] == router.asked
         await asyncio.to_thread(servers[1].restart)
         await until(lambda: servers[1].url in engine.up(), "it is not met again", LONG_S)

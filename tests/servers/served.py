@@ -73,8 +73,7 @@ def plugin_engine(
     model = model_folder(folder)
     chosen = settings(fake.kind, model, **changes)
     shape = read_shape(model)
-    by_folder = FolderDelivery(model, folder / "versions", probe_s=probe_s)
-    delivery = PluginDelivery(listener, by_folder, "0", probe_s=probe_s)
+    delivery = PluginDelivery(listener, model, folder / "versions", "0", probe_s=probe_s)
     server = Server(fake.url, chosen, shape, delivery)
     return ServedEngine(chosen, shape, longest_sequence(model), [(server, None)])
 

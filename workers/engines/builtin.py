@@ -22,11 +22,16 @@ from typing import TypeVar
 import torch
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import GeneratedSegment, Health, PauseMode, SampleRequest
+from rlstreams.workers.engines.base import (
+    GeneratedSegment,
+    Health,
+    PauseMode,
+    SampleRequest,
+    check_request,
+)
 from rlstreams.workers.engines.decode import Decoder, Generation
 from rlstreams.workers.engines.scheduler import End, Held, Item, Scheduler
 from rlstreams.workers.engines.selfcheck import check_decoding
-from rlstreams.workers.engines.validation import check_request
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.folder import (
     eos_ids_of,

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import Scores, TokenSequence
+from rlstreams.workers.engines.base import Scores, TokenSequence, check_ids
 from rlstreams.workers.engines.selfcheck import check_scoring
-from rlstreams.workers.engines.validation import check_ids
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.bins import compile_for_bins, take_documents
 from rlstreams.workers.model.cut import cut_bins, cut_rows, one_row

@@ -22,9 +22,10 @@ from rlstreams.workers.engines.base import (
     SampleRequest,
     Scores,
     TokenSequence,
+    check_ids,
+    check_request,
 )
 from rlstreams.workers.engines.sampling import Draw, sample, uniforms
-from rlstreams.workers.engines.validation import check_ids, check_request
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
