@@ -10,9 +10,8 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.bootstrap.served import Where, command_of, settings_of
 from rlstreams.workers.config.load import load
-from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.base import Held, PauseMode
 from rlstreams.workers.engines.served.adapter import adapter_class
-from rlstreams.workers.engines.served.answer import Held
 from rlstreams.workers.engines.served.command import StartCommand, is_older
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.server import Server

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlstreams.schemas.events import PolicyPublished
+from rlstreams.schemas.events import NO_VERSION, PolicyPublished
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import Pulled, WeightChannel
 
@@ -93,6 +93,19 @@ class Health:
     detail: str
     running: int  # requests that sample now
     waiting: int  # requests that wait for a slot
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Weights that an engine holds."""
+
+    policy_version: int = NO_VERSION
+    weight_hash: str = ""
+
+    @property
+    def label(self) -> str:
+        """What a server calls them: unique to number and content."""
+        return f"{self.policy_version}-{self.weight_hash[:16]}"
 
 
 class Engine(Protocol):

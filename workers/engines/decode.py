@@ -9,6 +9,7 @@ Axes: `B` row, `T` column, `V` vocabulary, `H` key-value head, `D` head size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,7 @@ from rlstreams.workers.engines.sampling import Draw, sample, uniforms
 from rlstreams.workers.model.attention import Mask, attention_of
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.experts import RouterCapture, expert_dtype
+from rlstreams.workers.model.model import load_weights
 
 _FIRST_COLUMNS = 64  # of the cache; it grows by doubling
 
@@ -124,11 +126,6 @@ class Generation:
             experts_stop=num_tokens - 1 if resumed else 0,
         )
 
-    def append(self, token_id: int, logprob: float) -> None:
-        """One more sampled token."""
-        self.token_ids.append(token_id)
-        self.logprobs.append(logprob)
-
     def take_segment(self) -> tuple[list[int], list[float], Experts | None, int]:
         """Tokens, log-probs, expert rows and the position of the first row; begins anew."""
         rows = np.concatenate(self.experts) if self.experts else None
@@ -140,8 +137,8 @@ class Generation:
         return taken
 
 
-class Decoder:
-    """Advances up to `slots` sequences by one token per step."""
+class CacheDecoder:
+    """Decoder of a Hugging Face model: a forward advances up to `slots` sequences by one token."""
 
     def __init__(
         self,
@@ -205,6 +202,10 @@ class Decoder:
             self.running[row] = self.running[last]
         self.running.pop()
 
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy `weights` into the model; raises WeightError if they do not fit."""
+        load_weights(self._model, weights)
+
     def close(self) -> None:
         """Detach from the model."""
         if self._capture is not None:
@@ -238,12 +239,7 @@ class Decoder:
         )
         if self._capture is not None:
             self._keep_experts(rows, self._capture.take(len(rows)))
-        ids_B, logprobs_B = sample(output.logits[:, -1], _draw(rows, self._device))
-        if not bool(torch.isfinite(logprobs_B).all()):
-            raise EngineError("the model's log-probs are not finite: its weights are broken")
-        pairs = zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True)
-        for sequence, token_id, logprob in pairs:
-            sequence.append(token_id, logprob)
+        draw_next(rows, output.logits[:, -1])
         self.num_sampled += len(rows)
 
     def _keep_experts(self, rows: list[Generation], experts_BTLK: torch.Tensor) -> None:
@@ -255,12 +251,23 @@ class Decoder:
             sequence.experts_stop += missing
 
 
-def _draw(rows: list[Generation], device: torch.device) -> Draw:
-    samplings = [s.request.sampling for s in rows]
+def draw_next(rows: list[Generation], logits_BV: torch.Tensor) -> None:
+    """Sample the next token of each sequence, as its request says.
+
+    Raises:
+        EngineError: log-probs are not finite.
+    """
+    samplings, device = [s.request.sampling for s in rows], logits_BV.device
     uniforms = [s.draws[len(s.token_ids)] for s in rows]
-    return Draw(
+    draw = Draw(
         uniform_N=torch.tensor(uniforms, dtype=torch.float64, device=device),
         temperature_N=torch.tensor([s.temperature for s in samplings], device=device),
         top_p_N=torch.tensor([s.top_p for s in samplings], device=device),
         top_k_N=torch.tensor([s.top_k for s in samplings], device=device),
     )
+    ids_B, logprobs_B = sample(logits_BV, draw)
+    if not bool(torch.isfinite(logprobs_B).all()):
+        raise EngineError("the model's log-probs are not finite: its weights are broken")
+    for sequence, token_id, logprob in zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True):
+        sequence.token_ids.append(token_id)
+        sequence.logprobs.append(logprob)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rlstreams.workers.engines.base import SampleRequest, Sampling
-from rlstreams.workers.engines.decode import Decoder, Generation
+from rlstreams.workers.engines.decode import CacheDecoder, Generation
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.families import LINEAR
@@ -69,7 +69,7 @@ def check_scoring(model: torch.nn.Module, vocab_size: int) -> MakeMask:
 
 def decoding_difference(model: torch.nn.Module, vocab_size: int) -> float:
     """Largest, between log-probs of the decode loop and of plain forwards, nats."""
-    decoder = Decoder(model, slots=len(_PROMPTS), num_experts=0, capture_experts=False)
+    decoder = CacheDecoder(model, slots=len(_PROMPTS), num_experts=0, capture_experts=False)
     generations = [_generation(prompt, vocab_size) for prompt in _PROMPTS]
     decoder.admit(generations[:1])
     decoder.step()

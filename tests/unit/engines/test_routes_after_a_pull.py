@@ -7,7 +7,8 @@ import base64
 import numpy as np
 import pytest
 
-from rlstreams.workers.engines.served.answer import Held, cut
+from rlstreams.workers.engines.base import Held
+from rlstreams.workers.engines.served.answer import cut
 from rlstreams.workers.engines.served.sglang import SglangAdapter
 from rlstreams.workers.engines.served.shape import ModelShape
 from rlstreams.workers.engines.served.wire import GenerateRequest

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlstreams.schemas.events import NO_VERSION
-from rlstreams.workers.engines.base import Experts, FinishReason, GeneratedSegment
+from rlstreams.workers.engines.base import Experts, FinishReason, GeneratedSegment, Held
 from rlstreams.workers.engines.served.shape import ModelShape
 from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest, Span
 
@@ -27,19 +25,6 @@ _MAX_LOGPROB, _MIN_LOGPROB = 1e-3, -9998.0
 
 class UnknownVersionError(AnswerError):
     """Tokens came from weights that we did not put there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Weights that a server was given."""
-
-    policy_version: int
-    weight_hash: str
-
-    @property
-    def label(self) -> str:
-        """What the server calls them: unique to number and content."""
-        return f"{self.policy_version}-{self.weight_hash[:16]}"
 
 
 def check_tokens(answer: Answer, request: GenerateRequest, shape: ModelShape) -> None:
@@ -186,12 +171,12 @@ def cut(
     return segments
 
 
-def empty_segment(held: Held | None, reason: FinishReason) -> GeneratedSegment:
+def empty_segment(held: Held, reason: FinishReason) -> GeneratedSegment:
     """What a request is answered with that never left."""
     return GeneratedSegment(
         token_ids=np.zeros(0, np.int32),
         logprobs=np.zeros(0, np.float32),
-        policy_version=held.policy_version if held else NO_VERSION,
-        weight_hash=held.weight_hash if held else "",
+        policy_version=held.policy_version,
+        weight_hash=held.weight_hash,
         finish_reason=reason,
     )

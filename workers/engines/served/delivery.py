@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.base import Held, PauseMode
 from rlstreams.workers.engines.served.adapter import Adapter
-from rlstreams.workers.engines.served.answer import Held
 from rlstreams.workers.engines.served.facts import ask_facts
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.weights.channel import WeightChannel, WeightError

@@ -16,11 +16,12 @@ from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
     Health,
+    Held,
     PauseMode,
     SampleRequest,
     check_request,
 )
-from rlstreams.workers.engines.served.answer import Held, empty_segment
+from rlstreams.workers.engines.served.answer import empty_segment
 from rlstreams.workers.engines.served.health_monitor import HealthMonitor
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.engines.served.process import ServerProcess
@@ -149,11 +150,11 @@ class ServedEngine:
         server = await self._next_server(request.group_id)  # and it is asked at once
         if server is None:
             held = [server.held for server in self._servers if server.held]
-            newest = max(held, key=lambda one: one.policy_version, default=None)
+            newest = max(held, key=lambda one: one.policy_version, default=Held())
             yield empty_segment(newest, FinishReason.ABORT)
             return
         if room(request, self.max_tokens) < 1:  # resumed with nothing left to sample
-            yield empty_segment(server.held, FinishReason.LENGTH)
+            yield empty_segment(server.held or Held(), FinishReason.LENGTH)
             return
         try:
             segments = await server.ask(request)

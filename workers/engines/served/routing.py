@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 
 if TYPE_CHECKING:
-    from rlstreams.workers.engines.served.answer import Held
+    from rlstreams.workers.engines.base import Held
     from rlstreams.workers.engines.served.facts import ServerFacts
     from rlstreams.workers.engines.served.server import Server
 

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
-from rlstreams.workers.engines.served.answer import Held, UnknownVersionError, cut
+from rlstreams.workers.engines.base import GeneratedSegment, Held, SampleRequest
+from rlstreams.workers.engines.served.answer import UnknownVersionError, cut
 from rlstreams.workers.engines.served.facts import ServerFacts
 from rlstreams.workers.engines.served.http import ServerError
 from rlstreams.workers.engines.served.settings import ServedSettings

@@ -14,11 +14,12 @@ from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
+    Held,
     PauseMode,
     SampleRequest,
 )
 from rlstreams.workers.engines.served.adapter import Adapter, adapter_class
-from rlstreams.workers.engines.served.answer import Held, UnknownVersionError
+from rlstreams.workers.engines.served.answer import UnknownVersionError
 from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
     DeliveryError,
