@@ -11,8 +11,8 @@ import torch
 
 from rlstreams.workers.engines.base import SampleRequest, Sampling
 from rlstreams.workers.engines.decode import CacheDecoder, Generation
-from rlstreams.workers.model.experts import RouterCapture
 from rlstreams.workers.model.model import causal_mask, load_model, right_padded
+from rlstreams.workers.model.routing import RouterCapture
 
 DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
 MAX_TOKENS = 128

@@ -29,12 +29,11 @@ from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.bins import compile_for_bins, take_documents
 from rlstreams.workers.model.cut import cut_bins, cut_rows, one_row
 from rlstreams.workers.model.documents import Documents
-from rlstreams.workers.model.folder import token_limit, vocab_size_of
+from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import (
     FLOAT32,
     configure_torch,
     load_model,
-    read_config,
     right_padded,
     weights_of,
 )

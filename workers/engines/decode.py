@@ -19,8 +19,8 @@ from rlstreams.workers.engines.base import Experts, SampleRequest
 from rlstreams.workers.engines.sampling import Draw, sample, uniforms
 from rlstreams.workers.model.attention import Mask, attention_of
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.model.experts import RouterCapture, expert_dtype
 from rlstreams.workers.model.model import load_weights
+from rlstreams.workers.model.routing import RouterCapture
 
 _FIRST_COLUMNS = 64  # of the cache; it grows by doubling
 
@@ -157,7 +157,7 @@ class CacheDecoder:
         self._end = 0  # all running sequences' next column
         capture = RouterCapture(model) if capture_experts and num_experts else None
         self._capture = capture if capture is not None and capture.num_layers else None
-        self._expert_dtype = expert_dtype(num_experts)
+        self._expert_dtype = torch.uint8 if num_experts <= 256 else torch.uint16
 
     @torch.inference_mode()
     def admit(self, joining: list[Generation]) -> None:

@@ -116,7 +116,8 @@ class FakeScorer:
         """Hold one more version."""
         started_s = time.monotonic()
         weights = dict(channel.pull(published, self._deadline_s))
-        self._tables = {**self._tables, published.policy_version: _table(weights)}
+        table = _table(weights)
+        self._tables = {**self._tables, published.policy_version: table}
         return Pulled(
             policy_version=published.policy_version,
             weight_hash=published.weight_hash,

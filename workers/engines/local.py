@@ -60,7 +60,6 @@ class LocalEngine:
         self.vocab_size = vocab_size
         self.max_tokens = max_tokens
         self.capacity = slots
-        self.trouble = ""  # it is here, or the worker ends
         self._pull_deadline_s = pull_deadline_s
         self._answer_deadline_s = answer_deadline_s
         self._scheduler = Scheduler(decoder, slots=slots, eos_ids=eos_ids, deliver=self._deliver)
@@ -79,6 +78,11 @@ class LocalEngine:
     def num_sampled(self) -> int:
         """Tokens sampled since it was made."""
         return self._scheduler.num_sampled
+
+    @property
+    def trouble(self) -> str:
+        """None: it is here, or the worker ends."""
+        return ""
 
     def wants(self, published: PolicyPublished) -> bool:
         """Whether `published` is newer than what it holds, or of another content."""

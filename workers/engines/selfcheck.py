@@ -18,7 +18,7 @@ import torch
 from rlstreams.workers.engines.base import SampleRequest, Sampling
 from rlstreams.workers.engines.decode import CacheDecoder, Generation
 from rlstreams.workers.model.attention import attention_of
-from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.base import REFUSALS, EngineError
 from rlstreams.workers.model.families import LINEAR
 from rlstreams.workers.model.model import right_padded
 from rlstreams.workers.model.token_scores import MakeMask
@@ -27,8 +27,6 @@ TOLERANCE = 1e-3  # nats; float32 differs by 1e-5, a wrong mask by 0.1 and more
 TOLERANCE_LOW = 0.2  # in 16 bits, which differ by some hundredths: small mistakes are not seen
 _PROMPTS = ((3, 5, 7, 4), (6,), (4, 4, 5))
 _NEW_TOKENS = 4
-# What a library's forward raises when it is handed a mask or a cache that it cannot take.
-_REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError)
 
 
 def check_decoding(model: torch.nn.Module, vocab_size: int) -> None:
@@ -107,7 +105,7 @@ def padding_difference(
 def _compare(difference: Callable[[], float], model: Any, verb: str, how: str) -> None:  # noqa: ANN401
     try:
         found = difference()
-    except _REFUSALS as err:
+    except REFUSALS as err:
         raise EngineError(
             f"cannot {verb} a {_kind(model)} here: its forward does not take our masks or cache: "
             f"{type(err).__name__}: {err}"

@@ -20,27 +20,9 @@ from rlstreams.workers.model import one_order
 from rlstreams.workers.model.attention import Attention
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.families import SDPA, chosen_attention, library_model
-from rlstreams.workers.model.folder import eos_ids_of, module_name, num_experts_of, read_config
+from rlstreams.workers.model.folder import module_name, num_experts_of, read_config
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import layout_difference, layout_of
-
-__all__ = [
-    "EXPERTS",
-    "FLOAT32",
-    "Numerics",
-    "causal_mask",
-    "configure_torch",
-    "eos_ids_of",
-    "import_library",
-    "load_model",
-    "load_weights",
-    "model_class",
-    "num_experts_of",
-    "numerics_of",
-    "read_config",
-    "right_padded",
-    "weights_of",
-]
 
 FLOAT32 = "float32"
 EXPERTS = "grouped_mm"  # how experts are computed: part of what makes a step bit-equal

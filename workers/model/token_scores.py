@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlstreams.workers.model.attention import Mask
-from rlstreams.workers.model.base import LOGITS_BYTES
+from rlstreams.workers.model.base import LOGITS_BYTES, REFUSALS
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.head import Head
 from rlstreams.workers.model.one_order import computed_again
@@ -28,8 +28,6 @@ from rlstreams.workers.model.routing import RoutingReplay
 HEAD_TOLERANCE = {torch.float32: 1e-3}  # of a logit: a head of another kind is off by far more
 HEAD_TOLERANCE_LOW = 0.25  # the same in 16 bits
 _PROBE = ((3, 5, 7, 4, 6), (6, 4, 2, 2, 5))
-# What a forward raises that cannot be taken apart, or does not know its lower part.
-_REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError)
 
 MakeMask = Callable[[Tensor], Mask | None]
 
@@ -183,7 +181,7 @@ class TokenScorer:
                 # In another order: a head that looks at its neighbours would be seen.
                 turned_NH = output.last_hidden_state.flatten(0, 1).flip(0)
                 found_NV = self._head_of(body, type(output))(turned_NH).flip(0)
-            except _REFUSALS:
+            except REFUSALS:
                 continue
             expected_NV = expected_BTV.flatten(0, 1)
             if _is_alike(found_NV, expected_NV, tolerance):
