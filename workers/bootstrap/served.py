@@ -194,10 +194,10 @@ def found_server(config: RunConfig, kind: Kind) -> Where:
     """
     python = config.engine.python or sys.executable
     try:
-        found = installed_server(kind, python)
+        distribution, version = installed_server(kind, python)
     except EngineError as err:
         raise ConfigError(str(err)) from err
-    return Where(python=python, version=found.version, distribution=found.distribution)
+    return Where(python=python, version=version, distribution=distribution)
 
 
 def free_port(host: str) -> int:

@@ -249,6 +249,18 @@ def check_ids(token_ids: Int32s, vocab_size: int, what: str) -> None:
         )
 
 
+def check_sequences(sequences: Sequence[TokenSequence], vocab_size: int, max_tokens: int) -> None:
+    """Sequences can be scored.
+
+    Raises:
+        EngineError: ids outside the vocabulary, or a sequence too long.
+    """
+    for index, sequence in enumerate(sequences):
+        check_ids(sequence.token_ids, vocab_size, f"sequence {index}")
+        if (num := len(sequence.token_ids)) > max_tokens:
+            raise EngineError(f"sequence {index} has {num} tokens, the limit is {max_tokens}")
+
+
 def check_request(request: SampleRequest, vocab_size: int, max_tokens: int) -> None:
     """A request can be sampled.
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import Scores, TokenSequence, check_ids
+from rlstreams.workers.engines.base import Scores, TokenSequence, check_sequences
 from rlstreams.workers.engines.selfcheck import check_scoring
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.bins import compile_for_bins, take_documents
@@ -77,13 +77,13 @@ class BuiltinScorer:
         """
         configure_torch(threads, device, fused=True)  # a forward alone has one order
         config = read_config(Path(folder))
-        self._vocab_size = vocab_size_of(config)
-        self._max_tokens = token_limit(config)
+        self.vocab_size = vocab_size_of(config)
+        self.max_tokens = token_limit(config)
         self._pull_deadline_s = pull_deadline_s
         self._token_budget = token_budget
         model = load_model(folder, dtype)
-        mask = check_scoring(model, self._vocab_size)
-        self._routers = check_replay(model, self._vocab_size) if replay_routes else None
+        mask = check_scoring(model, self.vocab_size)
+        self._routers = check_replay(model, self.vocab_size) if replay_routes else None
         self._device = torch.device(device)
         self._scorer = TokenScorer(model.to(self._device), mask)
         self.why_padded = take_documents(self._scorer, device)
@@ -100,16 +100,6 @@ class BuiltinScorer:
     def versions(self) -> Sequence[int]:
         """Versions held, lowest first."""
         return sorted(self._held)
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest sequence."""
-        return self._max_tokens
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
-        return self._vocab_size
 
     def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
         """Hold one more version, received beside those that are held, on a stream of its own.
@@ -155,8 +145,9 @@ class BuiltinScorer:
             raise EngineError(
                 f"policy version {policy_version} is not held, only {list(self.versions)}"
             )
+        check_sequences(sequences, self.vocab_size, self.max_tokens)
         for index, sequence in enumerate(sequences):
-            self._check(index, sequence)
+            self._check_routes(index, sequence)
         if not sequences:
             return []
         lengths = [len(sequence.token_ids) for sequence in sequences]
@@ -180,13 +171,7 @@ class BuiltinScorer:
             for i in range(len(sequences))
         ]
 
-    def _check(self, index: int, sequence: TokenSequence) -> None:
-        check_ids(sequence.token_ids, self._vocab_size, f"sequence {index}")
-        if len(sequence.token_ids) > self._max_tokens:
-            raise EngineError(
-                f"sequence {index} has {len(sequence.token_ids)} tokens, "
-                f"the limit is {self._max_tokens}"
-            )
+    def _check_routes(self, index: int, sequence: TokenSequence) -> None:
         if self._routers is not None and sequence.routed_experts is not None:
             try:
                 check_routes(sequence.routed_experts, sequence.routed_experts_mask, self._routers)

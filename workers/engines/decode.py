@@ -119,7 +119,7 @@ class Generation:
             request=request,
             token_ids=request.token_ids.tolist(),
             limit=limit,
-            draws=uniforms(request.seed, request.sample_id, 0, limit),
+            draws=uniforms(request.seed, request.sample_id, limit),
             begun=num_tokens,
             # Rows of tokens that an earlier segment forwarded are that segment's.
             experts_start=num_tokens - 1 if resumed else 0,

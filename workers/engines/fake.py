@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import Scores, TokenSequence, check_ids
+from rlstreams.workers.engines.base import Scores, TokenSequence, check_sequences
 from rlstreams.workers.engines.decode import Generation, draw_next
 from rlstreams.workers.engines.local import LocalEngine
 from rlstreams.workers.model.base import EngineError
@@ -136,13 +136,7 @@ class FakeScorer:
         """Score under `policy_version`; see `Scorer.score`."""
         if policy_version not in self._tables:
             raise EngineError(f"policy version {policy_version} is not held, only {self.versions}")
-        for index, sequence in enumerate(sequences):
-            check_ids(sequence.token_ids, self.vocab_size, f"sequence {index}")
-            if len(sequence.token_ids) > self.max_tokens:
-                raise EngineError(
-                    f"sequence {index} has {len(sequence.token_ids)} tokens, "
-                    f"the limit is {self.max_tokens}"
-                )
+        check_sequences(sequences, self.vocab_size, self.max_tokens)
         logprobs_VV = torch.log_softmax(self._tables[policy_version] / (temperature or 1.0), -1)
         entropy_V = -(logprobs_VV.exp() * logprobs_VV).sum(-1)
         found = []

@@ -59,9 +59,10 @@ class ServedEngine:
             router: in front of all of them, for generation.
         """
         self._settings = settings
-        self._shape = shape
+        self.vocab_size = shape.vocab_size
         self._longest = max_tokens
         self._monitors = [HealthMonitor(s, settings, p, self.dispatch, note) for s, p in servers]
+        self.capacity = settings.limit * len(servers)  # of down ones too: they come back
         self._on_close = on_close
         self._router = router
         self._floor = NO_VERSION  # the newest version that was ever in service
@@ -79,20 +80,10 @@ class ServedEngine:
         return ", ".join(sorted(set(names))) or str(self._settings.kind)
 
     @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
-        return self._shape.vocab_size
-
-    @property
     def max_tokens(self) -> int:
         """The least that a server serves."""
         served = [server.facts.max_tokens for server in self._servers if server.facts]
         return min([self._longest, *served])
-
-    @property
-    def capacity(self) -> int:
-        """Of all servers, down ones too: they come back."""
-        return self._settings.limit * len(self._monitors)
 
     @property
     def policy_version(self) -> int:
