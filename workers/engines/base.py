@@ -1,7 +1,6 @@
 """The `Engine` and `Scorer` ports: what samples tokens, and what scores them.
 
-An engine knows nothing of the log. It takes token ids and gives segments; weights reach it by
-`pull`. A tensor path and a model server are behind the same two ports, under one contract suite.
+A tensor path and a model server are behind the same two ports, under one contract suite.
 """
 
 from __future__ import annotations
@@ -115,21 +114,16 @@ class Engine(Protocol):
     weights. Before the first pull `generate` waits.
     """
 
+    vocab_size: int  # token ids are below it
+    capacity: int  # requests that it is worth having in flight
+
     @property
     def name(self) -> str:
         """Name and version, recorded in each trajectory."""
 
     @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
-
-    @property
     def max_tokens(self) -> int:
         """Longest sequence, prompt included."""
-
-    @property
-    def capacity(self) -> int:
-        """How many requests it is worth having in flight."""
 
     @property
     def policy_version(self) -> int:
@@ -200,17 +194,12 @@ class Scorer(Protocol):
     One thread scores, another may pull and drop meanwhile: what is held is never written to.
     """
 
+    vocab_size: int  # token ids are below it
+    max_tokens: int  # longest sequence
+
     @property
     def versions(self) -> Sequence[int]:
         """Versions held, lowest first; asked from any thread."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest sequence."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
 
     def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
         """Hold one more version.

@@ -159,7 +159,7 @@ class LocalEngine:
             detail = f"the decode thread failed: {self._error!r}"
         elif self._closed is not None:
             detail = "closed"
-        ready = has_version and self._error is None and self._closed is None
+        ready = has_version and not (self._error or self._closed)
         return Health(ready=ready, detail=detail, running=running, waiting=waiting)
 
     async def close(self) -> None:

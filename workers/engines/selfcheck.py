@@ -1,10 +1,8 @@
 """Whether our masks and our cache give a model's own answers: measured when it is loaded.
 
-Padding, masks and cache are ours, the layers are the library's, and a family may keep state that
-our cache does not hold or read a mask in its own way. No list of families would stay true, so a few
-tokens take the path of a run, padded beside others and joining at different times, and are compared
-with the model's plain forward over each sequence alone. A family that differs is refused before it
-samples or learns nonsense.
+A family may keep state that our cache does not hold or read a mask in its own way, and no list of
+families would stay true. So a few tokens take the path of a run, padded beside others and joining
+at different times, and are compared with the model's plain forward over each sequence alone.
 """
 
 from __future__ import annotations

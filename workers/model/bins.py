@@ -1,9 +1,8 @@
 """Whether a model takes rows of documents, and whether its layers compile: measured at a start.
 
-No list of families would stay true: a family may keep states, sinks or caps, a kernel may refuse a
-head's width, a compiler may fail. So a few documents are scored in one row and one by one, and each
-layer is run, forward and backward, as it is and compiled, on a bin of the size that steps have.
-What differs or fails stays as it was, and the reason is told. Axes: `T` token.
+A family may keep states, sinks or caps, a kernel may refuse a head's width, a compiler may fail. So
+a few documents are scored in one row and one by one, and each layer is run as it is and compiled,
+on a bin of the size that steps have. What differs or fails stays as it was, with the reason.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ def _routes(facts: ServerFacts) -> Iterator[Finding]:
         cost, cure = "token ids cannot go in and out", "start it with --enable-scale-out"
         yield route("token route", ("/inference/v1/generate",), cost, cure)
         return
-    control = ("/pause_generation", "/continue_generation", "/update_weight_version")
-    yield route("control routes", control, "weights cannot change safely", "a newer SGLang")
+    pauses = ("/pause_generation", "/continue_generation", "/update_weight_version")
+    yield route("control routes", pauses, "weights cannot change safely", "a newer SGLang")
     if facts.settings.get("skip_tokenizer_init"):
         yield Finding("token ids", Weight.OK, "no tokenizer in the way")
     else:
@@ -166,7 +166,7 @@ async def _spread(http: ServerHttp, facts: ServerFacts) -> list[Finding]:
 
 async def _answers(adapter: Adapter) -> Finding:
     """One greedy token, at a temperature where raw and processed log-probs differ."""
-    name, found = "log-probs", []
+    name, found = "log-probs", list[float]()
     try:
         for temperature in (1.0, 1e-3):
             body = adapter.body(_request(temperature))
