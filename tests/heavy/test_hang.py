@@ -18,7 +18,7 @@ from rlstreams.workers.weights.report_listener import ReportListener
 from tests.contract.engine_rigs import collect, drive, long_request, request
 from tests.heavy.test_spawned_server import START_S, Spawned
 from tests.served.test_gate import until_sampling
-from tests.servers.served import plugin_engine
+from tests.servers.served import plugin_engine, up
 from tests.servers.world import World
 from tests.waiting import until
 
@@ -66,12 +66,12 @@ def test_a_running_server_that_hangs_is_shut_and_named(
         else:
             with pytest.raises(EngineError, match="does not answer since"):
                 await running
-        await until(lambda: not engine.up(), "still in service")
+        await until(lambda: not up(engine), "still in service")
         assert not engine.wants(world.publish(1))
         assert f"{server.url}: a pull broke off, and it does not answer since" in engine.trouble
         looks = server.num_looks
         await until(lambda: server.num_looks > looks + 1, "it is not looked at")
-        assert not engine.up()
+        assert not up(engine)
         server.kill()
         server.restart()
         hurry(engine, LONG_S)
@@ -117,10 +117,10 @@ def test_a_spawned_server_that_hangs_is_started_again(tmp_path: Path) -> None:
             await _pull_on(engine, world)
         server._settings = replace(server._settings, pull_s=LONG_S)
         server._delivery._probe_s = LONG_S
-        await until(lambda: not engine.up(), "it was not given up")
+        await until(lambda: not up(engine), "it was not given up")
         assert -1 == engine.policy_version
         early = asyncio.create_task(collect(engine, request("1/0/0")))
-        await until(lambda: bool(engine.up()), "it was not started again", START_S)
+        await until(lambda: bool(up(engine)), "it was not started again", START_S)
         assert first != spawned.server_pid
         assert not early.done()
         await engine.pull(world.publish(9), world.channel)

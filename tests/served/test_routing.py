@@ -10,6 +10,7 @@ from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.routing import SLACK, choose
 from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
+from tests.servers.served import holding, up
 from tests.servers.world import World
 from tests.waiting import until
 
@@ -127,9 +128,9 @@ async def _all_hold(
     engine: ServedEngine, published: PolicyPublished, world: World, num: int
 ) -> None:
     """Until each of the servers holds it: `pull` returns when the first one does."""
-    await until(lambda: len(engine.up()) == num, "not all are up")
+    await until(lambda: len(up(engine)) == num, "not all are up")
     await engine.pull(published, world.channel)
-    await until(lambda: len(engine.holding(published.policy_version)) == num, "not all hold it")
+    await until(lambda: len(holding(engine, published.policy_version)) == num, "not all hold it")
 
 
 async def _ask(engine: ServedEngine, sample_id: str) -> str:

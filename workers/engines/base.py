@@ -5,6 +5,7 @@ A tensor path and a model server are behind the same two ports, under one contra
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -219,6 +220,19 @@ class Scorer(Protocol):
         Raises:
             EngineError: a version that is not held, ids out of range, a sequence too long.
         """
+
+
+def pulled_of(
+    published: PolicyPublished, num_bytes: int, started_s: float, paused_s: float = 0.0
+) -> Pulled:
+    """A pull that began at `started_s`, monotonic, and is over now."""
+    return Pulled(
+        policy_version=published.policy_version,
+        weight_hash=published.weight_hash,
+        num_bytes=num_bytes,
+        seconds=time.monotonic() - started_s,
+        paused_s=paused_s,
+    )
 
 
 def check_ids(token_ids: Int32s, vocab_size: int, what: str) -> None:

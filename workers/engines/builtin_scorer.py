@@ -23,7 +23,12 @@ import torch
 from torch import Tensor
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import Scores, TokenSequence, check_sequences
+from rlstreams.workers.engines.base import (
+    Scores,
+    TokenSequence,
+    check_sequences,
+    pulled_of,
+)
 from rlstreams.workers.engines.selfcheck import check_scoring
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.bins import compile_for_bins, take_documents
@@ -121,13 +126,7 @@ class BuiltinScorer:
         if found := layout_difference(expected=self._layout, found=layout_of(weights)):
             raise WeightError(f"weights do not fit the model: {found}")
         self._held = {**self._held, version: weights}
-        return Pulled(
-            policy_version=version,
-            weight_hash=published.weight_hash,
-            num_bytes=size_bytes(weights),
-            seconds=time.monotonic() - started_s,
-            paused_s=0.0,
-        )
+        return pulled_of(published, size_bytes(weights), started_s)
 
     def drop(self, policy_version: int) -> None:
         """Hold this version no longer; a `score` under it that has begun ends as it would."""

@@ -13,7 +13,12 @@ import numpy as np
 import torch
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import Scores, TokenSequence, check_sequences
+from rlstreams.workers.engines.base import (
+    Scores,
+    TokenSequence,
+    check_sequences,
+    pulled_of,
+)
 from rlstreams.workers.engines.decode import Generation, draw_next
 from rlstreams.workers.engines.local import LocalEngine
 from rlstreams.workers.model.base import EngineError
@@ -118,13 +123,7 @@ class FakeScorer:
         weights = dict(channel.pull(published, self._deadline_s))
         table = _table(weights)
         self._tables = {**self._tables, published.policy_version: table}
-        return Pulled(
-            policy_version=published.policy_version,
-            weight_hash=published.weight_hash,
-            num_bytes=size_bytes(weights),
-            seconds=time.monotonic() - started_s,
-            paused_s=0.0,
-        )
+        return pulled_of(published, size_bytes(weights), started_s)
 
     def drop(self, policy_version: int) -> None:
         """Hold this version no longer."""

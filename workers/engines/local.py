@@ -23,6 +23,7 @@ from rlstreams.workers.engines.base import (
     PauseMode,
     SampleRequest,
     check_request,
+    pulled_of,
 )
 from rlstreams.workers.engines.decode import Generation
 from rlstreams.workers.engines.scheduler import Decoder, Item, Scheduler
@@ -62,6 +63,7 @@ class LocalEngine:
         self.capacity = slots
         self._pull_deadline_s = pull_deadline_s
         self._answer_deadline_s = answer_deadline_s
+        self._decoder = decoder
         self._scheduler = Scheduler(decoder, slots=slots, eos_ids=eos_ids, deliver=self._deliver)
         self._listeners: dict[Generation, _Listener] = {}
         self._thread = ThreadPoolExecutor(1, "decode")
@@ -77,7 +79,7 @@ class LocalEngine:
     @property
     def num_sampled(self) -> int:
         """Tokens sampled since it was made."""
-        return self._scheduler.num_sampled
+        return self._decoder.num_sampled
 
     @property
     def trouble(self) -> str:
@@ -134,13 +136,7 @@ class LocalEngine:
             return time.monotonic() - swap_started_s
 
         paused_s = await self._ask(swap, "swapping weights")
-        return Pulled(
-            policy_version=held.policy_version,
-            weight_hash=held.weight_hash,
-            num_bytes=size_bytes(weights),
-            seconds=time.monotonic() - started_s,
-            paused_s=paused_s,
-        )
+        return pulled_of(published, size_bytes(weights), started_s, paused_s)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling; with WAIT it returns when all running requests have finished."""
@@ -152,7 +148,7 @@ class LocalEngine:
 
     async def health(self) -> Health:
         """Answers at once, whatever the decode thread does."""
-        running, waiting = self._scheduler.num_running, len(self._scheduler.waiting)
+        running, waiting = len(self._decoder.running), len(self._scheduler.waiting)
         has_version = self.policy_version >= 0
         detail = f"version {self.policy_version}" if has_version else "no version"
         if self._error is not None:

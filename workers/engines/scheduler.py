@@ -73,16 +73,6 @@ class Scheduler:
         self._draining: list[Future[None]] = []  # pauses that wait for running requests
 
     @property
-    def num_running(self) -> int:
-        """Requests that sample now."""
-        return len(self._decoder.running)
-
-    @property
-    def num_sampled(self) -> int:
-        """Tokens so far."""
-        return self._decoder.num_sampled
-
-    @property
     def can_turn(self) -> bool:
         """Whether `turn` has something to do."""
         if self._paused or self.held.policy_version == NO_VERSION:

@@ -72,11 +72,6 @@ class TokenScorer:
         self._is_plain = False
         self._body = self._find_body()
 
-    @property
-    def has_own_head(self) -> bool:
-        """Whether the head is applied to chosen rows only."""
-        return self._body is not None
-
     def __call__(
         self,
         ids_BT: Tensor,

@@ -114,21 +114,6 @@ class ServedEngine:
         """Servers that fell out of service, each with the reason."""
         return "; ".join(f"server {s.url}: {s.trouble}" for s in self._servers if s.trouble)
 
-    def up(self) -> list[str]:
-        """Urls of the servers that answer."""
-        return [server.url for server in self._servers if server.is_up]
-
-    def holding(self, policy_version: int) -> list[str]:
-        """Urls of the open servers that hold a version, and whose pull of it has ended."""
-        return [
-            server.url
-            for server in self._servers
-            if server.is_open
-            and server not in self._pulls
-            and server.held is not None
-            and server.held.policy_version == policy_version
-        ]
-
     async def start(self) -> None:
         """Bring the servers into service; returns at once."""
         self._tasks = [asyncio.create_task(monitor.run()) for monitor in self._monitors]
