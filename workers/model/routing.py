@@ -82,22 +82,13 @@ class Routes(NamedTuple):
     recorded_BT: Tensor  # bool; the live router chooses for all others
 
 
-class Counted:
-    """What a replayed forward found; a recomputed layer counts once."""
-
-    def __init__(self, num_layers: int) -> None:
-        self._flips: list[Tensor | None] = [None] * num_layers
-
-    def add(self, layer: int, flips: Tensor) -> None:
-        """Count a layer in, the first time that it is passed."""
-        if self._flips[layer] is None:
-            self._flips[layer] = flips
+class Counted(dict[int, Tensor]):
+    """Flips by layer that a replayed forward found; a recomputed layer counts once."""
 
     @property
     def num_flips(self) -> int:
         """Recorded (token, layer) rows for which the live router would choose another set."""
-        found = [flips for flips in self._flips if flips is not None]
-        return int(torch.stack(found).sum()) if found else 0
+        return int(torch.stack(list(self.values())).sum()) if self else 0
 
 
 class RoutingReplay:
@@ -120,7 +111,7 @@ class RoutingReplay:
         Args:
             routes: of the batch; None: the live routers choose.
         """
-        counted = Counted(self.num_layers)
+        counted = Counted()
         if routes is None:
             yield counted
             return
@@ -132,7 +123,7 @@ class RoutingReplay:
             with choice:
                 output = forward(*args, **kwargs)
             if choice.flips is not None:
-                counted.add(layer, choice.flips)
+                counted.setdefault(layer, choice.flips)
             return output
 
         for layer, router in enumerate(self._routers):
