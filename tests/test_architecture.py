@@ -26,7 +26,6 @@ LARGE_FOLDERS = {
     "rlstreams.cli": 28,
     "rlstreams.streams.log": 22,
     "rlstreams.workers.config": 22,
-    "rlstreams.workers.engines.served": 22,
     "rlstreams.workers.weights.link": 21,
 }
 

@@ -11,10 +11,9 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.bootstrap.served import Where, command_of, settings_of
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import Held, PauseMode
-from rlstreams.workers.engines.served.adapter import adapter_class
 from rlstreams.workers.engines.served.command import StartCommand, is_older
 from rlstreams.workers.engines.served.facts import Kind
-from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.server import ADAPTERS, Server
 from tests.unit.roles.stand import EXAMPLE
 
 
@@ -159,7 +158,7 @@ def server_of(*overrides: str) -> Server:
     settings = settings_of(load([EXAMPLE], overrides))
     server = Server("http://127.0.0.1:9", settings, None, None)  # type: ignore[arg-type]
     asked: Any = Asked()
-    server.adapter = adapter_class(settings.kind)(asked, asked, settings.answer_s)
+    server.adapter = ADAPTERS[settings.kind](asked, asked, settings.answer_s)
     server.held = Held(0, "")
     return server
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlstreams.workers.engines.served.adapter import adapter_class
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import ask_facts
 from rlstreams.workers.engines.served.http import ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
+from rlstreams.workers.engines.served.server import ADAPTERS
 from rlstreams.workers.weights import report_listener
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.report_listener import (
@@ -52,7 +52,7 @@ def test_silence_is_no_absence_of_the_plugin(
         try:
             server.is_stuck = True
             with pytest.raises(ServerGoneError, match="no answer within"):
-                await delivery.prepare(adapter_class(facts.kind)(http, facts, LONG_S))
+                await delivery.prepare(ADAPTERS[facts.kind](http, facts, LONG_S))
         finally:
             await http.close()
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from rlstreams.workers.engines.base import PauseMode
-from rlstreams.workers.engines.served.facts import Kind, ServerFacts
+from rlstreams.workers.engines.served.facts import ServerFacts
 from rlstreams.workers.engines.served.http import ServerHttp
 from rlstreams.workers.engines.served.wire import Answer, GenerateRequest
 
@@ -68,14 +68,3 @@ class Adapter(ABC):
 
     async def _post(self, path: str, body: Any, what: str, deadline_s: float = 0.0) -> Any:  # noqa: ANN401
         return await self.http.post(path, body, deadline_s or self._answer_s, what=what)
-
-
-def adapter_class(kind: Kind) -> type[Adapter]:
-    """The adapters of `kind`."""
-    if kind is Kind.VLLM:
-        from rlstreams.workers.engines.served.vllm import VllmAdapter
-
-        return VllmAdapter
-    from rlstreams.workers.engines.served.sglang import SglangAdapter
-
-    return SglangAdapter

@@ -28,11 +28,7 @@ class UnknownVersionError(AnswerError):
 
 
 def check_tokens(answer: Answer, request: GenerateRequest, shape: ModelShape) -> None:
-    """Ids, log-probs and the end fit together.
-
-    Raises:
-        AnswerError: names the field, the position and the value.
-    """
+    """Ids, log-probs and the end fit together; else an AnswerError names field and position."""
     num_tokens = len(answer.token_ids)
     if len(answer.logprobs) != num_tokens:
         raise AnswerError(f"logprobs has {len(answer.logprobs)} entries for {num_tokens} tokens")
@@ -66,11 +62,7 @@ def _first_not_int(answer: Answer) -> int:
 
 
 def check_spans(spans: Sequence[Span], num_tokens: int) -> None:
-    """They cover the tokens once, in order.
-
-    Raises:
-        AnswerError: a gap, an overlap, or another end.
-    """
+    """They cover the tokens once, in order; a gap, overlap or other end is an AnswerError."""
     end = 0
     for span in spans:
         if span.start != end or span.end < span.start:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlstreams.workers.engines.served.adapter import Adapter, adapter_class
+from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.facts import (
     TESTED,
     Kind,
@@ -22,6 +22,7 @@ from rlstreams.workers.engines.served.facts import (
     untested,
 )
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.server import ADAPTERS
 from rlstreams.workers.engines.served.wire import AnswerError, GenerateRequest
 
 ASK_S = 60.0  # the first request of a fresh server compiles
@@ -57,7 +58,7 @@ async def check_server(url: str) -> tuple[Finding, ...]:
         except ServerError as err:
             return (Finding("server", Weight.BROKEN, str(err), START),)
         plugin = await _vllm_plugin(http) if facts.kind is Kind.VLLM else _sglang_plugin(facts)
-        adapter = adapter_class(facts.kind)(http, facts, ASK_S)
+        adapter = ADAPTERS[facts.kind](http, facts, ASK_S)
         return (
             _version(facts),
             *_routes(facts),

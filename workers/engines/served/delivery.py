@@ -32,14 +32,12 @@ _UNREADABLE = (RuntimeError, OSError, MemoryError)
 
 
 class DeliveryError(WeightError):
-    """A version did not reach a server."""
+    """A version did not reach a server.
+
+    `touched`: its old weights may be damaged. `silent`: it did not say how it went, and may hang.
+    """
 
     def __init__(self, message: str, *, touched: bool, silent: bool = False) -> None:
-        """
-        Args:
-            touched: whether the server's old weights may be damaged.
-            silent: whether the server did not say how it went, and may hang.
-        """
         super().__init__(message)
         self.touched = touched
         self.silent = silent
@@ -69,15 +67,14 @@ class FolderDelivery:
     """Writes the version as a Hugging Face folder that the server can read, and has it load that.
 
     Server and worker must see the same file system.
+
+    Args:
+        model: the run's model folder.
+        folder: where versions are written.
+        probe_s: longest answer to what touches no weights.
     """
 
     def __init__(self, model: Path, folder: Path, *, probe_s: float = PROBE_S) -> None:
-        """
-        Args:
-            model: the run's model folder.
-            folder: where versions are written.
-            probe_s: longest answer to what touches no weights.
-        """
         self._model = model
         self._folder = folder
         self._probe_s = probe_s
@@ -112,12 +109,8 @@ class FolderDelivery:
         await adapter.pause(PauseMode.ABORT, keep_cache=False, deadline_s=self._probe_s)
 
     async def delivered(self, order: Order) -> int:
-        """`deliver`; of what nobody foresaw the worst is believed.
-
-        Raises:
-            DeliveryError: also then, or the server would stay paused and seem to hold the old
-                weights.
-        """
+        """`deliver`; what nobody foresaw is a DeliveryError of the worst kind, or the server would
+        stay paused and seem to hold the old weights."""
         try:
             return await self.deliver(order)
         except DeliveryError:
@@ -174,11 +167,7 @@ class FolderDelivery:
 
 @contextmanager
 def before_the_server(order: Order) -> Iterator[None]:
-    """Reads what an order is about: whatever fails here has touched no server.
-
-    Raises:
-        DeliveryError: that.
-    """
+    """Reads what an order is about: whatever fails here, a DeliveryError, touched no server."""
     try:
         yield
     except WeightError as err:

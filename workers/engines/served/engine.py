@@ -250,10 +250,7 @@ class ServedEngine:
         return able[url] if url else None
 
     def _check_any_left(self) -> None:
-        """
-        Raises:
-            EngineError: no server can be brought into service any more; says why.
-        """
+        """Raises an EngineError if no server can be brought into service any more; says why."""
         failures = [monitor.failure for monitor in self._monitors if monitor.failure]
         if len(failures) == len(self._monitors):
             raise EngineError("\n".join(failures))

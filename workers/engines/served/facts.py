@@ -79,8 +79,7 @@ async def ask_usable(
     """What the server at `http` is, if a run with `rollout.engine = KIND` can use it.
 
     Raises:
-        ServerGoneError: it does not answer.
-        ServerError: it is of another kind or version, or lacks a field.
+        ServerError: as `ask_facts`, or it is of another kind or version.
     """
     facts = await ask_facts(http, deadline_s)
     if facts.kind is not kind:

@@ -32,13 +32,7 @@ class HealthMonitor:
         on_change: Callable[[], None],
         note: Callable[[str], None],
     ) -> None:
-        """Nothing is started before `run`.
-
-        Args:
-            process: None: somebody else runs the server.
-            on_change: told when a gate may have moved.
-            note: told what happens, for the log.
-        """
+        """Args: process: None: somebody else runs the server. on_change: a gate may have moved."""
         self.server = server
         self.failure = ""  # it cannot be brought into service; says why
         self._settings = settings

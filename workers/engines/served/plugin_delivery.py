@@ -54,12 +54,7 @@ class PluginDelivery(FolderDelivery):
         *,
         probe_s: float = PROBE_S,
     ) -> None:
-        """As `FolderDelivery`.
-
-        Args:
-            listener: of this worker.
-            server: which of the worker's servers, a receiver's name.
-        """
+        """Args: server: which of the worker's servers, a receiver's name."""
         super().__init__(model, folder, probe_s=probe_s)
         self._listener = listener
         self._server = server
@@ -123,10 +118,7 @@ class PluginDelivery(FolderDelivery):
 
     async def _answers(self, http: ServerHttp, facts: ServerFacts) -> bool:
         """Whether the plugin is there: vLLM takes its greeting, SGLang runs it for a description.
-
-        Raises:
-            ServerGoneError: the server is silent, which tells nothing of its plugin.
-        """
+        Silence, a ServerGoneError, tells nothing of it."""
         try:
             if facts.kind is Kind.VLLM:
                 await http.post("/init_weight_transfer_engine", payloads.VLLM_INIT, self._probe_s)

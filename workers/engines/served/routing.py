@@ -9,7 +9,7 @@ one server much busier than the least busy one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
@@ -17,7 +17,6 @@ from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 if TYPE_CHECKING:
     from rlstreams.workers.engines.base import Held
     from rlstreams.workers.engines.served.facts import ServerFacts
-    from rlstreams.workers.engines.served.server import Server
 
 SLACK = 8  # requests that the preferred server may have more than the least busy one
 
@@ -52,7 +51,7 @@ class Router:
         self.url = url
         self.http = ServerHttp(url)
         self.labels: dict[str, Held] = {}  # versions that any server behind it was given
-        self.servers: list[Server] = []
+        self.aborts: list[Callable[[str], Awaitable[bool]]] = []  # each server's own
 
     def check(self, facts: ServerFacts) -> None:
         """Whether a server can stand behind it.

@@ -85,12 +85,7 @@ class Running:
             self.task.cancel(why)
 
     def segments(self, answer: Answer, shape: ModelShape) -> list[GeneratedSegment]:
-        """The answer, cut by version.
-
-        Raises:
-            AnswerError: a field that cannot be, or tokens whose version is not told.
-            UnknownVersionError: a version that the server was not given.
-        """
+        """The answer, cut by version; raises as `cut`, and where no version is told."""
         num_tokens, label = len(answer.token_ids), self.begun_with.label
         if not answer.spans and num_tokens:
             if self.facts.tells_versions:
@@ -109,11 +104,7 @@ class Requests:
     def __init__(
         self, tell: Callable[[Running], Awaitable[bool]], settings: ServedSettings
     ) -> None:
-        """None yet.
-
-        Args:
-            tell: asks the server to end a request; False: there is no way to but hanging up.
-        """
+        """Args: tell: asks the server to end a request; False: only hanging up does."""
         self.num_sampled = 0  # tokens received, of all that there ever were
         self._tell = tell
         self._settings = settings
@@ -148,10 +139,7 @@ class Requests:
     async def all_cut(self, stop: Callable[[], Awaitable[None]]) -> None:
         """Until all are answered of a server that was stopped and has ended what it knew then.
 
-        Who came in later is ended by stopping it again; but SGLang keeps such requests at its door.
-
-        Args:
-            stop: ends what the server knows.
+        Who came in later is ended by another `stop`; but SGLang keeps such requests at its door.
         """
         num_still = 0
         while (num_left := len(self)) and num_still < _STILL:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import (
@@ -18,7 +19,7 @@ from rlstreams.workers.engines.base import (
     PauseMode,
     SampleRequest,
 )
-from rlstreams.workers.engines.served.adapter import Adapter, adapter_class
+from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.answer import UnknownVersionError
 from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
@@ -26,12 +27,14 @@ from rlstreams.workers.engines.served.delivery import (
     FolderDelivery,
     Order,
 )
-from rlstreams.workers.engines.served.facts import ServerFacts, ask_usable
+from rlstreams.workers.engines.served.facts import Kind, ServerFacts, ask_usable
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.routing import Router
 from rlstreams.workers.engines.served.running import Requests, Running, generate_request
 from rlstreams.workers.engines.served.settings import ServedSettings
+from rlstreams.workers.engines.served.sglang import SglangAdapter
 from rlstreams.workers.engines.served.shape import ModelShape
+from rlstreams.workers.engines.served.vllm import VllmAdapter
 from rlstreams.workers.engines.served.wire import Answer, AnswerError
 from rlstreams.workers.weights.channel import (
     BY_HASH,
@@ -41,6 +44,8 @@ from rlstreams.workers.weights.channel import (
     WeightError,
 )
 from rlstreams.workers.weights.file import CHANNEL as FILE
+
+ADAPTERS: Mapping[Kind, type[Adapter]] = {Kind.VLLM: VllmAdapter, Kind.SGLANG: SglangAdapter}
 
 
 class Server:
@@ -69,7 +74,7 @@ class Server:
         self._delivery = delivery
         self._router = router
         if router is not None:
-            router.servers.append(self)
+            router.aborts.append(self._abort)
         self._labels: dict[str, Held] = {}
         self._requests = Requests(self._tell_to_end, settings)
         self._is_held_back = False  # paused by `pause`, until `resume`
@@ -121,7 +126,7 @@ class Server:
         facts = await ask_usable(
             self.http, settings.kind, settings.answer_s, allow_untested=settings.allow_untested
         )
-        adapter = adapter_class(facts.kind)(self.http, facts, settings.answer_s)
+        adapter = ADAPTERS[facts.kind](self.http, facts, settings.answer_s)
         await self._delivery.prepare(adapter)
         if self._router is not None:
             self._router.check(facts)
@@ -134,7 +139,7 @@ class Server:
         was_doubted = self._is_doubted
         status = await self.http.status_of("/health", deadline_s)
         self.is_gone = status == REFUSED
-        is_alive = status in adapter_class(self._settings.kind).alive
+        is_alive = status in ADAPTERS[self._settings.kind].alive
         if was_doubted and is_alive:  # a doubt that came up meanwhile is for the next look
             self._is_doubted = False
         return is_alive
@@ -219,11 +224,7 @@ class Server:
 
     @property
     def _met(self) -> Adapter:
-        """Its adapter.
-
-        Raises:
-            ServerGoneError: it was lost.
-        """
+        """Its adapter; a ServerGoneError, if it was lost."""
         if self.adapter is None:
             raise ServerGoneError(f"server {self.url} was lost: {self.why_shut}")
         return self.adapter
@@ -235,10 +236,12 @@ class Server:
     async def _tell_to_end(self, running: Running) -> bool:
         """Have whoever may sample it end it; False: there is no way to but hanging up."""
         found = True
-        for server in (self,) if self._router is None else self._router.servers:
-            if server.adapter is not None:
-                found &= await server.adapter.abort(running.request.request_id)
+        for abort in (self._abort,) if self._router is None else self._router.aborts:
+            found &= await abort(running.request.request_id)
         return found
+
+    async def _abort(self, request_id: str) -> bool:
+        return self.adapter is None or await self.adapter.abort(request_id)
 
     async def _answer(self, running: Running) -> Answer:
         """The whole answer."""

@@ -56,9 +56,7 @@ class Answer:
     spans: Sequence[Span] | None = None  # None: this server reports none
     label: str | None = None  # of the version at the end; None: this server names none
     num_preemptions: int = 0  # times that its keys and values were computed anew
-    experts: npt.NDArray[Any] | None = (
-        None  # [rows, layers, top_k], or flat [rows * layers * top_k]
-    )
+    experts: npt.NDArray[Any] | None = None  # [rows, layers, top_k], or flat
 
 
 def field(value: object, name: str, kind: type | tuple[type, ...]) -> Any:  # noqa: ANN401
@@ -89,11 +87,7 @@ def spans_of(found: object) -> list[Span] | None:
 
 
 def reason_of(value: object, name: str) -> str:
-    """`value[name]`, which is why an answer ended.
-
-    Raises:
-        AnswerError: it is another word.
-    """
+    """`value[name]`, which is why an answer ended; another word is an AnswerError."""
     reason = str(field(value, name, str))
     if reason not in _REASONS:
         raise AnswerError(f"field finish_reason should be one of {_REASONS}, is {reason!r}")
@@ -101,11 +95,7 @@ def reason_of(value: object, name: str) -> str:
 
 
 def decoded(found: object, name: str) -> bytes:
-    """The bytes behind base64.
-
-    Raises:
-        AnswerError: it is none.
-    """
+    """The bytes behind base64; other text is an AnswerError."""
     try:
         return base64.b64decode(str(found), validate=True)
     except ValueError as err:
@@ -113,11 +103,7 @@ def decoded(found: object, name: str) -> bytes:
 
 
 def array(content: bytes, name: str, dtype: str) -> npt.NDArray[Any]:
-    """Numbers as they lie.
-
-    Raises:
-        AnswerError: not a whole number of them.
-    """
+    """Numbers as they lie; half of one is an AnswerError."""
     try:
         return np.frombuffer(content, dtype)
     except ValueError as err:
