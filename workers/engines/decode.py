@@ -2,8 +2,7 @@
 
 Running sequences are the first rows of one cache and end in the same column: row r of length n
 holds columns [end - n, end), so one step writes one column for all. A sequence joins by a prefill
-that writes its keys and values right-aligned below `end`; when one leaves, the last row moves into
-its place. Nothing is concatenated and nothing depends on where a row lies, but for rounding.
+right-aligned below `end`; when one leaves, the last row moves into its place.
 Axes: `B` row, `T` column, `V` vocabulary, `H` key-value head, `D` head size.
 """
 

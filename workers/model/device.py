@@ -18,9 +18,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def claim_device(field: str, wanted: str) -> str:
-    """Hide all GPUs but `wanted` from this process; returns torch's name for what is left.
-
-    Call it before anything touches CUDA: torch reads the variable once.
+    """Hide all GPUs but `wanted` from this process, before anything touches CUDA: torch reads the
+    variable once. Returns torch's name for what is left.
 
     Args:
         field: that asked for it, for the error.

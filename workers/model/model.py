@@ -88,9 +88,7 @@ def import_library() -> None:
 
 
 def model_class(folder: Path) -> Any:  # noqa: ANN401  (a class of an untyped library)
-    """The model's class, imported from its own module.
-
-    The `Auto` classes import generation and mappings that nothing here uses.
+    """The model's class, from its own module: the `Auto` classes import much that nothing uses.
 
     Raises:
         EngineError: a model that transformers does not have.

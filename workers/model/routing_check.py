@@ -1,9 +1,7 @@
 """Whether a model's routers can be told what to choose: measured when it is taken up.
 
-No list of families would stay true (infra/decisions/0020), so a few tokens pass along the model's
-own routes, which must give its own logits to the bit, and along others, which must reach the
-experts. Axes: `B` sequence, `T` token, `L` layer with a router, `K` experts per token, `V`
-vocabulary.
+A few tokens pass along the model's own routes, which must give its own logits to the bit, and along
+others, which must reach the experts (decision 0020). Axes: as in `routing.py`; `V` vocabulary.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Log-probs of chosen tokens, without the logits of all: trainer and log-prob worker share it.
 
-A vocabulary is some thirty times wider than a hidden state, so the output head is applied to the
-rows that are asked for, a chunk at a time. A head that is one matrix is computed here (`head.py`);
-soft caps and scales are the library's own: the model's forward, with its lower part standing in for
-itself. Which of the two gives the whole forward's logits is measured when a model is taken up; a
-family where neither does keeps the whole forward.
+The output head is applied to the rows that are asked for, a chunk at a time. One that is a matrix
+is computed here (`head.py`); soft caps and scales are the library's own: the model's forward, with
+its lower part standing in for itself. Which of the two gives the whole forward's logits is measured
+when a model is taken up; a family where neither does keeps the whole forward.
 Axes: `B` sequence, `T` token, `N` chosen token, `H` hidden, `V` vocabulary.
 """
 
