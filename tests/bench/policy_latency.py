@@ -38,11 +38,12 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.sandbox.reward import Verifier
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.weights.channel import Manifest
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.bench.hardware import hardware
-from tests.unit.roles.stand import EXAMPLE, LengthVerifier
+from tests.unit.roles.stand import EXAMPLE, length
 
 RUN = "latency"
 NUM_WORKERS = 4
@@ -71,7 +72,7 @@ def work(bootstrap: str, folder: str, ordinal: int, parent: Connection) -> None:
         context = _context(config, bus, "rollout", ordinal)
         sampler = Sampler(
             engine=engine,
-            verifier=LengthVerifier(),
+            verifier=Verifier(length, require_stop=False),
             tokenizer=Tokenizer.load(config.model.path),
             sampling=Sampling(max_new_tokens=4),
             max_attempts=1,

@@ -39,8 +39,9 @@ from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import Sampling
 from rlstreams.workers.engines.served.facts import Kind, ServerFacts
-from rlstreams.workers.engines.served.request import seed_of
-from rlstreams.workers.engines.served.vllm import VllmDialect
+from rlstreams.workers.engines.served.http import ServerHttp
+from rlstreams.workers.engines.served.running import seed_of
+from rlstreams.workers.engines.served.vllm import VllmAdapter
 from rlstreams.workers.engines.served.wire import GenerateRequest
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.stage import StageLoop
@@ -164,7 +165,7 @@ def prompt_of(args: argparse.Namespace) -> npt.NDArray[np.int32]:
 
 async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> Run:
     """The same requests, as many at once."""
-    room, adapter = asyncio.Semaphore(args.slots), VllmDialect()
+    room, adapter = asyncio.Semaphore(args.slots), VllmAdapter(ServerHttp(url), NO_RECORDS, ROUND_S)
 
     async def one(session: aiohttp.ClientSession, number: int) -> int:
         request = GenerateRequest(
@@ -179,7 +180,7 @@ async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> R
             experts_start=None,
             salt="bench",
         )
-        body = adapter.body(request, NO_RECORDS)
+        body = adapter.body(request)
         async with room, session.post(f"{url}{adapter.generate_route}", json=body) as answer:
             return len((await answer.json())["choices"][0]["token_ids"])
 

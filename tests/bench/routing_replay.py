@@ -24,7 +24,7 @@ import torch
 
 from rlstreams.schemas.events import ScoredTrajectory, Segment, SegmentScore, Tensor
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
-from rlstreams.workers.model.experts import RouterCapture
+from rlstreams.workers.model.routing import RouterCapture
 from rlstreams.workers.trainer.learn.packing import Batch, pack
 from rlstreams.workers.trainer.training.training import Training
 from tests import factories

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from rlstreams.workers.engines.base import Engine, FinishReason
-from rlstreams.workers.engines.served.vllm import VllmDialect
+from rlstreams.workers.engines.served.vllm import VllmAdapter
 from rlstreams.workers.engines.served.wire import Answer, spans_of
 from tests.contract.engine_rigs import RealRig, collect, drive
 
 pytestmark = pytest.mark.vllm
 REQUESTS, PULLS = 12, 4
+ANSWER_S = 30.0
 
 
 @pytest.fixture
@@ -30,22 +31,20 @@ def test_records_name_the_versions_that_the_server_names(
     rig: RealRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some requests begin before the first pull, some between pulls, none is cut."""
-    set_label, read = VllmDialect.set_label, VllmDialect.answer
+    set_label, read = VllmAdapter.set_label, VllmAdapter.answer
     told: list[tuple[Answer, Any]] = []
 
-    async def in_both(
-        self: VllmDialect, http: Any, facts: Any, label: str, within_s: float
-    ) -> None:
-        assert facts.keeps_records
-        await set_label(self, http, facts, label, within_s)
-        await http.post("/update_weight_version", {"new_version": label}, within_s)
+    async def in_both(self: VllmAdapter, label: str) -> None:
+        assert self.facts.keeps_records
+        await set_label(self, label)
+        await self.http.post("/update_weight_version", {"new_version": label}, ANSWER_S)
 
-    def compared(self: VllmDialect, found: Any) -> Answer:
-        told.append((read(self, found), spans_of(found["choices"][0]["weight_versions"])))
+    def compared(found: Any) -> Answer:
+        told.append((read(found), spans_of(found["choices"][0]["weight_versions"])))
         return told[-1][0]
 
-    monkeypatch.setattr(VllmDialect, "set_label", in_both)
-    monkeypatch.setattr(VllmDialect, "answer", compared)
+    monkeypatch.setattr(VllmAdapter, "set_label", in_both)
+    monkeypatch.setattr(VllmAdapter, "answer", staticmethod(compared))
 
     async def scenario(engine: Engine) -> None:
         running = []

@@ -29,8 +29,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.workers.config.load import load
 from tests.gpu.train_memory import SHAPES

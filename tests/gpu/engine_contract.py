@@ -31,7 +31,7 @@ from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import PauseMode, TokenSequence
 from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.served.check import check_server
-from rlstreams.workers.engines.served.delivery import Delivery, FolderDelivery
+from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.process import ServerProcess
@@ -86,7 +86,7 @@ class Bench:
             self.kind, self.model, capture_experts=args.experts, **{**limits, **changes}
         )
         shape = read_shape(self.model)
-        delivery: Delivery = delivery_of(self.model, self.folder, 0, self.listener)
+        delivery = delivery_of(self.model, self.folder, 0, self.listener)
         if args.record:
             delivery = FolderDelivery(self.model, self.folder / "versions")
         server = Server(url, chosen, shape, delivery)

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlstreams.workers.engines.served.vllm import VllmDialect
+from rlstreams.workers.engines.served.vllm import VllmAdapter
 from tests.bench.rollout_overhead import add_options, measure, report
 from tests.gpu.engine_contract import Bench
 from tests.gpu.random_model import KINDS, write
@@ -41,9 +41,9 @@ def wide_tokenizer(model: Path, vocabulary: int) -> None:
 def timed(times: dict[str, list[float]]) -> None:
     """Note how long each control call of the adapter takes."""
     for name in CONTROL:
-        call = getattr(VllmDialect, name)
+        call = getattr(VllmAdapter, name)
 
-        def wrapped(self: VllmDialect, *args: object, name=name, call=call, **kwargs: object):  # type: ignore[no-untyped-def]
+        def wrapped(self: VllmAdapter, *args: object, name=name, call=call, **kwargs: object):  # type: ignore[no-untyped-def]
             async def run() -> None:
                 started_s = time.perf_counter()
                 await call(self, *args, **kwargs)
@@ -51,7 +51,7 @@ def timed(times: dict[str, list[float]]) -> None:
 
             return run()
 
-        setattr(VllmDialect, name, wrapped)
+        setattr(VllmAdapter, name, wrapped)
 
 
 def main() -> None:

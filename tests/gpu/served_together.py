@@ -22,8 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from rlstreams.schemas.events import PolicyPublished, PullRequested
 from rlstreams.workers.weights.collective import CollectiveWeightChannel
 from rlstreams.workers.weights.report_listener import ReportListener

@@ -1,7 +1,7 @@
 """Weight pulls into a real vLLM or SGLang server: time, pause, and the log-probs afterwards.
 
-    python tests/gpu/served_transfer.py --engine vllm --out result.json
-    python tests/gpu/served_transfer.py --engine vllm --backend gloo --model small --python PYTHON
+    python -m tests.gpu.served_transfer --engine vllm --out result.json
+    python -m tests.gpu.served_transfer --engine vllm --backend gloo --model small --python PYTHON
 
 The trainer has GPU 0, the server GPU 1. Log-probs after an update in place are compared bit by bit
 with those after the same version went through the server's own loader.
@@ -19,8 +19,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 

@@ -23,8 +23,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
 import torch.distributed as dist
 
@@ -35,7 +33,7 @@ from tests.gpu.model_rows import SHAPES, trainer_rows
 from tests.gpu.model_server import PYTHON, SERVERS, Sglang, Vllm
 from tests.gpu.puller import device_of
 from tests.gpu.served_transfer import IDS, Trainer, announced
-from tests.gpu.sharded_transfer import PLACES, ShardedStand
+from tests.gpu.sharded_stand import PLACES, ShardedStand
 from tests.gpu.weight_transfer import SECRET, Puller, hardware, measure_plain
 
 RANKS = 2

@@ -1,7 +1,7 @@
 """Weight pulls over NCCL (or gloo) against a plain broadcast of the same bytes, on one machine.
 
-    python tests/gpu/weight_transfer.py --model 30b-a3b --pullers 1 --out result.json
-    python tests/gpu/weight_transfer.py --backend gloo --model small --pullers 2   # no GPU needed
+    python -m tests.gpu.weight_transfer --model 30b-a3b --pullers 1 --out result.json
+    python -m tests.gpu.weight_transfer --backend gloo --model small --pullers 2   # no GPU needed
 
 The trainer has GPU 0, each puller another one. Every pull is compared bit by bit with content that
 the puller makes itself. Then a puller kills itself in the middle of a transfer, and another stops,
@@ -23,8 +23,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 

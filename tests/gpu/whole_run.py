@@ -27,8 +27,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from rlstreams.cli.arguments import opened_run
 from rlstreams.schemas.events import PolicyLoaded
 from rlstreams.show.report.collect import collect

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rlstreams.workers.engines.base import SampleRequest, Sampling
-from rlstreams.workers.engines.decode import Decoder, Generation
-from rlstreams.workers.model.experts import RouterCapture
+from rlstreams.workers.engines.decode import CacheDecoder, Generation
 from rlstreams.workers.model.model import causal_mask, load_model, right_padded
+from rlstreams.workers.model.routing import RouterCapture
 
 DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
 MAX_TOKENS = 128
@@ -45,8 +45,8 @@ def dense() -> torch.nn.Module:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def decoder(model: torch.nn.Module, slots: int, num_experts: int = 8) -> Decoder:
-    return Decoder(model, slots=slots, num_experts=num_experts, capture_experts=True)
+def decoder(model: torch.nn.Module, slots: int, num_experts: int = 8) -> CacheDecoder:
+    return CacheDecoder(model, slots=slots, num_experts=num_experts, capture_experts=True)
 
 
 def generation(number: int, num_prompt: int, num_new: int) -> Generation:
@@ -82,7 +82,7 @@ def full_forward(
     return logprobs.gather(-1, ids[0, 1:, None])[:, 0], experts
 
 
-def run(one: Decoder, waves: dict[int, list[Generation]]) -> list[Generation]:
+def run(one: CacheDecoder, waves: dict[int, list[Generation]]) -> list[Generation]:
     """Step until all have their limit; `waves` join before the step of their number."""
     finished: list[Generation] = []
     step = 0

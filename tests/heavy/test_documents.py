@@ -10,7 +10,7 @@ import torch
 
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
-from rlstreams.workers.model import bins
+from rlstreams.workers.model import bins, documents
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.documents import ATTENTION, Documents, use_documents
 from rlstreams.workers.model.model import configure_torch, load_model
@@ -19,15 +19,22 @@ from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
+from tests.documents_on_cpu import one_by_one
 from tests.unit.trainer.trainer_builders import random_samples
 
 configure_torch(1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 
 
+@pytest.fixture(autouse=True)
+def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of plain operations, in place of a GPU's."""
+    monkeypatch.setattr(documents, "_fused", one_by_one)
+
+
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A device that takes documents: the CPU, whose kernel is made of plain operations."""
+    """A device that takes documents."""
     monkeypatch.setattr(bins, "_try_kernel", lambda _model, _device: None)
     return "cuda"
 

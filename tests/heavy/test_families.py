@@ -19,7 +19,8 @@ from rlstreams.workers.engines.selfcheck import check_scoring, padding_differenc
 from rlstreams.workers.model.attention import Attention, attention_of
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.families import EAGER, SDPA, library_model
-from rlstreams.workers.model.model import load_model, model_class, read_config, weights_of
+from rlstreams.workers.model.folder import read_config
+from rlstreams.workers.model.model import load_model, model_class, weights_of
 from rlstreams.workers.trainer.learn.advantage import group_advantages
 from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.trainer.training.training import Training

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.workers.engines.base import FinishReason
-from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
-from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights import report_listener
 from rlstreams.workers.weights.channel import WeightError
@@ -20,7 +18,7 @@ from rlstreams.workers.weights.report_listener import ReportListener
 from tests.contract.engine_rigs import collect, drive, long_request, request
 from tests.heavy.test_spawned_server import START_S, Spawned
 from tests.served.test_gate import until_sampling
-from tests.servers.served import plugin_engine
+from tests.servers.served import plugin_engine, up
 from tests.servers.world import World
 from tests.waiting import until
 
@@ -68,12 +66,12 @@ def test_a_running_server_that_hangs_is_shut_and_named(
         else:
             with pytest.raises(EngineError, match="does not answer since"):
                 await running
-        await until(lambda: not engine.up(), "still in service")
+        await until(lambda: not up(engine), "still in service")
         assert not engine.wants(world.publish(1))
         assert f"{server.url}: a pull broke off, and it does not answer since" in engine.trouble
         looks = server.num_looks
         await until(lambda: server.num_looks > looks + 1, "it is not looked at")
-        assert not engine.up()
+        assert not up(engine)
         server.kill()
         server.restart()
         hurry(engine, LONG_S)
@@ -90,10 +88,9 @@ def hurry(engine: ServedEngine, deadline_s: float = SHORT_S) -> None:
     """What is asked of a server that is known to hang need not take long."""
     server = engine._monitors[0].server
     server._settings = replace(server._settings, pull_s=deadline_s, answer_s=deadline_s)
-    plugin = server._delivery
-    assert isinstance(plugin, PluginDelivery)
-    assert isinstance(plugin._other, FolderDelivery)
-    plugin._probe_s = plugin._other._probe_s = deadline_s
+    server._delivery._probe_s = deadline_s
+    if server.adapter is not None:
+        server.adapter._answer_s = deadline_s
     report_listener.REPORT_GRACE_S = deadline_s
 
 
@@ -115,16 +112,15 @@ def test_a_spawned_server_that_hangs_is_started_again(tmp_path: Path) -> None:
         hangs.touch()
         server = engine._monitors[0].server
         server._settings = replace(server._settings, pull_s=SHORT_S)
-        assert isinstance(server._delivery, FolderDelivery)
         server._delivery._probe_s = SHORT_S
         with pytest.raises(WeightError):
             await _pull_on(engine, world)
         server._settings = replace(server._settings, pull_s=LONG_S)
         server._delivery._probe_s = LONG_S
-        await until(lambda: not engine.up(), "it was not given up")
+        await until(lambda: not up(engine), "it was not given up")
         assert -1 == engine.policy_version
         early = asyncio.create_task(collect(engine, request("1/0/0")))
-        await until(lambda: bool(engine.up()), "it was not started again", START_S)
+        await until(lambda: bool(up(engine)), "it was not started again", START_S)
         assert first != spawned.server_pid
         assert not early.done()
         await engine.pull(world.publish(9), world.channel)

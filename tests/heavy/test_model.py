@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.folder import eos_ids_of, num_experts_of, read_config
 from rlstreams.workers.model.model import (
     causal_mask,
-    eos_ids_of,
     load_model,
     load_weights,
-    num_experts_of,
-    read_config,
     right_padded,
     weights_of,
 )

@@ -11,10 +11,9 @@ import torch
 from rlstreams.workers.engines.served.shape import read_shape
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.model.experts import RouterCapture, routers_of
 from rlstreams.workers.model.model import configure_torch, load_model, right_padded
 from rlstreams.workers.model.recompute import recompute_activations
-from rlstreams.workers.model.routing import Routes, RoutingReplay
+from rlstreams.workers.model.routing import RouterCapture, Routes, RoutingReplay, routers_of
 from rlstreams.workers.model.routing_check import check_replay
 from rlstreams.workers.model.token_scores import TokenScorer
 from tests import families
@@ -160,7 +159,7 @@ def test_a_server_s_rows_are_taken_for_the_layers_that_have_routers(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        (UNTOLD, "other means than one topk"),
+        (UNTOLD, "do not hand on the experts"),
         ("LlamaForCausalLM", "no router that is known here"),
         *((name, "no router that is known here") for name in families.MOE_UNRECORDED),
     ],

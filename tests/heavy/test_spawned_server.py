@@ -23,7 +23,7 @@ from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
-from tests.servers.served import model_folder, settings
+from tests.servers.served import model_folder, settings, up
 from tests.servers.world import World
 from tests.waiting import until
 
@@ -98,9 +98,9 @@ def test_a_killed_server_is_started_again_and_shut_until_it_pulled(tmp_path: Pat
         assert await collect(engine, request())
         spawned.process._started_s -= 10 * START_S  # it had run for longer than a start may take
         os.kill(spawned.server_pid, signal.SIGKILL)
-        await until(lambda: not engine.up(), "its death was not noticed")
+        await until(lambda: not up(engine), "its death was not noticed")
         early = asyncio.create_task(collect(engine, request("1/0/0")))
-        await until(lambda: bool(engine.up()), "it was not started again", START_S)
+        await until(lambda: bool(up(engine)), "it was not started again", START_S)
         assert engine.wants(published)
         assert not early.done()
         await engine.pull(published, world.channel)

@@ -54,7 +54,7 @@ def test_chunks_give_the_whole_forward_s_scores_and_gradient(name: str, tmp_path
     expected = of_whole(model)
     expected_gradients = gradients(model, expected)
     scorer = TokenScorer(model, mask, chunk_bytes=2 * ROW_BYTES)
-    assert scorer.has_own_head
+    assert scorer._body is not None
     for _ in range(2):
         found = scorer(IDS_BT, REAL_BT, CHOSEN_BT, TEMPERATURE_N)
         torch.testing.assert_close(found.logprobs_N, expected.logprobs_N, rtol=0, atol=2e-5)
@@ -80,7 +80,7 @@ def test_a_head_that_is_not_the_last_step_keeps_the_whole_forward(tmp_path: Path
 
     model.forward = forward
     scorer = TokenScorer(model, attention_of(model).causal, chunk_bytes=2 * ROW_BYTES)
-    assert not scorer.has_own_head
+    assert scorer._body is None
     with torch.no_grad():
         found = scorer(IDS_BT, REAL_BT, CHOSEN_BT, TEMPERATURE_N)
         expected = of_whole(model)

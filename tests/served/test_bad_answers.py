@@ -114,11 +114,11 @@ SPOILED = {
     ),
     "experts that are no file": (
         choice(lambda c: c.__setitem__("routed_experts", "AAAA")),
-        "no base64 of a .npy file",
+        "routed_experts is no .npy file",
     ),
     "experts that are no text": (
         choice(lambda c: c.__setitem__("routed_experts", "\u00e9")),
-        "no base64 of a .npy file",
+        "routed_experts is no base64",
     ),
     "spans with a gap": (spans(("0-x", 0, 2), ("0-x", 3, 4)), "span 3 to 4 follows token 2"),
     "spans too short": (spans(("0-x", 0, 3)), "weight_versions end at token 3 of 4"),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.bootstrap.served import Where, command_of, settings_of
 from rlstreams.workers.config.load import load
-from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.base import Held, PauseMode
 from rlstreams.workers.engines.served.command import StartCommand, is_older
 from rlstreams.workers.engines.served.facts import Kind
-from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.server import ADAPTERS, Server
 from tests.unit.roles.stand import EXAMPLE
 
 
@@ -156,7 +157,9 @@ class Asked:
 def server_of(*overrides: str) -> Server:
     settings = settings_of(load([EXAMPLE], overrides))
     server = Server("http://127.0.0.1:9", settings, None, None)  # type: ignore[arg-type]
-    server.facts = server.held = object()  # type: ignore[assignment]
+    asked: Any = Asked()
+    server.adapter = ADAPTERS[settings.kind](asked, asked, settings.answer_s)
+    server.held = Held(0, "")
     return server
 
 
@@ -174,9 +177,9 @@ def test_what_becomes_of_the_cache_at_a_pull_is_configured(
 ) -> None:
     """`engine.cache_on_pull` reaches the server's pause."""
     server = server_of(f"rollout.engine={engine}", f"engine.cache_on_pull={cache}")
-    server.http = asked = Asked()  # type: ignore[assignment]
     asyncio.run(server.pause(PauseMode.KEEP))
-    assert told in asked.text
+    assert server.adapter is not None
+    assert told in server.adapter.http.text  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("reason", ["is_pulling", "_is_held_back", "_is_doubted", ""])

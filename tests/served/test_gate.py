@@ -26,7 +26,7 @@ async def until_sampling(server: FakeServer) -> None:
 
 async def until_passed_by(engine: ServedEngine, server: FakeServer) -> None:
     """Until a request waits, and went on waiting when the server was looked at again."""
-    await until(lambda: bool(engine._waiting), "it does not wait")
+    await until(lambda: bool(engine._num_waiting), "it does not wait")
     seen = server.num_looks
     await until(lambda: server.num_looks > seen + 1, "nobody looks")
 

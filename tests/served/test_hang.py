@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlstreams.workers.engines.served.adapter import adapter_of
-from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import ask_facts
 from rlstreams.workers.engines.served.http import ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
+from rlstreams.workers.engines.served.server import ADAPTERS
 from rlstreams.workers.weights import report_listener
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.report_listener import (
@@ -48,12 +47,12 @@ def test_silence_is_no_absence_of_the_plugin(
     async def main() -> None:
         http = ServerHttp(server.url)
         facts = await ask_facts(http, LONG_S)
-        folder = FolderDelivery(model_folder(world.folder), world.folder / "versions")
-        delivery = PluginDelivery(listener, folder, "0", probe_s=SHORT_S)
+        model, versions = model_folder(world.folder), world.folder / "versions"
+        delivery = PluginDelivery(listener, model, versions, "0", probe_s=SHORT_S)
         try:
             server.is_stuck = True
             with pytest.raises(ServerGoneError, match="no answer within"):
-                await delivery.prepare(http, adapter_of(facts.kind), facts)
+                await delivery.prepare(ADAPTERS[facts.kind](http, facts, LONG_S))
         finally:
             await http.close()
 

@@ -19,7 +19,7 @@ from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import WeightError
 from tests.contract.engine_rigs import collect, request
 from tests.servers.fake_server import VERSIONS
-from tests.servers.served import STAND_IN_BEAT_S, model_folder, settings
+from tests.servers.served import STAND_IN_BEAT_S, model_folder, settings, up
 from tests.servers.world import World
 from tests.waiting import until
 
@@ -35,7 +35,7 @@ def test_a_server_that_was_restarted_quickly_is_noticed(world: World, flavour: s
         published = world.publish(0)
         await engine.pull(published, world.channel)
         server.kill()
-        await until(lambda: not engine.up(), "nobody noticed that nobody listens", LONG_S / 3)
+        await until(lambda: not up(engine), "nobody noticed that nobody listens", LONG_S / 3)
         server.restart()
         await until(lambda: engine.wants(published), "it was not met again")
         await engine.pull(published, world.channel)
@@ -51,7 +51,7 @@ def test_a_vllm_whose_engine_core_is_dead_is_out_of_service(world: World) -> Non
     async def scenario(engine: ServedEngine) -> None:
         await engine.pull(world.publish(0), world.channel)
         server.broken_routes["/health"] = 503
-        await until(lambda: not engine.up(), "still in service")
+        await until(lambda: not up(engine), "still in service")
 
     world.run(scenario)
 
@@ -66,7 +66,7 @@ def test_a_paused_sglang_stays_in_service(world: World) -> None:
         seen = len(server.called)
         await engine.pull(world.publish(1), world.channel)
         assert len(server.called) > seen
-        assert engine.up()
+        assert up(engine)
 
     world.run(scenario)
 

@@ -10,6 +10,7 @@ import pytest
 
 from rlstreams.workers.engines.base import FinishReason, PauseMode
 from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.running import Running
 from tests.contract.engine_rigs import PROMPT, collect, long_request, request
 from tests.served.test_gate import until_sampling
 from tests.servers.fake_server import VERSIONS
@@ -18,20 +19,21 @@ from tests.waiting import until
 
 
 def test_who_was_cancelled_in_this_turn_of_the_loop_is_given_no_place(world: World) -> None:
-    """It withdraws in the next turn; whoever is dispatched beside it must not fail of that."""
+    """It withdraws in the next turn; whoever waits behind it is served all the same."""
     world.serve()
 
     async def scenario(engine: ServedEngine) -> None:
         await engine.pull(world.publish(0), world.channel)
         server = engine._monitors[0].server
-        server.reserve()
+        other = Running("2/0/0", None, None, {}, None)  # type: ignore[arg-type]
+        server._requests.begin(other)
         first, second = (
             asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in range(2)
         )
-        await until(lambda: len(engine._waiting) == 2, "they do not wait")
-        server.release()
-        first.cancel()
+        await until(lambda: engine._num_waiting == 2, "they do not wait")
+        server._requests.end(other)
         engine.dispatch()
+        first.cancel()
         assert {0} == {s.policy_version for s in await second}
         with pytest.raises(asyncio.CancelledError):
             await first

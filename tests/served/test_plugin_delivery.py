@@ -24,7 +24,7 @@ def test_a_delivery_that_is_cancelled_waits_for_no_report(world: World) -> None:
 
     async def main() -> None:
         http = ServerHttp(server.url)
-        delivery = PluginDelivery(listener, None, "0")  # type: ignore[arg-type]
+        delivery = PluginDelivery(listener, world.folder, world.folder, "0")
         with listener.open(ORDER, ranks=1) as pending:
             until_s = time.monotonic() + DEADLINE_S
             run = delivery._run(pending, http, [("/update_weights", {})], until_s, pending.wait)

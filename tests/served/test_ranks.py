@@ -9,12 +9,11 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.engine import EngineSection
-from rlstreams.workers.engines.served.adapter import adapter_of
 from rlstreams.workers.engines.served.check import Weight, check_server
-from rlstreams.workers.engines.served.facts import Kind, ask_facts
+from rlstreams.workers.engines.served.facts import Kind, Ranks, ask_facts, ask_ranks
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
-from rlstreams.workers.engines.served.ranks import Ranks, ask_ranks
+from rlstreams.workers.engines.served.server import ADAPTERS
 from rlstreams.workers.weights.report_listener import ReportListener
 from tests.servers.world import World
 
@@ -32,9 +31,9 @@ def test_replicas_in_one_server_are_refused_when_it_is_met(world: World, flavour
         http = ServerHttp(server.url)
         facts = await ask_facts(http, ASK_S)
         assert Ranks(total=4, replicas=2) == await ask_ranks(http, facts, ASK_S)
-        delivery = PluginDelivery(listener, None, "0")  # type: ignore[arg-type]
+        delivery = PluginDelivery(listener, world.folder, world.folder, "0")
         try:
-            await delivery.prepare(http, adapter_of(facts.kind), facts)
+            await delivery.prepare(ADAPTERS[facts.kind](http, facts, ASK_S))
         finally:
             await http.close()
 

@@ -16,6 +16,7 @@ from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request, tokens
 from tests.servers.fake_router import FakeRouter
 from tests.servers.fake_server import FakeServer
+from tests.servers.served import up
 from tests.servers.world import World
 from tests.waiting import until
 
@@ -37,7 +38,7 @@ def router(servers: list[FakeServer]) -> Iterator[FakeRouter]:
 
 async def held_by_all(engine: ServedEngine, world: World, version: int = 0) -> PolicyPublished:
     """Both are met, and have pulled; nothing more is needed for requests to leave."""
-    await until(lambda: len(engine.up()) == 2, "one is not met", LONG_S)
+    await until(lambda: len(up(engine)) == 2, "one is not met", LONG_S)
     published = world.publish(version)
     await engine.pull(published, world.channel)
     await until(engine._are_equal, "one has not pulled", LONG_S)
@@ -79,7 +80,7 @@ def test_no_request_leaves_before_all_hold_the_same_version(
         pull = asyncio.create_task(engine.pull(world.publish(1), world.channel))
         await until(lambda: engine.policy_version == 1, "the first has not pulled", LONG_S)
         early = asyncio.create_task(collect(engine, request("1/0/0")))
-        await until(lambda: bool(engine._waiting), "it does not wait", LONG_S)
+        await until(lambda: bool(engine._num_waiting), "it does not wait", LONG_S)
         assert [] == router.asked
         early.cancel()
         pull.cancel()
@@ -111,12 +112,12 @@ def test_a_dead_server_shuts_all_until_it_is_back(
     async def scenario(engine: ServedEngine) -> None:
         published = await held_by_all(engine, world)
         await asyncio.to_thread(servers[1].kill)
-        await until(lambda: servers[1].url not in engine.up(), "its death was not seen", LONG_S)
+        await until(lambda: servers[1].url not in up(engine), "its death was not seen", LONG_S)
         early = asyncio.create_task(collect(engine, request("1/0/0")))
-        await until(lambda: bool(engine._waiting), "it does not wait", LONG_S)
+        await until(lambda: bool(engine._num_waiting), "it does not wait", LONG_S)
         assert [] == router.asked
         await asyncio.to_thread(servers[1].restart)
-        await until(lambda: servers[1].url in engine.up(), "it is not met again", LONG_S)
+        await until(lambda: servers[1].url in up(engine), "it is not met again", LONG_S)
         assert not early.done()
         while not early.done():  # as a worker does: a busy machine may lose one more
             if engine.wants(published):

@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.served.engine import ServedEngine
-from rlstreams.workers.engines.served.routing import SLACK, Place, choose
+from rlstreams.workers.engines.served.routing import SLACK, choose
 from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
+from tests.servers.served import holding, up
 from tests.servers.world import World
 from tests.waiting import until
 
+LIMIT = 64
 
-def places(*in_flight: int, limit: int = 64) -> list[Place]:
-    return [Place(url=f"s{i}", in_flight=n, limit=limit) for i, n in enumerate(in_flight)]
+
+def chosen(in_flight: Sequence[int], num_groups: int, limit: int = LIMIT) -> list[str | None]:
+    """The servers of as many groups."""
+    places = {f"s{i}": number for i, number in enumerate(in_flight)}
+    return [choose(str(group), places, limit) for group in range(num_groups)]
 
 
 def test_a_group_stays_together() -> None:
     """Siblings go where the prompt is cached; groups spread over the servers."""
-    chosen = [choose(str(group), places(0, 0, 0)) for group in range(300)]
-    assert chosen == [choose(str(group), places(3, 1, 2)) for group in range(300)]
-    assert all(70 < chosen.count(url) < 130 for url in ("s0", "s1", "s2"))
+    found = chosen((0, 0, 0), 300)
+    assert found == chosen((3, 1, 2), 300)
+    assert all(70 < found.count(url) < 130 for url in ("s0", "s1", "s2"))
 
 
 def test_a_server_that_goes_moves_only_its_own_groups() -> None:
     """The others keep their caches."""
-    before = [choose(str(group), places(0, 0, 0)) for group in range(200)]
-    after = [choose(str(group), places(0, 0, 0)[:2]) for group in range(200)]
+    before, after = chosen((0, 0, 0), 200), chosen((0, 0), 200)
     assert all(a == b for a, b in zip(before, after, strict=True) if b != "s2" and a != "s2")
 
 
 def test_affinity_ends_where_one_server_is_much_busier() -> None:
     """Least in flight goes before a cached prefix."""
-    assert {choose(str(group), places(0, SLACK + 1)) for group in range(50)} == {"s0"}
+    assert set(chosen((0, SLACK + 1), 50)) == {"s0"}
 
 
 def test_nobody_is_given_more_than_its_limit() -> None:
-    """Full servers are passed by; if all are full the request waits."""
-    assert {choose(str(group), places(4, 3, limit=4)) for group in range(50)} == {"s1"}
-    assert choose("0", places(4, 4, limit=4)) is None
+    """Full servers are passed by; if all are full, or none is open, the request waits."""
+    assert set(chosen((4, 3), 50, limit=4)) == {"s1"}
+    assert [None, None] == chosen((4, 4), 1, limit=4) + chosen((), 1)
 
 
 def test_a_full_server_takes_no_more_than_its_limit(world: World) -> None:
@@ -123,9 +128,9 @@ async def _all_hold(
     engine: ServedEngine, published: PolicyPublished, world: World, num: int
 ) -> None:
     """Until each of the servers holds it: `pull` returns when the first one does."""
-    await until(lambda: len(engine.up()) == num, "not all are up")
+    await until(lambda: len(up(engine)) == num, "not all are up")
     await engine.pull(published, world.channel)
-    await until(lambda: len(engine.holding(published.policy_version)) == num, "not all hold it")
+    await until(lambda: len(holding(engine, published.policy_version)) == num, "not all hold it")
 
 
 async def _ask(engine: ServedEngine, sample_id: str) -> str:
@@ -134,8 +139,3 @@ async def _ask(engine: ServedEngine, sample_id: str) -> str:
     except EngineError as err:
         return str(err)
     return ""
-
-
-def test_unknown_places_are_no_choice() -> None:
-    """Without an open server a request waits."""
-    assert choose("0", []) is None

@@ -18,6 +18,7 @@ from tests.contract.engine_rigs import collect, long_request, tokens
 from tests.served.test_gate import until_sampling
 from tests.servers.fake_server import TELLING, FakeServer
 from tests.servers.markov import Job
+from tests.servers.served import up
 from tests.servers.world import World
 from tests.waiting import until
 
@@ -209,9 +210,9 @@ def test_a_server_that_was_lost_during_its_pull_holds_nothing(world: World) -> N
         async def restarted_meanwhile(order: object) -> int:
             num_bytes = await deliver(order)  # type: ignore[arg-type]
             server.kill()
-            await until(lambda: not engine.up(), "nobody noticed")
+            await until(lambda: not up(engine), "nobody noticed")
             server.restart()
-            await until(lambda: bool(engine.up()), "not met again")
+            await until(lambda: bool(up(engine)), "not met again")
             return num_bytes
 
         delivery.deliver = restarted_meanwhile  # type: ignore[method-assign, assignment]

@@ -73,8 +73,7 @@ def plugin_engine(
     model = model_folder(folder)
     chosen = settings(fake.kind, model, **changes)
     shape = read_shape(model)
-    by_folder = FolderDelivery(model, folder / "versions", probe_s=probe_s)
-    delivery = PluginDelivery(listener, by_folder, "0", probe_s=probe_s)
+    delivery = PluginDelivery(listener, model, folder / "versions", "0", probe_s=probe_s)
     server = Server(fake.url, chosen, shape, delivery)
     return ServedEngine(chosen, shape, longest_sequence(model), [(server, None)])
 
@@ -97,3 +96,20 @@ def engine_of_urls(
     ]
     pairs = [(server, None) for server in servers]
     return ServedEngine(chosen, shape, longest_sequence(model), pairs, router=front)
+
+
+def up(engine: ServedEngine) -> list[str]:
+    """Urls of the servers that answer."""
+    return [server.url for server in engine._servers if server.is_up]
+
+
+def holding(engine: ServedEngine, policy_version: int) -> list[str]:
+    """Urls of the open servers that hold a version, and whose pull of it has ended."""
+    return [
+        server.url
+        for server in engine._servers
+        if server.is_open
+        and server not in engine._pulls
+        and server.held is not None
+        and server.held.policy_version == policy_version
+    ]

@@ -21,7 +21,7 @@ from rlstreams.workers.engines.served.command import (
     installed_server,
     start_command,
 )
-from rlstreams.workers.engines.served.delivery import Delivery, FolderDelivery
+from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
@@ -194,10 +194,10 @@ def found_server(config: RunConfig, kind: Kind) -> Where:
     """
     python = config.engine.python or sys.executable
     try:
-        found = installed_server(kind, python)
+        distribution, version = installed_server(kind, python)
     except EngineError as err:
         raise ConfigError(str(err)) from err
-    return Where(python=python, version=found.version, distribution=found.distribution)
+    return Where(python=python, version=version, distribution=distribution)
 
 
 def free_port(host: str) -> int:
@@ -224,10 +224,9 @@ def port_of(config: RunConfig, ordinal: int) -> int:
     return port if config.engine.port else free_port(config.engine.host)
 
 
-def delivery_of(model: Path, folder: Path, number: int, listener: ReportListener) -> Delivery:
+def delivery_of(model: Path, folder: Path, number: int, listener: ReportListener) -> FolderDelivery:
     """How versions reach server `number` of a worker; `folder` is where they may be written."""
-    other = FolderDelivery(model, folder / f"versions-{number}")
-    return PluginDelivery(listener, other, str(number))
+    return PluginDelivery(listener, model, folder / f"versions-{number}", str(number))
 
 
 def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerProcess:

@@ -1,11 +1,11 @@
 """The `Engine` and `Scorer` ports: what samples tokens, and what scores them.
 
-An engine knows nothing of the log. It takes token ids and gives segments; weights reach it by
-`pull`. A tensor path and a model server are behind the same two ports, under one contract suite.
+A tensor path and a model server are behind the same two ports, under one contract suite.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlstreams.schemas.events import PolicyPublished
+from rlstreams.schemas.events import NO_VERSION, PolicyPublished
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import Pulled, WeightChannel
 
@@ -95,6 +95,19 @@ class Health:
     waiting: int  # requests that wait for a slot
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Weights that an engine holds."""
+
+    policy_version: int = NO_VERSION
+    weight_hash: str = ""
+
+    @property
+    def label(self) -> str:
+        """What a server calls them: unique to number and content."""
+        return f"{self.policy_version}-{self.weight_hash[:16]}"
+
+
 class Engine(Protocol):
     """Samples tokens. Its methods run on the rollout worker's event loop.
 
@@ -102,21 +115,16 @@ class Engine(Protocol):
     weights. Before the first pull `generate` waits.
     """
 
+    vocab_size: int  # token ids are below it
+    capacity: int  # requests that it is worth having in flight
+
     @property
     def name(self) -> str:
         """Name and version, recorded in each trajectory."""
 
     @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
-
-    @property
     def max_tokens(self) -> int:
         """Longest sequence, prompt included."""
-
-    @property
-    def capacity(self) -> int:
-        """How many requests it is worth having in flight."""
 
     @property
     def policy_version(self) -> int:
@@ -187,17 +195,12 @@ class Scorer(Protocol):
     One thread scores, another may pull and drop meanwhile: what is held is never written to.
     """
 
+    vocab_size: int  # token ids are below it
+    max_tokens: int  # longest sequence
+
     @property
     def versions(self) -> Sequence[int]:
         """Versions held, lowest first; asked from any thread."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest sequence."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
 
     def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
         """Hold one more version.
@@ -217,3 +220,69 @@ class Scorer(Protocol):
         Raises:
             EngineError: a version that is not held, ids out of range, a sequence too long.
         """
+
+
+def pulled_of(
+    published: PolicyPublished, num_bytes: int, started_s: float, paused_s: float = 0.0
+) -> Pulled:
+    """A pull that began at `started_s`, monotonic, and is over now."""
+    return Pulled(
+        policy_version=published.policy_version,
+        weight_hash=published.weight_hash,
+        num_bytes=num_bytes,
+        seconds=time.monotonic() - started_s,
+        paused_s=paused_s,
+    )
+
+
+def check_ids(token_ids: Int32s, vocab_size: int, what: str) -> None:
+    """Every id lies in the vocabulary.
+
+    Raises:
+        EngineError: one does not, or there are none; names position and id.
+    """
+    if not len(token_ids):
+        raise EngineError(f"{what}: token_ids is empty")
+    outside = (token_ids < 0) | (token_ids >= vocab_size)
+    if outside.any():
+        position = int(outside.argmax())
+        raise EngineError(
+            f"{what}: token_ids[{position}] = {token_ids[position]} is outside the vocabulary of "
+            f"{vocab_size}"
+        )
+
+
+def check_sequences(sequences: Sequence[TokenSequence], vocab_size: int, max_tokens: int) -> None:
+    """Sequences can be scored.
+
+    Raises:
+        EngineError: ids outside the vocabulary, or a sequence too long.
+    """
+    for index, sequence in enumerate(sequences):
+        check_ids(sequence.token_ids, vocab_size, f"sequence {index}")
+        if (num := len(sequence.token_ids)) > max_tokens:
+            raise EngineError(f"sequence {index} has {num} tokens, the limit is {max_tokens}")
+
+
+def check_request(request: SampleRequest, vocab_size: int, max_tokens: int) -> None:
+    """A request can be sampled.
+
+    Raises:
+        PromptTooLongError: no room for a single token; names length and limit.
+        EngineError: ids outside the vocabulary, or a field out of its range.
+    """
+    what = f"request {request.sample_id}"
+    check_ids(request.token_ids, vocab_size, what)
+    num_tokens, sampling = len(request.token_ids), request.sampling
+    if num_tokens >= max_tokens:
+        raise PromptTooLongError(
+            f"{what}: {num_tokens} tokens leave no room for an answer: the limit is {max_tokens}"
+        )
+    if not 0 < request.prompt_tokens <= num_tokens:
+        raise EngineError(
+            f"{what}: prompt_tokens must be in 1..{num_tokens}, got {request.prompt_tokens}"
+        )
+    if sampling.max_new_tokens < 1:
+        raise EngineError(f"{what}: max_new_tokens must be above 0, got {sampling.max_new_tokens}")
+    if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+        raise EngineError(f"{what}: temperature, top_p or top_k is out of range: {sampling}")

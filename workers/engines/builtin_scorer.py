@@ -23,19 +23,22 @@ import torch
 from torch import Tensor
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import Scores, TokenSequence
+from rlstreams.workers.engines.base import (
+    Scores,
+    TokenSequence,
+    check_sequences,
+    pulled_of,
+)
 from rlstreams.workers.engines.selfcheck import check_scoring
-from rlstreams.workers.engines.validation import check_ids
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.bins import compile_for_bins, take_documents
 from rlstreams.workers.model.cut import cut_bins, cut_rows, one_row
 from rlstreams.workers.model.documents import Documents
-from rlstreams.workers.model.folder import token_limit, vocab_size_of
+from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import (
     FLOAT32,
     configure_torch,
     load_model,
-    read_config,
     right_padded,
     weights_of,
 )
@@ -79,13 +82,13 @@ class BuiltinScorer:
         """
         configure_torch(threads, device, fused=True)  # a forward alone has one order
         config = read_config(Path(folder))
-        self._vocab_size = vocab_size_of(config)
-        self._max_tokens = token_limit(config)
+        self.vocab_size = vocab_size_of(config)
+        self.max_tokens = token_limit(config)
         self._pull_deadline_s = pull_deadline_s
         self._token_budget = token_budget
         model = load_model(folder, dtype)
-        mask = check_scoring(model, self._vocab_size)
-        self._routers = check_replay(model, self._vocab_size) if replay_routes else None
+        mask = check_scoring(model, self.vocab_size)
+        self._routers = check_replay(model, self.vocab_size) if replay_routes else None
         self._device = torch.device(device)
         self._scorer = TokenScorer(model.to(self._device), mask)
         self.why_padded = take_documents(self._scorer, device)
@@ -102,16 +105,6 @@ class BuiltinScorer:
     def versions(self) -> Sequence[int]:
         """Versions held, lowest first."""
         return sorted(self._held)
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest sequence."""
-        return self._max_tokens
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
-        return self._vocab_size
 
     def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
         """Hold one more version, received beside those that are held, on a stream of its own.
@@ -133,13 +126,7 @@ class BuiltinScorer:
         if found := layout_difference(expected=self._layout, found=layout_of(weights)):
             raise WeightError(f"weights do not fit the model: {found}")
         self._held = {**self._held, version: weights}
-        return Pulled(
-            policy_version=version,
-            weight_hash=published.weight_hash,
-            num_bytes=size_bytes(weights),
-            seconds=time.monotonic() - started_s,
-            paused_s=0.0,
-        )
+        return pulled_of(published, size_bytes(weights), started_s)
 
     def drop(self, policy_version: int) -> None:
         """Hold this version no longer; a `score` under it that has begun ends as it would."""
@@ -157,8 +144,9 @@ class BuiltinScorer:
             raise EngineError(
                 f"policy version {policy_version} is not held, only {list(self.versions)}"
             )
+        check_sequences(sequences, self.vocab_size, self.max_tokens)
         for index, sequence in enumerate(sequences):
-            self._check(index, sequence)
+            self._check_routes(index, sequence)
         if not sequences:
             return []
         lengths = [len(sequence.token_ids) for sequence in sequences]
@@ -182,13 +170,7 @@ class BuiltinScorer:
             for i in range(len(sequences))
         ]
 
-    def _check(self, index: int, sequence: TokenSequence) -> None:
-        check_ids(sequence.token_ids, self._vocab_size, f"sequence {index}")
-        if len(sequence.token_ids) > self._max_tokens:
-            raise EngineError(
-                f"sequence {index} has {len(sequence.token_ids)} tokens, "
-                f"the limit is {self._max_tokens}"
-            )
+    def _check_routes(self, index: int, sequence: TokenSequence) -> None:
         if self._routers is not None and sequence.routed_experts is not None:
             try:
                 check_routes(sequence.routed_experts, sequence.routed_experts_mask, self._routers)

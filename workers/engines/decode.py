@@ -2,13 +2,13 @@
 
 Running sequences are the first rows of one cache and end in the same column: row r of length n
 holds columns [end - n, end), so one step writes one column for all. A sequence joins by a prefill
-that writes its keys and values right-aligned below `end`; when one leaves, the last row moves into
-its place. Nothing is concatenated and nothing depends on where a row lies, but for rounding.
+right-aligned below `end`; when one leaves, the last row moves into its place.
 Axes: `B` row, `T` column, `V` vocabulary, `H` key-value head, `D` head size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,8 @@ from rlstreams.workers.engines.base import Experts, SampleRequest
 from rlstreams.workers.engines.sampling import Draw, sample, uniforms
 from rlstreams.workers.model.attention import Mask, attention_of
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.model.experts import RouterCapture, expert_dtype
+from rlstreams.workers.model.model import load_weights
+from rlstreams.workers.model.routing import RouterCapture
 
 _FIRST_COLUMNS = 64  # of the cache; it grows by doubling
 
@@ -117,17 +118,12 @@ class Generation:
             request=request,
             token_ids=request.token_ids.tolist(),
             limit=limit,
-            draws=uniforms(request.seed, request.sample_id, 0, limit),
+            draws=uniforms(request.seed, request.sample_id, limit),
             begun=num_tokens,
             # Rows of tokens that an earlier segment forwarded are that segment's.
             experts_start=num_tokens - 1 if resumed else 0,
             experts_stop=num_tokens - 1 if resumed else 0,
         )
-
-    def append(self, token_id: int, logprob: float) -> None:
-        """One more sampled token."""
-        self.token_ids.append(token_id)
-        self.logprobs.append(logprob)
 
     def take_segment(self) -> tuple[list[int], list[float], Experts | None, int]:
         """Tokens, log-probs, expert rows and the position of the first row; begins anew."""
@@ -140,8 +136,8 @@ class Generation:
         return taken
 
 
-class Decoder:
-    """Advances up to `slots` sequences by one token per step."""
+class CacheDecoder:
+    """Decoder of a Hugging Face model: a forward advances up to `slots` sequences by one token."""
 
     def __init__(
         self,
@@ -160,7 +156,7 @@ class Decoder:
         self._end = 0  # all running sequences' next column
         capture = RouterCapture(model) if capture_experts and num_experts else None
         self._capture = capture if capture is not None and capture.num_layers else None
-        self._expert_dtype = expert_dtype(num_experts)
+        self._expert_dtype = torch.uint8 if num_experts <= 256 else torch.uint16
 
     @torch.inference_mode()
     def admit(self, joining: list[Generation]) -> None:
@@ -205,6 +201,10 @@ class Decoder:
             self.running[row] = self.running[last]
         self.running.pop()
 
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy `weights` into the model; raises WeightError if they do not fit."""
+        load_weights(self._model, weights)
+
     def close(self) -> None:
         """Detach from the model."""
         if self._capture is not None:
@@ -238,12 +238,7 @@ class Decoder:
         )
         if self._capture is not None:
             self._keep_experts(rows, self._capture.take(len(rows)))
-        ids_B, logprobs_B = sample(output.logits[:, -1], _draw(rows, self._device))
-        if not bool(torch.isfinite(logprobs_B).all()):
-            raise EngineError("the model's log-probs are not finite: its weights are broken")
-        pairs = zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True)
-        for sequence, token_id, logprob in pairs:
-            sequence.append(token_id, logprob)
+        draw_next(rows, output.logits[:, -1])
         self.num_sampled += len(rows)
 
     def _keep_experts(self, rows: list[Generation], experts_BTLK: torch.Tensor) -> None:
@@ -255,12 +250,23 @@ class Decoder:
             sequence.experts_stop += missing
 
 
-def _draw(rows: list[Generation], device: torch.device) -> Draw:
-    samplings = [s.request.sampling for s in rows]
+def draw_next(rows: list[Generation], logits_BV: torch.Tensor) -> None:
+    """Sample the next token of each sequence, as its request says.
+
+    Raises:
+        EngineError: log-probs are not finite.
+    """
+    samplings, device = [s.request.sampling for s in rows], logits_BV.device
     uniforms = [s.draws[len(s.token_ids)] for s in rows]
-    return Draw(
+    draw = Draw(
         uniform_N=torch.tensor(uniforms, dtype=torch.float64, device=device),
         temperature_N=torch.tensor([s.temperature for s in samplings], device=device),
         top_p_N=torch.tensor([s.top_p for s in samplings], device=device),
         top_k_N=torch.tensor([s.top_k for s in samplings], device=device),
     )
+    ids_B, logprobs_B = sample(logits_BV, draw)
+    if not bool(torch.isfinite(logprobs_B).all()):
+        raise EngineError("the model's log-probs are not finite: its weights are broken")
+    for sequence, token_id, logprob in zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True):
+        sequence.token_ids.append(token_id)
+        sequence.logprobs.append(logprob)

@@ -55,11 +55,7 @@ class FolderChannel:
     def order(
         self, published: PolicyPublished, deadline_s: float, *, server: str = ""
     ) -> dict[str, object]:
-        """Always refused: a model server loads the folder by itself.
-
-        Raises:
-            WeightError: always.
-        """
+        """Always a WeightError: a model server loads the folder by itself."""
         raise WeightError(
             f"weights of {self.published.model} come from its folder, without an order"
         )

@@ -14,20 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_PER_BLOCK = 4  # 64-bit words of one Philox counter value
-_MASK_64 = (1 << 64) - 1
 
-
-def uniforms(seed: int, sample_id: str, start: int, stop: int) -> npt.NDArray[np.float64]:
-    """The draws in [0, 1) of positions `start` .. `stop` - 1 of one sample."""
+def uniforms(seed: int, sample_id: str, num: int) -> npt.NDArray[np.float64]:
+    """The draws in [0, 1) of the first `num` positions of one sample."""
     digest = hashlib.sha256(f"{seed}/{sample_id}".encode()).digest()
-    first = start // _PER_BLOCK
     generator = np.random.Philox(
-        counter=np.array([first & _MASK_64, 0, 0, 0], np.uint64),
-        key=np.frombuffer(digest[:16], "<u8"),
+        counter=np.zeros(4, np.uint64), key=np.frombuffer(digest[:16], "<u8")
     )
-    words = generator.random_raw(max(stop - first * _PER_BLOCK, 0))
-    high_bits = words[start - first * _PER_BLOCK :] >> np.uint64(11)
+    high_bits = generator.random_raw(num) >> np.uint64(11)
     return high_bits.astype(np.float64) * 2.0**-53
 
 

@@ -1,7 +1,7 @@
 """Who is decoded next: waiting and running requests, the version held, the gate.
 
 Belongs to the decode thread; nothing here locks or waits. What a request is to hear is handed to
-`deliver(generation, item)`: segments, then END or the error that ended it.
+`deliver(generation, item)`: segments, of which the last one names the end, or the error.
 """
 
 from __future__ import annotations
@@ -9,38 +9,47 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from enum import Enum
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from rlstreams.schemas.events import NO_VERSION
-from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, PauseMode
-from rlstreams.workers.engines.decode import Decoder, Generation
-from rlstreams.workers.model.model import load_weights
+from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, Held, PauseMode
+from rlstreams.workers.engines.decode import Generation
 from rlstreams.workers.weights.channel import WeightError
 
 _WAVE_SHARE = 8  # of the slots must be free before a wave joins: a prefill costs as much as a step
 _PREFILL_TOKENS = 8192  # padding included, of one wave
 
-
-class End(Enum):
-    """Nothing more comes for a request."""
-
-    END = "end"
-
-
-Item = GeneratedSegment | End | Exception
+Item = GeneratedSegment | Exception
 Deliver = Callable[[Generation, Item], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The version whose weights the model holds."""
+class Decoder(Protocol):
+    """Advances sequences by one token per step."""
 
-    policy_version: int = NO_VERSION
-    weight_hash: str = ""
+    running: list[Generation]
+    num_sampled: int
+
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Put `weights` in place.
+
+        Raises:
+            WeightError: they do not fit; what was in place still is.
+        """
+
+    def admit(self, joining: list[Generation]) -> None:
+        """Prefill `joining` together and sample the first token of each."""
+
+    def step(self) -> None:
+        """Sample the next token of all that run."""
+
+    def remove(self, sequence: Generation) -> None:
+        """Take a running sequence out."""
+
+    def close(self) -> None:
+        """Let go of the model."""
 
 
 class Scheduler:
@@ -48,7 +57,6 @@ class Scheduler:
 
     def __init__(
         self,
-        model: torch.nn.Module,
         decoder: Decoder,
         *,
         slots: int,
@@ -57,23 +65,12 @@ class Scheduler:
     ) -> None:
         self.held = Held()
         self.waiting: deque[Generation] = deque()
-        self._model = model
         self._decoder = decoder
         self._slots = slots
         self._eos_ids = eos_ids
         self._deliver = deliver
         self._paused = False
         self._draining: list[Future[None]] = []  # pauses that wait for running requests
-
-    @property
-    def num_running(self) -> int:
-        """Requests that sample now."""
-        return len(self._decoder.running)
-
-    @property
-    def num_sampled(self) -> int:
-        """Tokens so far."""
-        return self._decoder.num_sampled
 
     @property
     def can_turn(self) -> bool:
@@ -103,15 +100,16 @@ class Scheduler:
         elif generation in self.waiting:
             self.waiting.remove(generation)
 
-    def pause(self, mode: PauseMode, paused: Future[None]) -> None:
-        """Stop sampling; `paused` is set when nothing is sampled any more."""
+    def pause(self, mode: PauseMode) -> Future[None]:
+        """Stop sampling; what it returns is set when nothing is sampled any more."""
+        paused: Future[None] = Future()
+        self._draining.append(paused)
         if mode is PauseMode.ABORT:
-            self._abort_running()
-        if mode is PauseMode.WAIT and self._decoder.running:
-            self._draining.append(paused)
-            return
-        self._paused = True
-        paused.set_result(None)
+            self._abort(self._decoder.running)
+        if mode is not PauseMode.WAIT or not self._decoder.running:
+            self._paused = True
+            self._settle_pauses()
+        return paused
 
     def resume(self) -> None:
         """Go on sampling."""
@@ -126,7 +124,7 @@ class Scheduler:
         """
         before, self.held = self.held, Held()
         try:
-            load_weights(self._model, weights)
+            self._decoder.load(weights)
             self.held = held
         except WeightError:
             self.held = before
@@ -137,9 +135,7 @@ class Scheduler:
 
     def close(self) -> None:
         """End all requests."""
-        self._abort_running()
-        for generation in list(self.waiting):
-            self._abort(generation)
+        self._abort([*self._decoder.running, *self.waiting])
         self._settle_pauses()
         self._decoder.close()
 
@@ -166,15 +162,15 @@ class Scheduler:
                 wave.append(generation)
             else:  # resumed with nothing left to sample
                 self._cut(generation, FinishReason.LENGTH, self.held)
-                self._deliver(generation, End.END)
         return wave
 
     def _end_finished(self) -> None:
         for generation in list(self._decoder.running):
-            if generation.token_ids[-1] in self._eos_ids:
-                self._end(generation, FinishReason.STOP)
-            elif len(generation.token_ids) >= generation.limit:
-                self._end(generation, FinishReason.LENGTH)
+            is_stopped = generation.token_ids[-1] in self._eos_ids
+            if is_stopped or len(generation.token_ids) >= generation.limit:
+                self._decoder.remove(generation)
+                reason = FinishReason.STOP if is_stopped else FinishReason.LENGTH
+                self._cut(generation, reason, self.held)
         self._check_drained()
 
     def _check_drained(self) -> None:
@@ -182,19 +178,10 @@ class Scheduler:
             self._paused = True
             self._settle_pauses()
 
-    def _end(self, generation: Generation, reason: FinishReason) -> None:
-        self._decoder.remove(generation)
-        self._cut(generation, reason, self.held)
-        self._deliver(generation, End.END)
-
-    def _abort(self, generation: Generation) -> None:
-        self.forget(generation)
-        self._cut(generation, FinishReason.ABORT, self.held)
-        self._deliver(generation, End.END)
-
-    def _abort_running(self) -> None:
-        for generation in list(self._decoder.running):
-            self._abort(generation)
+    def _abort(self, generations: list[Generation]) -> None:
+        for generation in list(generations):
+            self.forget(generation)
+            self._cut(generation, FinishReason.ABORT, self.held)
 
     def _settle_pauses(self) -> None:
         for paused in self._draining:

@@ -1,10 +1,8 @@
 """Whether our masks and our cache give a model's own answers: measured when it is loaded.
 
-Padding, masks and cache are ours, the layers are the library's, and a family may keep state that
-our cache does not hold or read a mask in its own way. No list of families would stay true, so a few
-tokens take the path of a run, padded beside others and joining at different times, and are compared
-with the model's plain forward over each sequence alone. A family that differs is refused before it
-samples or learns nonsense.
+A family may keep state that our cache does not hold or read a mask in its own way, and no list of
+families would stay true. So a few tokens take the path of a run, padded beside others and joining
+at different times, and are compared with the model's plain forward over each sequence alone.
 """
 
 from __future__ import annotations
@@ -16,9 +14,9 @@ import numpy as np
 import torch
 
 from rlstreams.workers.engines.base import SampleRequest, Sampling
-from rlstreams.workers.engines.decode import Decoder, Generation
+from rlstreams.workers.engines.decode import CacheDecoder, Generation
 from rlstreams.workers.model.attention import attention_of
-from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.base import REFUSALS, EngineError
 from rlstreams.workers.model.families import LINEAR
 from rlstreams.workers.model.model import right_padded
 from rlstreams.workers.model.token_scores import MakeMask
@@ -27,8 +25,6 @@ TOLERANCE = 1e-3  # nats; float32 differs by 1e-5, a wrong mask by 0.1 and more
 TOLERANCE_LOW = 0.2  # in 16 bits, which differ by some hundredths: small mistakes are not seen
 _PROMPTS = ((3, 5, 7, 4), (6,), (4, 4, 5))
 _NEW_TOKENS = 4
-# What a library's forward raises when it is handed a mask or a cache that it cannot take.
-_REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError)
 
 
 def check_decoding(model: torch.nn.Module, vocab_size: int) -> None:
@@ -69,7 +65,7 @@ def check_scoring(model: torch.nn.Module, vocab_size: int) -> MakeMask:
 
 def decoding_difference(model: torch.nn.Module, vocab_size: int) -> float:
     """Largest, between log-probs of the decode loop and of plain forwards, nats."""
-    decoder = Decoder(model, slots=len(_PROMPTS), num_experts=0, capture_experts=False)
+    decoder = CacheDecoder(model, slots=len(_PROMPTS), num_experts=0, capture_experts=False)
     generations = [_generation(prompt, vocab_size) for prompt in _PROMPTS]
     decoder.admit(generations[:1])
     decoder.step()
@@ -107,7 +103,7 @@ def padding_difference(
 def _compare(difference: Callable[[], float], model: Any, verb: str, how: str) -> None:  # noqa: ANN401
     try:
         found = difference()
-    except _REFUSALS as err:
+    except REFUSALS as err:
         raise EngineError(
             f"cannot {verb} a {_kind(model)} here: its forward does not take our masks or cache: "
             f"{type(err).__name__}: {err}"

@@ -1,9 +1,8 @@
 """Whether a model takes rows of documents, and whether its layers compile: measured at a start.
 
-No list of families would stay true: a family may keep states, sinks or caps, a kernel may refuse a
-head's width, a compiler may fail. So a few documents are scored in one row and one by one, and each
-layer is run, forward and backward, as it is and compiled, on a bin of the size that steps have.
-What differs or fails stays as it was, and the reason is told. Axes: `T` token.
+A family may keep states, sinks or caps, a kernel may refuse a head's width, a compiler may fail. So
+a few documents are scored in one row and one by one, and each layer is run as it is and compiled,
+on a bin of the size that steps have. What differs or fails stays as it was, with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlstreams.workers.model.base import CPU, EngineError
+from rlstreams.workers.model.base import CPU, REFUSALS, EngineError
 from rlstreams.workers.model.cut import bin_sizes
 from rlstreams.workers.model.documents import Documents, use_documents
 from rlstreams.workers.model.families import SDPA
@@ -29,8 +28,6 @@ LAYER_TOLERANCE = 0.05  # of a layer's largest number
 LARGER_CHUNK = 8  # compiled, a chunk's logits stay in 16 bits
 _LENGTHS = (5, 70, 2, 33)
 _SHAPES = 64  # recompilations: bins of other sizes, and scoring without a gradient
-# What the library, a kernel or the compiler raises where it cannot.
-_REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError, EngineError)
 
 
 def take_documents(scorer: TokenScorer, device: str) -> str:
@@ -50,7 +47,7 @@ def take_documents(scorer: TokenScorer, device: str) -> str:
     try:
         _try_kernel(model, device)
         found = _difference(scorer)
-    except _REFUSALS as err:
+    except (*REFUSALS, EngineError) as err:
         reason = f"{type(err).__name__}: {str(err)[:200]}"
     else:
         tolerance = TOLERANCE if _dtype(model) == torch.float32 else TOLERANCE_LOW
@@ -93,7 +90,7 @@ def compile_for_bins(scorer: TokenScorer, bin_tokens: int, *, learns: bool = Tru
         with torch.inference_mode():
             for size in () if learns else bin_sizes(bin_tokens):
                 _score(scorer, _thirds(size), size)
-    except _REFUSALS as err:
+    except (*REFUSALS, EngineError) as err:
         for layer, forward in zip(layers, plain, strict=True):
             layer.forward = forward
         return f"{type(err).__name__}: {str(err)[:200]}"

@@ -18,9 +18,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def claim_device(field: str, wanted: str) -> str:
-    """Hide all GPUs but `wanted` from this process; returns torch's name for what is left.
-
-    Call it before anything touches CUDA: torch reads the variable once.
+    """Hide all GPUs but `wanted` from this process, before anything touches CUDA: torch reads the
+    variable once. Returns torch's name for what is left.
 
     Args:
         field: that asked for it, for the error.
@@ -63,19 +62,11 @@ def claim_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, 
 
 
 def nearest_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, ...]]:
-    """As `claim_devices`, but the CPU where there are not so many GPUs."""
+    """As `claim_devices`, but the CPU where there are not so many: to look at a run elsewhere."""
     try:
         return claim_devices(field, wanted, ranks)
     except ConfigError:
         return CPU, ("",) * (ranks - 1)
-
-
-def nearest_device(field: str, wanted: str) -> str:
-    """As `claim_device`, but the CPU where there is no such GPU: to look at a run elsewhere."""
-    try:
-        return claim_device(field, wanted)
-    except ConfigError:
-        return CPU
 
 
 def _visible(field: str, number: int) -> str:

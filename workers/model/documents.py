@@ -3,7 +3,7 @@
 Nothing is padded but the row's end. The kernel is FlashAttention's for sequences of any length,
 whose backward adds up in one order where torch is asked for that. It stands behind the library's
 own hook for attention functions, so layers are the library's. That a family computes so what it
-computes of padded rows is measured when a trainer starts (`packing.py`).
+computes of padded rows is measured when a trainer starts (`bins.py`).
 Axes: `T` token of the row, `D` of a head.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -103,40 +102,11 @@ def _attention(
     query, key, value = (
         t_1hTD[0].transpose(0, 1).contiguous() for t_1hTD in (query_1hTD, key_1hTD, value_1hTD)
     )
-    attend: Any = _fused if query.is_cuda else _one_by_one
-    output_ThD: Tensor = attend(query, key, value, document_starts, document_extent, scale, window)[
-        0
-    ]
+    output_ThD, _ = _fused(query, key, value, document_starts, document_extent, scale, window)
     return output_ThD[None], None
 
 
 _UNKNOWN = ("s_aux", "softcap", "position_bias")
-
-
-def _one_by_one(
-    query_ThD: Tensor,
-    key_ThD: Tensor,
-    value_ThD: Tensor,
-    starts: Tensor,
-    extent: Tensor,
-    scale: float,
-    window: int,
-) -> tuple[Tensor]:
-    """What the kernel computes, in plain operations."""
-    borders = starts[: int(extent[0]) + 1].tolist()
-    found = []
-    for start, end in pairwise(borders):
-        query, key, value = (
-            t_ThD[start:end].transpose(0, 1) for t_ThD in (query_ThD, key_ThD, value_ThD)
-        )
-        seen_TT = torch.ones(end - start, end - start, dtype=torch.bool).tril()
-        if window >= 0:
-            seen_TT = seen_TT.triu(-window)
-        found_hTD = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen_TT, scale=scale, enable_gqa=True
-        )
-        found.append(found_hTD.transpose(0, 1))
-    return (torch.cat(found),)
 
 
 @torch.library.custom_op("rlstreams::attend", mutates_args=())

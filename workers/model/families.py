@@ -1,7 +1,6 @@
 """What the installed transformers has for a family, read from its source: importing it is slow.
 
-The same choices that loading makes (`attention.py`, `model.py`), for those who want to know them
-before anything is loaded; a test holds the two together.
+The choices that loading makes, for those who want to know them before; a test holds them together.
 """
 
 from __future__ import annotations

@@ -20,27 +20,9 @@ from rlstreams.workers.model import one_order
 from rlstreams.workers.model.attention import Attention
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.families import SDPA, chosen_attention, library_model
-from rlstreams.workers.model.folder import eos_ids_of, module_name, num_experts_of, read_config
+from rlstreams.workers.model.folder import module_name, num_experts_of, read_config
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import layout_difference, layout_of
-
-__all__ = [
-    "EXPERTS",
-    "FLOAT32",
-    "Numerics",
-    "causal_mask",
-    "configure_torch",
-    "eos_ids_of",
-    "import_library",
-    "load_model",
-    "load_weights",
-    "model_class",
-    "num_experts_of",
-    "numerics_of",
-    "read_config",
-    "right_padded",
-    "weights_of",
-]
 
 FLOAT32 = "float32"
 EXPERTS = "grouped_mm"  # how experts are computed: part of what makes a step bit-equal
@@ -106,9 +88,7 @@ def import_library() -> None:
 
 
 def model_class(folder: Path) -> Any:  # noqa: ANN401  (a class of an untyped library)
-    """The model's class, imported from its own module.
-
-    The `Auto` classes import generation and mappings that nothing here uses.
+    """The model's class, from its own module: the `Auto` classes import much that nothing uses.
 
     Raises:
         EngineError: a model that transformers does not have.

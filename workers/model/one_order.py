@@ -1,9 +1,8 @@
 """Gradients that add up in one order on a GPU, so that a step made again has the same bits.
 
-The fused attention kernels have such a backward, but torch takes it only where an operation without
-one would be refused, not merely told of. Forwards are not held to that: torch refuses sums of
-integers, which come out alike in any order. So the backward is strict, and what a backward computes
-forward again is not.
+Torch takes such a backward of the fused attention kernels only where an operation without one would
+be refused, not merely told of. Forwards are not held to that: torch refuses sums of integers, which
+come out alike in any order. So the backward is strict; what it computes forward again is not.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ the one call in a router that chooses, `topk` over its experts: it answers the r
 the live scores *at them*, and the family's own code makes the weights, with their gradient. A
 family that chooses in another way is refused: `routing_check.py` measures it at load.
 Source: rollout routing replay (R3), https://arxiv.org/abs/2510.11370.
+Routers of transformers 5 (`...mlp.gate`) return logits (N, E), scores (N, K) and indices (N, K), in
+this order or another; a layer calls its router once per forward. Which experts it chose is seen by
+forward hooks.
 Axes: `B` sequence, `T` token, `N` = B x T row-major, `L` layer with a router, `K` experts per
 token.
 """
@@ -21,10 +24,55 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rlstreams.workers.model.experts import routers_of
 from rlstreams.workers.model.folder import num_experts_of
 
 _TOPK = (torch.topk, Tensor.topk)
+
+
+# Ends of the names of their classes: most families', AFMoE's, HunYuan's.
+_ROUTERS = ("TopKRouter", "TopkRouter", "TokenChoiceRouter", "MoEV1Gate")
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """The routers in layer order; empty for a dense model."""
+    return [m for m in model.modules() if type(m).__name__.endswith(_ROUTERS)]
+
+
+def chosen_of(output: Any) -> Tensor:  # noqa: ANN401  (of an untyped library)
+    """The indices among a router's outputs: Granite's come first, most come last."""
+    indices: Tensor
+    (indices,) = [part for part in output if not part.is_floating_point()]
+    return indices
+
+
+class RouterCapture:
+    """Records the experts of each forward while it is attached."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._routers = routers_of(model)
+        self._rows: list[Tensor] = []
+        self._hooks = [router.register_forward_hook(self._record) for router in self._routers]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that have a router."""
+        return len(self._routers)
+
+    def _record(self, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        self._rows.append(chosen_of(output))
+
+    def take(self, batch: int) -> Tensor:
+        """The experts of the last forward, (B, T, L, K) int64; forgets them."""
+        assert len(self._rows) == len(self._routers), "take() follows every forward"
+        stacked_NLK = torch.stack(self._rows, 1)
+        self._rows = []
+        return stacked_NLK.reshape(batch, -1, *stacked_NLK.shape[1:])
+
+    def close(self) -> None:
+        """Detach the hooks; idempotent."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
 
 class Routes(NamedTuple):
@@ -34,22 +82,13 @@ class Routes(NamedTuple):
     recorded_BT: Tensor  # bool; the live router chooses for all others
 
 
-class Counted:
-    """What a replayed forward found; a recomputed layer counts once."""
-
-    def __init__(self, num_layers: int) -> None:
-        self._flips: list[Tensor | None] = [None] * num_layers
-
-    def add(self, layer: int, flips: Tensor) -> None:
-        """Count a layer in, the first time that it is passed."""
-        if self._flips[layer] is None:
-            self._flips[layer] = flips
+class Counted(dict[int, Tensor]):
+    """Flips by layer that a replayed forward found; a recomputed layer counts once."""
 
     @property
     def num_flips(self) -> int:
         """Recorded (token, layer) rows for which the live router would choose another set."""
-        found = [flips for flips in self._flips if flips is not None]
-        return int(torch.stack(found).sum()) if found else 0
+        return int(torch.stack(list(self.values())).sum()) if self else 0
 
 
 class RoutingReplay:
@@ -57,17 +96,11 @@ class RoutingReplay:
 
     def __init__(self, model: nn.Module) -> None:
         self._routers = routers_of(model)
-        self._num_experts = _num_experts(model) if self._routers else 0
-
-    @property
-    def num_layers(self) -> int:
-        """Layers that have a router."""
-        return len(self._routers)
-
-    @property
-    def num_experts(self) -> int:
-        """In each of them."""
-        return self._num_experts
+        config: Any = getattr(model, "config", None)
+        self.num_layers = len(self._routers)  # that have a router
+        self.num_experts = 0  # in each of them
+        if self._routers:
+            self.num_experts = num_experts_of(config.get_text_config().to_dict())
 
     @contextmanager
     def replaying(self, routes: Routes | None) -> Iterator[Counted]:
@@ -78,7 +111,7 @@ class RoutingReplay:
         Args:
             routes: of the batch; None: the live routers choose.
         """
-        counted = Counted(self.num_layers)
+        counted = Counted()
         if routes is None:
             yield counted
             return
@@ -86,46 +119,31 @@ class RoutingReplay:
         recorded_N = routes.recorded_BT.flatten()
 
         def route(layer: int, forward: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            choice = _Forced(experts_NLK[:, layer].long(), recorded_N, self._num_experts)
+            choice = _Forced(experts_NLK[:, layer].long(), recorded_N, self.num_experts)
             with choice:
                 output = forward(*args, **kwargs)
             if choice.flips is not None:
-                counted.add(layer, choice.flips)
+                counted.setdefault(layer, choice.flips)
             return output
 
-        with self._instead(route):
-            yield counted
-
-    @contextmanager
-    def watching(self) -> Iterator[list[Watched]]:
-        """The live choices of one forward, by layer."""
-        seen = [Watched(self._num_experts) for _ in self._routers]
-
-        def route(layer: int, forward: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            with seen[layer]:
-                return forward(*args, **kwargs)
-
-        with self._instead(route):
-            yield seen
-
-    @contextmanager
-    def _instead(self, route: Any) -> Iterator[None]:  # noqa: ANN401
         for layer, router in enumerate(self._routers):
             router.forward = partial(route, layer, router.forward)
         try:
-            yield
+            yield counted
         finally:
             for router in self._routers:
                 del router.forward  # the class's own is seen again
 
 
-class Watched(TorchFunctionMode):
-    """Inside, the choices of a router are remembered."""
+class _Forced(TorchFunctionMode):
+    """Inside, a router's `topk` over all experts answers those that are recorded."""
 
-    def __init__(self, num_experts: int) -> None:
+    def __init__(self, forced_NK: Tensor, recorded_N: Tensor, num_experts: int) -> None:
         super().__init__()
-        self.num_experts = num_experts
-        self.chosen: list[Tensor] = []
+        self._num_experts = num_experts
+        self._forced_NK = forced_NK
+        self._recorded_N = recorded_N
+        self.flips: Tensor | None = None
 
     def __torch_function__(
         self,
@@ -136,33 +154,19 @@ class Watched(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         del types
         found = func(*args, **(kwargs or {}))
-        if func not in _TOPK or (scores := _scores(args, kwargs)).dim() != 2:
+        if func not in _TOPK:
             return found
-        return self.answer(scores, found)
+        scores: Tensor = args[0] if args else kwargs["input"]
+        return self._answer(scores, found) if scores.dim() == 2 else found
 
-    def answer(self, scores_NX: Tensor, found: Any) -> Any:  # noqa: ANN401
-        """What a `topk` over experts, or over groups of them, gives."""
-        if scores_NX.shape[-1] == self.num_experts:
-            self.chosen.append(found.indices)
-        return found
-
-
-class _Forced(Watched):
-    """Inside, a router's `topk` over all experts answers those that are recorded."""
-
-    def __init__(self, forced_NK: Tensor, recorded_N: Tensor, num_experts: int) -> None:
-        super().__init__(num_experts)
-        self._forced_NK = forced_NK
-        self._recorded_N = recorded_N
-        self.flips: Tensor | None = None
-
-    def answer(self, scores_NX: Tensor, found: Any) -> Any:  # noqa: ANN401
-        """The recorded experts and the live scores at them."""
+    def _answer(self, scores_NX: Tensor, found: Any) -> Any:  # noqa: ANN401
+        """Of a `topk` over experts, or over groups of them: the recorded ones, and the live scores
+        at them."""
         forced_NK, recorded_N1 = self._forced_NK, self._recorded_N[:, None]
         num_found = scores_NX.shape[-1]
-        if num_found != self.num_experts:
+        if num_found != self._num_experts:
             # A choice of groups, from which experts may come: those of the recorded ones too.
-            groups_NK = forced_NK // (self.num_experts // num_found)
+            groups_NK = forced_NK // (self._num_experts // num_found)
             groups_NK = torch.where(recorded_N1, groups_NK, found.indices[:, :1])
             indices = torch.cat([found.indices, groups_NK], -1)
         else:
@@ -171,12 +175,3 @@ class _Forced(Watched):
                 is_other_NK = found.indices.sort(-1).values != forced_NK.sort(-1).values
                 self.flips = (is_other_NK.any(-1) & self._recorded_N).sum()
         return torch.return_types.topk((scores_NX.gather(-1, indices), indices))
-
-
-def _scores(args: Any, kwargs: Any) -> Tensor:  # noqa: ANN401
-    scores: Tensor = args[0] if args else kwargs["input"]
-    return scores
-
-
-def _num_experts(model: Any) -> int:  # noqa: ANN401  (an untyped library)
-    return num_experts_of(model.config.get_text_config().to_dict())

@@ -1,9 +1,7 @@
 """Whether a model's routers can be told what to choose: measured when it is taken up.
 
-No list of families would stay true (infra/decisions/0020), so a few tokens pass along the model's
-own routes, which must give its own logits to the bit, and along others, which must reach the
-experts. Axes: `B` sequence, `T` token, `L` layer with a router, `K` experts per token, `V`
-vocabulary.
+A few tokens pass along the model's own routes, which must give its own logits to the bit, and along
+others, which must reach the experts (decision 0020). Axes: as in `routing.py`; `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -13,14 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.model.experts import RouterCapture
+from rlstreams.workers.model.base import REFUSALS, EngineError
 from rlstreams.workers.model.routes import RouterShape
-from rlstreams.workers.model.routing import Routes, RoutingReplay
+from rlstreams.workers.model.routing import RouterCapture, Routes, RoutingReplay
 
 _PROBE = ((3, 5, 7, 4, 6), (6, 4, 2, 2, 5))
-# What a router raises that is called in another way than we know.
-_REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError)
 
 
 @torch.no_grad()
@@ -35,7 +30,7 @@ def check_replay(model: nn.Module, vocab_size: int) -> RouterShape:
         raise _refusal(model, "it has no router that is known here (a dense model has none at all)")
     try:
         problem, top_k = _compare(model, replay, vocab_size)
-    except _REFUSALS as err:
+    except REFUSALS as err:
         problem, top_k = f"its routers are called in another way: {err}", 0
     if problem:
         raise _refusal(model, problem)
@@ -47,27 +42,23 @@ def _compare(model: Any, replay: RoutingReplay, vocab_size: int) -> tuple[str, i
     ids_BT = torch.tensor(_PROBE, device=next(model.parameters()).device) % vocab_size
     everywhere = torch.ones_like(ids_BT, dtype=torch.bool)
 
-    def logits(routes: Tensor | None = None) -> Tensor:
+    capture = RouterCapture(model)
+
+    def passed(routes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         with replay.replaying(None if routes is None else Routes(routes, everywhere)):
             found: Tensor = model(input_ids=ids_BT, use_cache=False).logits
-        return found
+        return found, capture.take(len(ids_BT))
 
-    free_BTV = logits()
-    with replay.watching() as seen:
-        logits()
-    if any(len(layer.chosen) != 1 for layer in seen):
-        return "its routers choose experts by other means than one topk over them", 0
-    own_BTLK = torch.stack([layer.chosen[0].view(*ids_BT.shape, -1) for layer in seen], 2)
-    if not torch.equal(logits(own_BTLK), free_BTV):
-        return "its own routes, replayed, do not give its own logits", 0
-    top_k = own_BTLK.shape[-1]
-    other_BTLK = (own_BTLK + 1) % replay.num_experts
-    capture = RouterCapture(model)
     try:
-        turned_BTV = logits(other_BTLK)
-        taken_BTLK = capture.take(len(ids_BT))
+        free_BTV, own_BTLK = passed()
+        other_BTLK = (own_BTLK + 1) % replay.num_experts
+        same_BTV, _ = passed(own_BTLK)
+        turned_BTV, taken_BTLK = passed(other_BTLK)
     finally:
         capture.close()
+    top_k = own_BTLK.shape[-1]
+    if not torch.equal(same_BTV, free_BTV):
+        return "its own routes, replayed, do not give its own logits", top_k
     if not torch.equal(taken_BTLK, other_BTLK) or not bool(turned_BTV.isfinite().all()):
         return "its routers do not hand on the experts that they are told", top_k
     # Where a token takes all experts, other routes are the same in another order.

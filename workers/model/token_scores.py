@@ -1,10 +1,9 @@
 """Log-probs of chosen tokens, without the logits of all: trainer and log-prob worker share it.
 
-A vocabulary is some thirty times wider than a hidden state, so the output head is applied to the
-rows that are asked for, a chunk at a time. A head that is one matrix is computed here (`head.py`);
-soft caps and scales are the library's own: the model's forward, with its lower part standing in for
-itself. Which of the two gives the whole forward's logits is measured when a model is taken up; a
-family where neither does keeps the whole forward.
+The output head is applied to the rows that are asked for, a chunk at a time. One that is a matrix
+is computed here (`head.py`); soft caps and scales are the library's own: the model's forward, with
+its lower part standing in for itself. Which of the two gives the whole forward's logits is measured
+when a model is taken up; a family where neither does keeps the whole forward.
 Axes: `B` sequence, `T` token, `N` chosen token, `H` hidden, `V` vocabulary.
 """
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlstreams.workers.model.attention import Mask
-from rlstreams.workers.model.base import LOGITS_BYTES
+from rlstreams.workers.model.base import LOGITS_BYTES, REFUSALS
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.head import Head
 from rlstreams.workers.model.one_order import computed_again
@@ -28,8 +27,6 @@ from rlstreams.workers.model.routing import RoutingReplay
 HEAD_TOLERANCE = {torch.float32: 1e-3}  # of a logit: a head of another kind is off by far more
 HEAD_TOLERANCE_LOW = 0.25  # the same in 16 bits
 _PROBE = ((3, 5, 7, 4, 6), (6, 4, 2, 2, 5))
-# What a forward raises that cannot be taken apart, or does not know its lower part.
-_REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError)
 
 MakeMask = Callable[[Tensor], Mask | None]
 
@@ -73,11 +70,6 @@ class TokenScorer:
         self.head = Head(max(1, chunk_bytes // (4 * self.vocab_size)))
         self._is_plain = False
         self._body = self._find_body()
-
-    @property
-    def has_own_head(self) -> bool:
-        """Whether the head is applied to chosen rows only."""
-        return self._body is not None
 
     def __call__(
         self,
@@ -183,7 +175,7 @@ class TokenScorer:
                 # In another order: a head that looks at its neighbours would be seen.
                 turned_NH = output.last_hidden_state.flatten(0, 1).flip(0)
                 found_NV = self._head_of(body, type(output))(turned_NH).flip(0)
-            except _REFUSALS:
+            except REFUSALS:
                 continue
             expected_NV = expected_BTV.flatten(0, 1)
             if _is_alike(found_NV, expected_NV, tolerance):

@@ -102,10 +102,18 @@ class Tokenizer:
         return list(core.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(self, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
-        """The tokens of a prompt given as text or as chat messages; see the functions below."""
+        """The tokens of a prompt given as text or as chat messages, begun by one `bos`, where the
+        model has it: tokenizers differ in whether they add it, and a template writes its own.
+
+        Raises:
+            TokenizerError: messages without a chat template, or one that refuses them.
+        """
         if isinstance(prompt, str):
-            return encode_prompt(self, prompt)
-        return encode_chat(self, prompt)
+            ids, bos = self.encode(prompt), self.bos_id
+            return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+        ids = self.encode(self.apply_chat_template(prompt))
+        is_twice = self.bos_id is not None and ids[:2] == [self.bos_id] * 2
+        return ids[1:] if is_twice else ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`."""
@@ -163,27 +171,6 @@ class Tokenizer:
         return token_id
 
 
-def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a prompt given as text, begun by `bos` where the model has one.
-
-    Tokenizers differ in whether they add it by themselves; it is there once either way.
-    """
-    token_ids = tokenizer.encode(text)
-    if tokenizer.bos_id is None or token_ids[:1] == [tokenizer.bos_id]:
-        return token_ids
-    return [tokenizer.bos_id, *token_ids]
-
-
-def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """The tokens of a prompt given as messages.
-
-    The template writes the special tokens itself, so none is added, and of two `bos` one goes.
-    """
-    token_ids = tokenizer.encode(tokenizer.apply_chat_template(messages))
-    twice = tokenizer.bos_id is not None and token_ids[:2] == [tokenizer.bos_id] * 2
-    return token_ids[1:] if twice else token_ids
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
@@ -213,20 +200,15 @@ def _compiled(template: str) -> Any:  # noqa: ANN401
 
 
 def _to_json(
-    value: Any,  # noqa: ANN401
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """As models were trained with; the filter of jinja2 writes for HTML: `<` as an escape."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+                      sort_keys=sort_keys)  # fmt: skip
 
 
 def _refuse(message: str) -> None:

@@ -7,8 +7,11 @@ import base64
 import numpy as np
 import pytest
 
-from rlstreams.workers.engines.served.answer import Held, ModelShape, RequestFacts, cut
-from rlstreams.workers.engines.served.sglang import SglangDialect
+from rlstreams.workers.engines.base import Held
+from rlstreams.workers.engines.served.answer import cut
+from rlstreams.workers.engines.served.sglang import SglangAdapter
+from rlstreams.workers.engines.served.shape import ModelShape
+from rlstreams.workers.engines.served.wire import GenerateRequest
 
 NUM_GIVEN, NUM_TOKENS, PULLED_AT = 3, 4, 2
 SHAPE = ModelShape(
@@ -24,7 +27,7 @@ def test_rows_that_were_computed_anew_are_nobody_s(num_retractions: int, is_cut:
     rows = np.arange(NUM_GIVEN + NUM_TOKENS - 1, dtype="<i4")
     at = PULLED_AT if is_cut else NUM_TOKENS
     spans = [(OLD, 0, at), (NEW, at, NUM_TOKENS)]
-    answer = SglangDialect().answer(
+    answer = SglangAdapter.answer(
         {
             "output_ids": [4] * NUM_TOKENS,
             "meta_info": {
@@ -41,7 +44,18 @@ def test_rows_that_were_computed_anew_are_nobody_s(num_retractions: int, is_cut:
         }
     )
     assert answer.spans is not None
-    request = RequestFacts(num_given=NUM_GIVEN, max_new_tokens=NUM_TOKENS, experts_start=0)
+    request = GenerateRequest(
+        request_id="",
+        token_ids=[4] * NUM_GIVEN,
+        max_new_tokens=NUM_TOKENS,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        seed=0,
+        stop_token_ids=[],
+        experts_start=0,
+        salt="",
+    )
     segments = cut(answer, answer.spans, request, SHAPE, {one.label: one for one in (OLD, NEW)})
     kept = [row for s in segments if s.routed_experts is not None for row in s.routed_experts[:, 0]]
     is_mixed = is_cut and num_retractions > 0

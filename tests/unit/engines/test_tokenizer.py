@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError, encode_prompt
+from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
 
 ROOT = Path(__file__).parents[3]
 DEMO_MODEL = ROOT / "infra" / "examples" / "demo" / "model"
@@ -47,7 +47,7 @@ def test_the_demo_tokenizer() -> None:
 def test_a_prompt_begins_with_one_bos(tmp_path: Path) -> None:
     """It is added where the tokenizer does not, not twice where it does, and not invented."""
     tokenizer = Tokenizer(DEMO_MODEL)
-    assert encode_prompt(tokenizer, "7=") == [1, *tokenizer.encode("7=")]
+    assert tokenizer.encode_prompt("7=") == [1, *tokenizer.encode("7=")]
     assert tokenizer.encode_prompt("<bos>7=") == [1, *tokenizer.encode("7=")]
     without = Tokenizer(edited(tmp_path, bos_token=None))
     assert without.encode_prompt("7=") == without.encode("7=")

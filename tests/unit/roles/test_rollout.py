@@ -17,6 +17,7 @@ from rlstreams.schemas.events import (
     WorkerReport,
 )
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_PULLS, TRAJECTORIES, WORKER_EVENTS
+from rlstreams.workers.engines.decode import Generation
 from rlstreams.workers.engines.fake import FakeEngine
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.policy import puller
@@ -28,9 +29,14 @@ from tests.unit.roles.stand import Stand, make_sampler, turn_until
 class StandsAfterOne(FakeEngine):
     """Pauses itself behind the first token that it samples."""
 
-    def _append(self, mine: Any, uniform: float) -> None:
-        super()._append(mine, uniform)
-        self._paused = self.num_sampled == 1
+    def __init__(self) -> None:
+        super().__init__()
+        decoder: Any = self._scheduler._decoder
+        self._advance, decoder._advance = decoder._advance, self._stand
+
+    def _stand(self, rows: list[Generation]) -> None:
+        self._advance(rows)
+        self._scheduler._paused |= self.num_sampled == 1
 
 
 def make_rollout(
@@ -193,15 +199,15 @@ def test_what_goes_to_another_worker_is_given_up(tmp_path: Path) -> None:
     one = make_rollout(stand, stuck)
     for group_id, partition in (("0", 0), ("1", 1)):
         stand.issue(group_id, 2, partition=partition, min_policy_version=0)
-    stuck._paused = True
+    stuck._scheduler._paused = True
     stage = one._stage
     turn_until(one, lambda: len(stage._running) == 4)  # type: ignore[attr-defined]
     other = make_rollout(stand, ordinal=1)
     both = Both(one, other)
     turn_until(both, lambda: len(trajectories(stand)) == 2)  # type: ignore[arg-type]
     turn_until(both, lambda: stage.num_open == 2)  # type: ignore[arg-type]
-    assert len(stuck._waiting) == 2
-    stuck._paused = False
+    assert len(stuck._scheduler.waiting) == 2
+    stuck._post(stuck._scheduler.resume)
     turn_until(both, lambda: len(trajectories(stand)) == 4)  # type: ignore[arg-type]
     other.close()
     one.close()

@@ -35,7 +35,7 @@ def test_a_rollout_past_its_deadline_is_set_aside(tmp_path: Path) -> None:
     """Sample, reason, place and bytes; its offset is committed with the letter."""
     stand = Stand(tmp_path)
     stand.publish(0)
-    rollout = make_rollout(stand, step_s=3600.0, deadline_s=0.02)
+    rollout = make_rollout(stand, step_s=1.0, deadline_s=0.02)
     stand.issue("0", 1)
     turn_until(rollout, lambda: bool(letters(stand)))
     rollout.close()

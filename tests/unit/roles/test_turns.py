@@ -14,6 +14,7 @@ import pytest
 from rlstreams.schemas.events import NO_VERSION, DeadLetter, Prompt, Trajectory
 from rlstreams.streams.log.topics import DEAD_LETTERS, TRAJECTORIES
 from rlstreams.workers.engines.base import PauseMode, SampleRequest
+from rlstreams.workers.engines.decode import Generation
 from rlstreams.workers.engines.fake import EOS, MAX_TOKENS, FakeEngine
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.validation import check_trajectory
@@ -37,16 +38,19 @@ class EndsTurns(FakeEngine):
         self.length = length
         self.stands_at = stands_at
         self.requests: list[SampleRequest] = []
+        decoder: Any = self._scheduler._decoder
+        self._advance, decoder._advance = decoder._advance, self._end
 
     def generate(self, request: SampleRequest) -> Any:
         self.requests.append(request)
         return super().generate(request)
 
-    def _append(self, mine: Any, uniform: float) -> None:
-        super()._append(mine, uniform)
-        if len(mine.token_ids) - mine.request.prompt_tokens == self.length:
-            mine.token_ids[-1] = EOS
-        self._paused = self.num_sampled == self.stands_at
+    def _end(self, rows: list[Generation]) -> None:
+        self._advance(rows)
+        for row in rows:
+            if len(row.token_ids) - row.request.prompt_tokens == self.length:
+                row.token_ids[-1] = EOS
+        self._scheduler._paused |= self.num_sampled == self.stands_at
 
 
 class Scripted:

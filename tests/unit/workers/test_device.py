@@ -10,7 +10,7 @@ import torch
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.supervisor.child import PlainSpawner, make_spawner
 from rlstreams.workers.config.load import load
-from rlstreams.workers.model.device import VISIBLE, claim_device, nearest_device
+from rlstreams.workers.model.device import VISIBLE, claim_device, nearest_devices
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_machine_without_a_gpu_says_so(gpus: pytest.MonkeyPatch) -> None:
     gpus.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"trainer\.device is 'cuda', but torch .* no GPU"):
         claim_device("trainer.device", "cuda")
-    assert nearest_device("trainer.device", "cuda:1") == "cpu"
+    assert nearest_devices("trainer.device", "cuda:1", 2) == ("cpu", ("",))
 
 
 @pytest.mark.parametrize("field", ["rollout", "logprob", "trainer"])

@@ -1,81 +1,70 @@
-"""Adapter of a kind of server: the port between what we want of it and how it is asked.
+"""Adapter of a server: the port between what we want of it and how its kind is asked.
 
 An adapter holds no state and makes no decision: gate, routing and labels are `server.py`'s.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 from rlstreams.workers.engines.base import PauseMode
-from rlstreams.workers.engines.served.facts import Kind, ServerFacts
+from rlstreams.workers.engines.served.facts import ServerFacts
 from rlstreams.workers.engines.served.http import ServerHttp
 from rlstreams.workers.engines.served.wire import Answer, GenerateRequest
 
 
-class Adapter(Protocol):
-    """How one kind of server is spoken to."""
+class Adapter(ABC):
+    """How one server is spoken to. Each control call raises `ServerError` if it fails."""
 
-    @property
-    def generate_route(self) -> str:
-        """Where requests go."""
+    generate_route: ClassVar[str]
+    alive: ClassVar[frozenset[int]]  # what `/health` of one that works may be answered with
 
-    @property
-    def alive(self) -> frozenset[int]:
-        """What `/health` of one that works may be answered with."""
+    def __init__(self, http: ServerHttp, facts: ServerFacts, answer_s: float) -> None:
+        """Args: answer_s: longest answer of a control route."""
+        self.http = http
+        self.facts = facts
+        self._answer_s = answer_s
 
-    async def keeps_records(self, http: ServerHttp, deadline_s: float) -> bool:
-        """Whether our plugin notes log-probs and versions of each request."""
+    @abstractmethod
+    def body(self, request: GenerateRequest) -> dict[str, Any]:
+        """The request as this server's JSON; all is said: a default could be the folder's."""
 
-    def body(self, request: GenerateRequest, facts: ServerFacts) -> dict[str, Any]:
-        """The request as this server's JSON."""
-
-    def answer(self, found: object) -> Answer:
+    @staticmethod
+    @abstractmethod
+    def answer(found: object) -> Answer:
         """A whole answer.
 
         Raises:
             AnswerError: a field is missing or of another type.
         """
 
-    async def pause(
-        self, http: ServerHttp, mode: PauseMode, *, keep_cache: bool, deadline_s: float
-    ) -> None:
+    @abstractmethod
+    async def pause(self, mode: PauseMode, *, keep_cache: bool, deadline_s: float = 0.0) -> None:
         """Stop sampling; returns when nothing is sampled any more.
 
         Args:
             keep_cache: with KEEP, whether running requests go on with the keys and values that
                 they have, or compute them again under the new weights.
+            deadline_s: 0: that of every control call.
         """
 
-    async def resume(self, http: ServerHttp, deadline_s: float) -> None:
+    @abstractmethod
+    async def resume(self) -> None:
         """Go on sampling."""
 
-    async def abort(
-        self, http: ServerHttp, facts: ServerFacts, request_id: str, deadline_s: float
-    ) -> bool:
+    @abstractmethod
+    async def abort(self, request_id: str) -> bool:
         """End one request early; it is answered with what it has. False: there is no way to."""
 
-    async def set_label(
-        self, http: ServerHttp, facts: ServerFacts, label: str, deadline_s: float
-    ) -> None:
+    @abstractmethod
+    async def set_label(self, label: str) -> None:
         """Name the weights that it holds, where it keeps such a name; no request is touched."""
 
-    async def load_folder(
-        self, http: ServerHttp, facts: ServerFacts, folder: str, deadline_s: float
-    ) -> None:
-        """Load a Hugging Face folder by the server's own means.
+    @abstractmethod
+    async def load_folder(self, folder: str, deadline_s: float) -> None:
+        """Load a Hugging Face folder by the server's own means; what it holds after an error is
+        unknown."""
 
-        Raises:
-            ServerError: it could not; what it holds then is unknown.
-        """
-
-
-def adapter_of(kind: Kind) -> Adapter:
-    """The adapter of `kind`."""
-    if kind is Kind.VLLM:
-        from rlstreams.workers.engines.served.vllm import VllmDialect
-
-        return VllmDialect()
-    from rlstreams.workers.engines.served.sglang import SglangDialect
-
-    return SglangDialect()
+    async def _post(self, path: str, body: Any, what: str, deadline_s: float = 0.0) -> Any:  # noqa: ANN401
+        return await self.http.post(path, body, deadline_s or self._answer_s, what=what)

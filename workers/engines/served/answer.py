@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlstreams.schemas.events import NO_VERSION
-from rlstreams.workers.engines.base import Experts, FinishReason, GeneratedSegment
-from rlstreams.workers.engines.served.wire import Answer, AnswerError, Span
+from rlstreams.workers.engines.base import Experts, FinishReason, GeneratedSegment, Held
+from rlstreams.workers.engines.served.shape import ModelShape
+from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest, Span
 
 _SHOWN = 4  # newest labels in a message
 # Sampling in bfloat16 may round a probability of 1 up; -9999 is vLLM's word for "cannot be".
@@ -28,46 +27,8 @@ class UnknownVersionError(AnswerError):
     """Tokens came from weights that we did not put there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Weights that a server was given."""
-
-    policy_version: int
-    weight_hash: str
-
-    @property
-    def label(self) -> str:
-        """What the server calls them: unique to number and content."""
-        return f"{self.policy_version}-{self.weight_hash[:16]}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """What an answer is checked against; from the model's folder."""
-
-    vocab_size: int
-    eos_ids: frozenset[int]
-    num_layers: int
-    moe_layers: tuple[int, ...]  # those that have a router
-    num_experts: int  # 0: a dense model
-    top_k: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFacts:
-    """The request that an answer belongs to."""
-
-    num_given: int  # tokens that the server was given
-    max_new_tokens: int
-    experts_start: int | None
-
-
-def check_tokens(answer: Answer, request: RequestFacts, shape: ModelShape) -> None:
-    """Ids, log-probs and the end fit together.
-
-    Raises:
-        AnswerError: names the field, the position and the value.
-    """
+def check_tokens(answer: Answer, request: GenerateRequest, shape: ModelShape) -> None:
+    """Ids, log-probs and the end fit together; else an AnswerError names field and position."""
     num_tokens = len(answer.token_ids)
     if len(answer.logprobs) != num_tokens:
         raise AnswerError(f"logprobs has {len(answer.logprobs)} entries for {num_tokens} tokens")
@@ -101,11 +62,7 @@ def _first_not_int(answer: Answer) -> int:
 
 
 def check_spans(spans: Sequence[Span], num_tokens: int) -> None:
-    """They cover the tokens once, in order.
-
-    Raises:
-        AnswerError: a gap, an overlap, or another end.
-    """
+    """They cover the tokens once, in order; a gap, overlap or other end is an AnswerError."""
     end = 0
     for span in spans:
         if span.start != end or span.end < span.start:
@@ -118,7 +75,7 @@ def check_spans(spans: Sequence[Span], num_tokens: int) -> None:
 
 
 def expert_rows(
-    found: npt.NDArray[Any], request: RequestFacts, num_tokens: int, shape: ModelShape
+    found: npt.NDArray[Any], request: GenerateRequest, num_tokens: int, shape: ModelShape
 ) -> Experts:
     """Routed experts [rows, layers with a router, top_k], from position `experts_start` on.
 
@@ -126,7 +83,7 @@ def expert_rows(
         AnswerError: wrong shape, an expert that is not there, or one twice in a row's top-k.
     """
     assert request.experts_start is not None
-    rows = max(0, request.num_given + num_tokens - 1 - request.experts_start)
+    rows = max(0, len(request.token_ids) + num_tokens - 1 - request.experts_start)
     wanted = (rows, shape.num_layers, shape.top_k)
     if found.ndim == 1 and found.size == math.prod(wanted):
         found = found.reshape(wanted)
@@ -155,7 +112,7 @@ def expert_rows(
 def cut(
     answer: Answer,
     spans: Sequence[Span],
-    request: RequestFacts,
+    request: GenerateRequest,
     shape: ModelShape,
     labels: Mapping[str, Held],
 ) -> list[GeneratedSegment]:
@@ -188,7 +145,9 @@ def cut(
         # A token's row is made when the next one is sampled: the last token of all has none.
         last_row = row
         if experts is not None and request.experts_start is not None:
-            last_row = min(len(experts), request.num_given + span.end - 1 - request.experts_start)
+            last_row = min(
+                len(experts), len(request.token_ids) + span.end - 1 - request.experts_start
+            )
         segments.append(
             GeneratedSegment(
                 token_ids=np.array(answer.token_ids[span.start : span.end], np.int32),
@@ -204,12 +163,12 @@ def cut(
     return segments
 
 
-def empty_segment(held: Held | None, reason: FinishReason) -> GeneratedSegment:
+def empty_segment(held: Held, reason: FinishReason) -> GeneratedSegment:
     """What a request is answered with that never left."""
     return GeneratedSegment(
         token_ids=np.zeros(0, np.int32),
         logprobs=np.zeros(0, np.float32),
-        policy_version=held.policy_version if held else NO_VERSION,
-        weight_hash=held.weight_hash if held else "",
+        policy_version=held.policy_version,
+        weight_hash=held.weight_hash,
         finish_reason=reason,
     )

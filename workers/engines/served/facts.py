@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rlstreams.workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
+from rlstreams.workers.weights.link.vllm_records import NAME_LABEL
 
 TESTED: Mapping[str, tuple[str, ...]] = {
     "vllm": ("0.25.1", "0.32.0"),
@@ -28,14 +29,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """A server's own words."""
+    """What a server says of itself."""
 
     kind: Kind
     version: str
     model: str
     max_tokens: int  # longest sequence, prompt included
     routes: frozenset[str]
-    settings: Mapping[str, Any]  # start arguments, as far as it tells them
+    settings: Mapping[str, Any]  # start arguments, as far as it names them
     keeps_records: bool = False  # our plugin notes log-probs and versions of each request
 
     @property
@@ -44,20 +45,11 @@ class ServerFacts:
         return f"{self.kind}/{self.version}"
 
     @property
-    def is_tested(self) -> bool:
-        """Whether this version was run with these adapters."""
-        return not untested(self.kind, self.version)
-
-    @property
-    def reports_spans(self) -> bool:
-        """Whether an answer says which token came from which version."""
-        mark = "/weight_info" if self.kind is Kind.VLLM else "/begin_weight_update"
-        return mark in self.routes
-
-    @property
     def tells_versions(self) -> bool:
-        """Whether a request may go on while weights change; else each pull cuts all that run."""
-        return self.reports_spans or self.keeps_records
+        """Whether an answer says which token came from which version, so that a request may go on
+        while weights change; else each pull cuts all that run."""
+        mark = "/weight_info" if self.kind is Kind.VLLM else "/begin_weight_update"
+        return self.keeps_records or mark in self.routes
 
     @property
     def has_session(self) -> bool:
@@ -66,8 +58,8 @@ class ServerFacts:
 
     @property
     def abort_route(self) -> str:
-        """Where one request is aborted; empty if only by hanging up."""
-        known = ("/abort_requests", "/inference/v1/abort_requests", "/abort_request")
+        """Where a vLLM aborts one request; empty if only by hanging up."""
+        known = ("/abort_requests", "/inference/v1/abort_requests")
         return next((route for route in known if route in self.routes), "")
 
 
@@ -87,8 +79,7 @@ async def ask_usable(
     """What the server at `http` is, if a run with `rollout.engine = KIND` can use it.
 
     Raises:
-        ServerGoneError: it does not answer.
-        ServerError: it is of another kind or version, or lacks a field.
+        ServerError: as `ask_facts`, or it is of another kind or version.
     """
     facts = await ask_facts(http, deadline_s)
     if facts.kind is not kind:
@@ -107,47 +98,103 @@ async def ask_facts(http: ServerHttp, deadline_s: float) -> ServerFacts:
     """
     described = await http.get("/openapi.json", deadline_s)
     routes = frozenset(described.get("paths", {})) if isinstance(described, dict) else frozenset()
-    if "/generate" in routes:
-        return await _sglang(http, routes, deadline_s)
-    if "/version" in routes and "/v1/models" in routes:
-        return await _vllm(http, routes, deadline_s)
-    raise ServerError(
-        f"server {http.url} is neither vLLM nor SGLang: its /openapi.json lists "
-        f"{sorted(routes)[:5]}"
-    )
-
-
-async def _vllm(http: ServerHttp, routes: frozenset[str], deadline_s: float) -> ServerFacts:
-    version = await http.get("/version", deadline_s)
-    models = await http.get("/v1/models", deadline_s)
-    try:
-        (model,) = models["data"]
-        return ServerFacts(
-            kind=Kind.VLLM,
-            version=str(version["version"]),
-            model=str(model["root"]),
-            max_tokens=int(model["max_model_len"]),
-            routes=routes,
-            settings={},
-        )
-    except (KeyError, TypeError, ValueError) as err:
+    if "/generate" in routes:  # older ones call the other route `/get_server_info`
+        kind, path = Kind.SGLANG, "/server_info"
+        path = path if path in routes else "/get_server_info"
+        found = await http.get(path, deadline_s)
+    elif "/version" in routes and "/v1/models" in routes:
+        kind, path = Kind.VLLM, "/version and /v1/models"
+        found = await http.get("/version", deadline_s)
+        models = await http.get("/v1/models", deadline_s)
+    else:
         raise ServerError(
-            f"server {http.url}: /version and /v1/models lack a field: {err!r}"
-        ) from err
-
-
-async def _sglang(http: ServerHttp, routes: frozenset[str], deadline_s: float) -> ServerFacts:
-    """Older versions call the route `/get_server_info`."""
-    path = "/server_info" if "/server_info" in routes else "/get_server_info"
-    found = await http.get(path, deadline_s)
+            f"server {http.url} is neither vLLM nor SGLang: its /openapi.json lists "
+            f"{sorted(routes)[:5]}"
+        )
     try:
+        if kind is Kind.SGLANG:
+            longest = int(found.get("max_req_input_len") or found["context_length"])
+            model, settings, keeps_records = found["model_path"], found, False
+        else:
+            (served,) = models["data"]
+            model, longest, settings = served["root"], int(served["max_model_len"]), {}
+            keeps_records = await _keeps_records(http, deadline_s)
         return ServerFacts(
-            kind=Kind.SGLANG,
+            kind=kind,
             version=str(found["version"]),
-            model=str(found["model_path"]),
-            max_tokens=int(found.get("max_req_input_len") or found["context_length"]),
+            model=str(model),
+            max_tokens=longest,
             routes=routes,
-            settings=found,
+            settings=settings,
+            keeps_records=keeps_records,
         )
     except (KeyError, TypeError, ValueError) as err:
         raise ServerError(f"server {http.url}: {path} lacks a field: {err!r}") from err
+
+
+def label_call(*label: str) -> dict[str, object]:
+    """For `/collective_rpc`: the name of a vLLM's weights in our plugin's records."""
+    return {"method": NAME_LABEL, "args": list(label)}
+
+
+async def _keeps_records(http: ServerHttp, deadline_s: float) -> bool:
+    """Whether our plugin is in the engine core, which knows the method then."""
+    try:
+        await http.post("/collective_rpc", label_call(), deadline_s, what="naming []")
+    except ServerGoneError:
+        raise
+    except ServerError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Processes that hold a part of the model.
+
+    Tensor and expert parallel ranks say which shard they hold, and are filled. Replicas in one
+    server and stages of a pipeline are not told apart by the map between layouts.
+    """
+
+    total: int
+    replicas: int = 1
+    stages: int = 1  # of a vLLM only its plugin or its settings tell
+
+    def refusal(self, kind: Kind) -> tuple[str, str]:
+        """What cannot be filled, with its flag and value, and what to do; empty if all can."""
+        if self.replicas > 1:
+            flag = "--data-parallel-size" if kind is Kind.VLLM else "--dp-size"
+            return (
+                f"{flag} {self.replicas}: weights cannot reach replicas in one server",
+                "start as many servers instead and name each in engine.urls",
+            )
+        if self.stages > 1:
+            flag = "--pipeline-parallel-size" if kind is Kind.VLLM else "--pp-size"
+            return (
+                f"{flag} {self.stages}: weights cannot reach stages of a pipeline",
+                "spread the model by --tensor-parallel-size (SGLang: --tp-size) instead",
+            )
+        return "", ""
+
+
+async def ask_ranks(http: ServerHttp, facts: ServerFacts, deadline_s: float) -> Ranks:
+    """How a server spreads its model.
+
+    Raises:
+        ServerError: it does not answer, or not with a number.
+    """
+    if facts.kind is Kind.SGLANG:
+        tensor, stages, replicas = (
+            int(facts.settings.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size")
+        )
+        return Ranks(total=tensor * stages * replicas, replicas=replicas, stages=stages)
+    sizes = []
+    for with_replicas in ("true", "false"):
+        found = await http.get(f"/get_world_size?include_dp={with_replicas}", deadline_s)
+        size = found.get("world_size") if isinstance(found, dict) else None
+        if not isinstance(size, int) or size < 1:
+            raise ServerError(f"server {http.url}: /get_world_size answers {found!r:.80}")
+        sizes.append(size)
+        if sizes == [1]:
+            return Ranks(total=1)
+    return Ranks(total=sizes[0], replicas=sizes[0] // sizes[1])

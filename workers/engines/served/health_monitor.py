@@ -9,10 +9,11 @@ somebody else's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
-from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
+from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError
 from rlstreams.workers.engines.served.process import ServerProcess
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
@@ -31,13 +32,7 @@ class HealthMonitor:
         on_change: Callable[[], None],
         note: Callable[[str], None],
     ) -> None:
-        """Nothing is started before `run`.
-
-        Args:
-            process: None: somebody else runs the server.
-            on_change: told when a gate may have moved.
-            note: told what happens, for the log.
-        """
+        """Args: process: None: somebody else runs the server. on_change: a gate may have moved."""
         self.server = server
         self.failure = ""  # it cannot be brought into service; says why
         self._settings = settings
@@ -47,7 +42,6 @@ class HealthMonitor:
         self._look = asyncio.Event()
         self._silent_since_s: float | None = None
         self._taken_since_s: float | None = None  # while another process has its port
-        self._why_not = "it was not reached yet"
 
     def look(self) -> None:
         """Look now: something was seen."""
@@ -57,27 +51,18 @@ class HealthMonitor:
         """Until the server is given up, or cancelled."""
         while not self.failure:
             self._look.clear()  # before the look: what is seen during it is looked at again
-            await self._turn()
+            if self._process is not None:
+                await self._mind(self._process)
+            if not self.failure and (self._process is None or self._process.is_serving):
+                await (self._check() if self.server.is_up else self._greet())
             pause_s = self._settings.beat_s if self.server.is_up else self._settings.beat_s / 4
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._look.wait(), pause_s)
-            except TimeoutError:
-                continue
 
     def close(self) -> None:
         """End the server if it is ours."""
         if self._process is not None:
             self._process.close()
-
-    async def _turn(self) -> None:
-        if self._process is not None:
-            await self._mind(self._process)
-        if self.failure or (self._process is not None and not self._process.is_serving):
-            return
-        if self.server.is_up:
-            await self._check()
-        else:
-            await self._greet()
 
     async def _mind(self, process: ServerProcess) -> None:
         """Start it, or note that it ended."""
@@ -101,44 +86,41 @@ class HealthMonitor:
 
         The end of its predecessor is waited for.
         """
-        if not await self.server.http.is_taken(self._settings.look_s):
+        if await self.server.http.status_of("/health", self._settings.look_s) == REFUSED:
             self._taken_since_s = None
             return False
-        now_s = time.monotonic()
+        now_s, port_s = time.monotonic(), self._settings.port_s
         if self._taken_since_s is None:
             self._taken_since_s = now_s
             self._note(f"server {self.server.url}: another process listens there; waiting")
-        elif now_s - self._taken_since_s > self._settings.port_s:
+        elif now_s - self._taken_since_s > port_s:
             self._fail(
-                f"another process listens there for {self._settings.port_s:g} s: end it, or set "
-                "engine.port to a port that is free, or to 0"
+                f"another process listens there for {port_s:g} s: end it, or set engine.port to a "
+                "port that is free, or to 0"
             )
         return True
 
     async def _greet(self) -> None:
+        server = self.server
         try:
-            if await self.server.is_alive(self._settings.look_s):
-                await self.server.meet()
+            if await server.is_alive(self._settings.look_s):
+                await server.meet()
                 if self._process is not None:
                     self._process.end_turn()
                 self._silent_since_s = None
-                assert self.server.facts is not None
-                self._note(
-                    f"server {self.server.url} is {self.server.facts.name}; weights reach it by "
-                    f"{self.server.delivery_name}"
-                )
+                assert server.facts is not None
+                way = f"weights reach it by {server.delivery_name}"
+                self._note(f"server {server.url} is {server.facts.name}; {way}")
                 self._on_change()
                 return
-            self._why_not = "GET /health is not answered with 200 or 503"
-        except ServerGoneError as err:
-            self._why_not = str(err)
+            why_not = "GET /health is not answered with 200 or 503"
         except ServerError as err:
-            if err.status < 500:
-                self._fail(str(err))  # it answers, and is not what was asked for
-                return
-            self._why_not = str(err)  # it, or a proxy in front of it, is not ready yet
+            why_not = str(err)
+            if not isinstance(err, ServerGoneError) and err.status < 500:
+                self._fail(why_not)  # it answers, and is not what was asked for
+                return  # else it, or a proxy in front of it, is not ready yet
         if self._process is not None and self._process.starting_s > self._settings.start_s:
-            self._fail(f"not ready within {self._settings.start_s:g} s: {self._why_not}")
+            self._fail(f"not ready within {self._settings.start_s:g} s: {why_not}")
 
     async def _check(self) -> None:
         if self.server.hang:
@@ -172,12 +154,9 @@ class HealthMonitor:
         self._on_change()
 
     def _fail(self, why: str) -> None:
-        lines = [] if self._process is None else self._process.log_tail()
-        tail = "".join(f"\n  {line}" for line in lines)
-        self.failure = f"server {self.server.url}: {why}" + (
-            f"; the last lines of its log:{tail}" if tail else ""
-        )
+        tail = [] if self._process is None else self._process.log_tail()
+        log = "\n  ".join(["; the last lines of its log:", *tail]) if tail else ""
+        self.failure = f"server {self.server.url}: {why}{log}"
         self.server.lose(self.failure)
-        if self._process is not None:
-            self._process.close()
+        self.close()
         self._on_change()

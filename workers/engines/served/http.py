@@ -53,12 +53,9 @@ class ServerHttp:
         """
         return await self._ask("GET", path, None, deadline_s, f"GET {path}")
 
-    async def post(
-        self, path: str, body: Json, deadline_s: float, *, what: str = "", query: str = ""
-    ) -> Json:
+    async def post(self, path: str, body: Json, deadline_s: float, *, what: str = "") -> Json:
         """The same for a POST; `what` names the request in messages."""
-        address = f"{path}?{query}" if query else path
-        return await self._ask("POST", address, body, deadline_s, what or f"POST {path}")
+        return await self._ask("POST", path, body, deadline_s, what or f"POST {path}")
 
     async def status_of(self, path: str, deadline_s: float) -> int:
         """The status that a GET of `path` is answered with; 0: no answer; or `REFUSED`."""
@@ -72,10 +69,6 @@ class ServerHttp:
             return REFUSED if err.os_error.errno == errno.ECONNREFUSED else 0
         except (TimeoutError, aiohttp.ClientError, OSError):
             return 0
-
-    async def is_taken(self, deadline_s: float) -> bool:
-        """Whether somebody listens at the address, as far as a GET of `/health` tells."""
-        return await self.status_of("/health", deadline_s) != REFUSED
 
     async def close(self) -> None:
         """Close all connections; idempotent."""
@@ -98,7 +91,7 @@ class ServerHttp:
     async def _ask(
         self, method: str, address: str, body: Json, deadline_s: float, what: str
     ) -> Json:
-        data = None if body is None else msgspec.json.encode(body)
+        data, what = None if body is None else msgspec.json.encode(body), f"{self.url}: {what}"
         try:
             async with (
                 asyncio.timeout(deadline_s),
@@ -107,36 +100,19 @@ class ServerHttp:
                 content = await answer.read()
                 if answer.status >= 500:
                     answer.close()  # servers drop a connection that an exception went through
-                if answer.status >= 400:
-                    raise self._refused(what, answer.status, content)
         except TimeoutError as err:
-            raise self._late(what, deadline_s) from err
+            message = f"server {what}: no answer within {deadline_s:g} s"
+            raise ServerGoneError(message) from err
         except (aiohttp.ClientError, OSError) as err:
-            raise self._gone(what, err) from err
+            message = f"server {what}: connection failed: {type(err).__name__}: {err}"
+            raise ServerGoneError(message) from err
+        short = content[:_SHOWN].decode(errors="replace")
+        if (status := answer.status) >= 400:
+            raise ServerError(f"server {what}: status {status}: {short}", status=status)
         if "json" not in answer.headers.get("Content-Type", ""):
             return content.decode(errors="replace")
-        return self._decoded(content, what)
-
-    def _decoded(self, content: bytes, what: str) -> Json:
         try:
             return msgspec.json.decode(content)
         except msgspec.DecodeError as err:
-            raise ServerError(
-                f"server {self.url}: {what}: the answer is not JSON ({err}): {_short(content)}"
-            ) from err
-
-    def _refused(self, what: str, status: int, content: bytes) -> ServerError:
-        message = f"server {self.url}: {what}: status {status}: {_short(content)}"
-        return ServerError(message, status=status)
-
-    def _late(self, what: str, deadline_s: float) -> ServerGoneError:
-        return ServerGoneError(f"server {self.url}: {what}: no answer within {deadline_s:g} s")
-
-    def _gone(self, what: str, err: Exception) -> ServerGoneError:
-        return ServerGoneError(
-            f"server {self.url}: {what}: connection failed: {type(err).__name__}: {err}"
-        )
-
-
-def _short(content: bytes) -> str:
-    return content[:_SHOWN].decode(errors="replace")
+            message = f"server {what}: the answer is not JSON ({err}): {short}"
+            raise ServerError(message) from err

@@ -2,7 +2,8 @@
 
 An order goes to the server by its own update route and holds no weights; the plugin receives them
 from the trainer and reports to this worker's listener. The report counts; the route's answer
-matters only where the server died. A server without the plugin is noticed when it is met.
+matters only where the server died. A server without the plugin is noticed when it is met, and takes
+versions by a folder.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
     PROBE_S,
-    Delivery,
     DeliveryError,
+    FolderDelivery,
     Order,
     before_the_server,
 )
-from rlstreams.workers.engines.served.facts import Kind, ServerFacts
+from rlstreams.workers.engines.served.facts import Kind, Ranks, ServerFacts, ask_ranks
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
-from rlstreams.workers.engines.served.ranks import ask_ranks, refuse
 from rlstreams.workers.weights import payloads
 from rlstreams.workers.weights.report_listener import (
     SILENT,
@@ -41,68 +42,75 @@ Calls = Sequence[tuple[str, Mapping[str, object]]]
 _ALREADY = "already active"  # how vLLM refuses a second session
 
 
-class PluginDelivery:
-    """Puts versions into one server; by `other` where the server has no plugin."""
+class PluginDelivery(FolderDelivery):
+    """Puts versions into one server; by a folder where it has no plugin."""
 
     def __init__(
-        self, listener: ReportListener, other: Delivery, server: str, *, probe_s: float = PROBE_S
+        self,
+        listener: ReportListener,
+        model: Path,
+        folder: Path,
+        server: str,
+        *,
+        probe_s: float = PROBE_S,
     ) -> None:
-        """
-        Args:
-            listener: of this worker.
-            server: which of the worker's servers, a receiver's name.
-            probe_s: longest answer to what touches no weights.
-        """
+        """Args: server: which of the worker's servers, a receiver's name."""
+        super().__init__(model, folder, probe_s=probe_s)
         self._listener = listener
-        self._other = other
         self._server = server
-        self._probe_s = probe_s
         self._ranks = 1
         self._has_plugin = False
 
     @property
     def name(self) -> str:
         """`plugin`, or the other way's name and why."""
-        return PLUGIN if self._has_plugin else f"{self._other.name} (it has no transfer plugin)"
+        return PLUGIN if self._has_plugin else f"{super().name} (it has no transfer plugin)"
 
-    async def prepare(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
+    async def prepare(self, adapter: Adapter) -> None:
         """Greet the plugin, and ask how many processes hold a part of the model."""
+        http, facts = adapter.http, adapter.facts
         ranks = await ask_ranks(http, facts, self._probe_s)
-        refuse(http.url, ranks, facts.kind)
+        _refuse(http.url, ranks, facts.kind)
         self._ranks = ranks.total
         self._has_plugin = await self._answers(http, facts)
         if not self._has_plugin:
-            await self._other.prepare(http, adapter, facts)
+            await super().prepare(adapter)
         elif facts.kind is Kind.VLLM and ranks.total > 1:
-            refuse(http.url, replace(ranks, stages=await self._stages(http, facts)), facts.kind)
+            try:  # ranks know how many share a stage of a pipeline
+                reports = await self._described(http, facts)
+            except ServerPullError as err:
+                kind = ServerGoneError if err.kind == SILENT else ServerError
+                raise kind(f"server {http.url}: its plugin does not answer: {err}") from err
+            stages = self._ranks // int(reports[0]["ranks"])
+            _refuse(http.url, replace(ranks, stages=stages), facts.kind)
 
-    async def probe(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
+    async def probe(self, adapter: Adapter) -> None:
         """Have every rank describe itself; what it says does not matter."""
         if not self._has_plugin:
-            await self._other.probe(http, adapter, facts)
+            await super().probe(adapter)
             return
         try:
-            await self._described(http, facts)
+            await self._described(adapter.http, adapter.facts)
         except ServerPullError as err:
             if err.is_silence:
                 raise ServerGoneError(str(err)) from err
 
     async def deliver(self, order: Order) -> int:
-        """Have the plugin receive; see `Delivery.deliver`."""
+        """Have the plugin receive; see `FolderDelivery.deliver`."""
         if not self._has_plugin:
-            return await self._other.deliver(order)
-        left_s = order.left_s
+            return await super().deliver(order)
+        http, left_s = order.adapter.http, order.left_s
         with before_the_server(order):
             text = order.channel.order(order.published, left_s, server=self._server)
         try:
             with self._listener.open(text, ranks=self._ranks) as pending:
-                calls = self._calls(pending, order.facts)
+                calls = self._calls(pending, order.adapter.facts)
                 until_s = time.monotonic() + left_s + self._probe_s
-                pulled = await self._run(pending, order.http, calls, until_s, pending.wait)
+                pulled = await self._run(pending, http, calls, until_s, pending.wait)
         except ServerPullError as err:
             version = order.published.policy_version
             raise DeliveryError(
-                f"server {order.http.url}: policy version {version}: {err}",
+                f"server {http.url}: policy version {version}: {err}",
                 touched=err.touched,
                 silent=err.is_silence,
             ) from err
@@ -110,22 +118,19 @@ class PluginDelivery:
 
     async def _answers(self, http: ServerHttp, facts: ServerFacts) -> bool:
         """Whether the plugin is there: vLLM takes its greeting, SGLang runs it for a description.
-
-        Raises:
-            ServerGoneError: the server is silent, which tells nothing of its plugin.
-        """
+        Silence, a ServerGoneError, tells nothing of it."""
         try:
             if facts.kind is Kind.VLLM:
                 await http.post("/init_weight_transfer_engine", payloads.VLLM_INIT, self._probe_s)
-                return True
-            await self._described(http, facts)
+            else:
+                await self._described(http, facts)
+        except ServerGoneError:
+            raise
+        except ServerError:
+            return False
         except ServerPullError as err:
             if err.kind == SILENT:
                 raise ServerGoneError(str(err)) from err
-            return False
-        except ServerError as err:
-            if isinstance(err, ServerGoneError):
-                raise
             return False
         return True
 
@@ -135,15 +140,6 @@ class PluginDelivery:
             calls = self._calls(pending, facts)
             until_s = time.monotonic() + self._probe_s
             return await self._run(pending, http, calls, until_s, pending.reports)
-
-    async def _stages(self, http: ServerHttp, facts: ServerFacts) -> int:
-        """Of a pipeline: its ranks know how many share a stage."""
-        try:
-            reports = await self._described(http, facts)
-        except ServerPullError as err:
-            kind = ServerGoneError if err.kind == SILENT else ServerError
-            raise kind(f"server {http.url}: its plugin does not answer: {err}") from err
-        return self._ranks // int(reports[0]["ranks"])
 
     def _calls(self, pending: PendingOrder, facts: ServerFacts) -> Calls:
         """The routes to call, in order."""
@@ -189,7 +185,7 @@ class PluginDelivery:
     async def _call(
         self, pending: PendingOrder, http: ServerHttp, calls: Calls, until_s: float
     ) -> None:
-        begun = False
+        end, begun = calls[-1], False
         try:
             for route, body in calls:
                 try:
@@ -197,16 +193,22 @@ class PluginDelivery:
                 except ServerError as err:
                     if begun or _ALREADY not in str(err):
                         raise
-                    await http.post(calls[-1][0], calls[-1][1], self._probe_s)  # one left open
+                    await http.post(*end, self._probe_s)  # one left open
                     await http.post(route, body, _left_s(until_s))
                 begun = True
         except ServerError as err:
             pending.give_up(str(err), kind=_kind_of(err))
             if begun and len(calls) > 1:
                 with contextlib.suppress(ServerError):
-                    await http.post(calls[-1][0], calls[-1][1], self._probe_s)
+                    await http.post(*end, self._probe_s)
             raise
         pending.answered()
+
+
+def _refuse(url: str, ranks: Ranks, kind: Kind) -> None:
+    found, cure = ranks.refusal(kind)
+    if found:
+        raise ServerError(f"server {url} was started with {found}; {cure}")
 
 
 def _left_s(until_s: float) -> float:

@@ -54,7 +54,7 @@ class ServerProcess:
         self.waits_for = ""  # why a start that is due does not happen yet
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
-        self._failures = 0
+        self.num_failures = 0  # starts in a row that did not come so far as to hold a version
         self._quick_ends = 0
         self._was_in_service = False
         self._is_killed = False
@@ -72,19 +72,10 @@ class ServerProcess:
         return self.is_running and not self._is_killed
 
     @property
-    def num_failures(self) -> int:
-        """Starts in a row that did not come so far as to hold a version."""
-        return self._failures
-
-    @property
-    def running_s(self) -> float:
-        """Since its start."""
-        return time.monotonic() - self._started_s
-
-    @property
     def starting_s(self) -> float:
         """Since its start, while it runs and never held a version; else 0."""
-        return self.running_s if self.is_running and not self._was_in_service else 0.0
+        is_starting = self.is_running and not self._was_in_service
+        return time.monotonic() - self._started_s if is_starting else 0.0
 
     def take_turn(self) -> bool:
         """Whether it may start now: a server sizes its cache by the memory that is free as it
@@ -135,12 +126,13 @@ class ServerProcess:
             return ""
         self.end_turn()
         status = self._process.returncode
-        self._failures = 0 if self._was_in_service else self._failures + 1
-        self._quick_ends = 1 if self.running_s > STEADY_S else self._quick_ends + 1
-        pause_s = min(MAX_BACK_OFF_S, 2.0 ** (self._quick_ends - 1))
-        self._not_before_s = time.monotonic() + pause_s
+        self.num_failures = 0 if self._was_in_service else self.num_failures + 1
+        now_s = time.monotonic()
+        ran_s = now_s - self._started_s
+        self._quick_ends = 1 if ran_s > STEADY_S else self._quick_ends + 1
+        self._not_before_s = now_s + min(MAX_BACK_OFF_S, 2.0 ** (self._quick_ends - 1))
         self._process = None
-        return f"the process ended with status {status} after {self.running_s:.0f} s"
+        return f"the process ended with status {status} after {ran_s:.0f} s"
 
     @property
     def may_start(self) -> bool:

@@ -9,36 +9,28 @@ one server much busier than the least busy one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 
 if TYPE_CHECKING:
-    from rlstreams.workers.engines.served.answer import Held
+    from rlstreams.workers.engines.base import Held
     from rlstreams.workers.engines.served.facts import ServerFacts
 
 SLACK = 8  # requests that the preferred server may have more than the least busy one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One server that may take a request now."""
+def choose(group_id: str, in_flight: Mapping[str, int], limit: int) -> str | None:
+    """The url of the server to take, or None if all are full.
 
-    url: str
-    in_flight: int
-    limit: int  # most requests that it is given at once
-
-
-def choose(group_id: str, places: Sequence[Place]) -> str | None:
-    """The url of the server to take, or None if all are full."""
-    free = [place for place in places if place.in_flight < place.limit]
-    if not free:
-        return None
-    least = min(place.in_flight for place in free)
-    near = [place for place in free if place.in_flight <= least + SLACK]
-    return max(near, key=lambda place: _weight(group_id, place.url)).url
+    Args:
+        in_flight: requests of each server that may take one, by url.
+        limit: most requests that a server is given at once.
+    """
+    least = min(in_flight.values(), default=limit)
+    near = [url for url, number in in_flight.items() if number < limit and number <= least + SLACK]
+    return max(near, key=lambda url: _weight(group_id, url), default=None)
 
 
 def _weight(group_id: str, url: str) -> bytes:
@@ -59,7 +51,7 @@ class Router:
         self.url = url
         self.http = ServerHttp(url)
         self.labels: dict[str, Held] = {}  # versions that any server behind it was given
-        self.servers: list[ServerHttp] = []  # each by its own address
+        self.aborts: list[Callable[[str], Awaitable[bool]]] = []  # each server's own
 
     def check(self, facts: ServerFacts) -> None:
         """Whether a server can stand behind it.

@@ -1,4 +1,4 @@
-"""Requests on their way to one server, and how they are ended early.
+"""Requests of one server: what is sent, how an answer is cut, and how they are ended early.
 
 An answer comes in one piece and says which version sampled each of its tokens. Where a server
 cannot say that (`ServerFacts.tells_versions`), no request lives through a pull: all that was
@@ -8,24 +8,63 @@ answered came from the weights that the request began with.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rlstreams.workers.engines.base import GeneratedSegment
-from rlstreams.workers.engines.served.answer import (
-    Held,
-    ModelShape,
-    RequestFacts,
-    UnknownVersionError,
-    cut,
-)
+from rlstreams.workers.engines.base import GeneratedSegment, Held, SampleRequest
+from rlstreams.workers.engines.served.answer import UnknownVersionError, cut
 from rlstreams.workers.engines.served.facts import ServerFacts
 from rlstreams.workers.engines.served.http import ServerError
 from rlstreams.workers.engines.served.settings import ServedSettings
+from rlstreams.workers.engines.served.shape import ModelShape
 from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest, Span
 
 _STILL = 3  # times that nothing was answered: what is left will not be
+
+
+def room(request: SampleRequest, max_tokens: int) -> int:
+    """Tokens that may still be sampled; 0 or below: none."""
+    limit = min(max_tokens, request.prompt_tokens + request.sampling.max_new_tokens)
+    return limit - len(request.token_ids)
+
+
+def seed_of(seed: int, sample_id: str, position: int) -> int:
+    """31 bits: all that every server's generator takes.
+
+    A resumed sample gets a seed of its own position: the server starts its generator anew, and the
+    numbers that drew the first tokens must not draw the later ones too.
+    """
+    key = f"{seed}/{sample_id}/{position}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "little") >> 1
+
+
+def generate_request(
+    request: SampleRequest,
+    settings: ServedSettings,
+    shape: ModelShape,
+    max_tokens: int,
+    salt: str,
+) -> GenerateRequest:
+    """The request that continues `request.token_ids`."""
+    num_tokens = len(request.token_ids)
+    sampling = request.sampling
+    is_resumed = num_tokens > request.prompt_tokens
+    wants_experts = settings.capture_experts and shape.num_experts > 0
+    return GenerateRequest(
+        request_id=uuid.uuid4().hex,
+        token_ids=request.token_ids.tolist(),
+        max_new_tokens=room(request, max_tokens),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=seed_of(request.seed, request.sample_id, num_tokens),
+        stop_token_ids=sorted(shape.eos_ids),
+        experts_start=(num_tokens - 1 if is_resumed else 0) if wants_experts else None,
+        salt=salt,
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -40,37 +79,23 @@ class Running:
     num_tokens: int = 0  # received
     task: asyncio.Task[Answer] | None = None
 
-    def hang_up(self) -> None:
+    def hang_up(self, why: str = "") -> None:
         """Wait for no more of its answer; nothing, if that is there."""
         if self.task is not None:
-            self.task.cancel()
+            self.task.cancel(why)
 
     def segments(self, answer: Answer, shape: ModelShape) -> list[GeneratedSegment]:
-        """The answer, cut by version.
-
-        Raises:
-            AnswerError: a field that cannot be, or tokens whose version is not told.
-            UnknownVersionError: a version that the server was not given.
-        """
-        request = RequestFacts(
-            num_given=len(self.request.token_ids),
-            max_new_tokens=self.request.max_new_tokens,
-            experts_start=self.request.experts_start,
-        )
-        return cut(answer, self._spans(answer), request, shape, self.labels)
-
-    def _spans(self, answer: Answer) -> list[Span]:
-        num_tokens = len(answer.token_ids)
-        if answer.spans:
-            return list(answer.spans)
-        if num_tokens and self.facts.tells_versions:
-            raise AnswerError("weight_versions is missing")
-        label = self.begun_with.label
-        if answer.label not in (None, label) and num_tokens:
-            raise UnknownVersionError(
-                f"weight_version is {answer.label!r}, but it was given {label!r}"
-            )
-        return [Span(label, 0, num_tokens)]
+        """The answer, cut by version; raises as `cut`, and where no version is told."""
+        num_tokens, label = len(answer.token_ids), self.begun_with.label
+        if not answer.spans and num_tokens:
+            if self.facts.tells_versions:
+                raise AnswerError("weight_versions is missing")
+            if answer.label not in (None, label):
+                raise UnknownVersionError(
+                    f"weight_version is {answer.label!r}, but it was given {label!r}"
+                )
+        spans = answer.spans or [Span(label, 0, num_tokens)]
+        return cut(answer, spans, self.request, shape, self.labels)
 
 
 class Requests:
@@ -79,11 +104,7 @@ class Requests:
     def __init__(
         self, tell: Callable[[Running], Awaitable[bool]], settings: ServedSettings
     ) -> None:
-        """None yet.
-
-        Args:
-            tell: asks the server to end a request; False: there is no way to but hanging up.
-        """
+        """Args: tell: asks the server to end a request; False: only hanging up does."""
         self.num_sampled = 0  # tokens received, of all that there ever were
         self._tell = tell
         self._settings = settings
@@ -112,20 +133,13 @@ class Requests:
             self._idle.set()
 
     async def ended(self, deadline_s: float | None = None) -> None:
-        """Until there are none.
-
-        Raises:
-            TimeoutError: there still are after `deadline_s`.
-        """
+        """Until there are none; raises TimeoutError if there still are after `deadline_s`."""
         await asyncio.wait_for(self._idle.wait(), deadline_s)
 
     async def all_cut(self, stop: Callable[[], Awaitable[None]]) -> None:
         """Until all are answered of a server that was stopped and has ended what it knew then.
 
-        Who came in later is ended by stopping it again; but SGLang keeps such requests at its door.
-
-        Args:
-            stop: ends what the server knows.
+        Who came in later is ended by another `stop`; but SGLang keeps such requests at its door.
         """
         num_still = 0
         while (num_left := len(self)) and num_still < _STILL:
@@ -137,10 +151,10 @@ class Requests:
         self.hang_up()
         await self.ended()
 
-    def hang_up(self) -> None:
+    def hang_up(self, why: str = "") -> None:
         """Wait for no answer of any."""
         for running in self:
-            running.hang_up()
+            running.hang_up(why)
 
     def leave(self, running: Running) -> None:
         """Nobody waits for it any more. Hanging up says so too, but SGLang looks for that every few

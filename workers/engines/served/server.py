@@ -9,30 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from collections.abc import Mapping
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
+    Held,
     PauseMode,
     SampleRequest,
 )
-from rlstreams.workers.engines.served.adapter import Adapter, adapter_of
-from rlstreams.workers.engines.served.answer import Held, ModelShape, UnknownVersionError
+from rlstreams.workers.engines.served.adapter import Adapter
+from rlstreams.workers.engines.served.answer import UnknownVersionError
 from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
-    Delivery,
     DeliveryError,
+    FolderDelivery,
     Order,
-    delivered,
 )
-from rlstreams.workers.engines.served.facts import ServerFacts, ask_usable
+from rlstreams.workers.engines.served.facts import Kind, ServerFacts, ask_usable
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
-from rlstreams.workers.engines.served.request import generate_request
 from rlstreams.workers.engines.served.routing import Router
-from rlstreams.workers.engines.served.running import Requests, Running
+from rlstreams.workers.engines.served.running import Requests, Running, generate_request
 from rlstreams.workers.engines.served.settings import ServedSettings
+from rlstreams.workers.engines.served.sglang import SglangAdapter
+from rlstreams.workers.engines.served.shape import ModelShape
+from rlstreams.workers.engines.served.vllm import VllmAdapter
 from rlstreams.workers.engines.served.wire import Answer, AnswerError
 from rlstreams.workers.weights.channel import (
     BY_HASH,
@@ -43,6 +45,8 @@ from rlstreams.workers.weights.channel import (
 )
 from rlstreams.workers.weights.file import CHANNEL as FILE
 
+ADAPTERS: Mapping[Kind, type[Adapter]] = {Kind.VLLM: VllmAdapter, Kind.SGLANG: SglangAdapter}
+
 
 class Server:
     """One server; belongs to the engine's event loop."""
@@ -52,13 +56,13 @@ class Server:
         url: str,
         settings: ServedSettings,
         shape: ModelShape,
-        delivery: Delivery,
+        delivery: FolderDelivery,
         router: Router | None = None,
     ) -> None:
         """Nothing is asked before `meet`."""
         self.url = url
         self.http = ServerHttp(url)
-        self.facts: ServerFacts | None = None  # None: not up
+        self.adapter: Adapter | None = None  # None: not up
         self.held: Held | None = None
         self.why_shut = "not asked yet"
         self.is_pulling = False
@@ -70,11 +74,9 @@ class Server:
         self._delivery = delivery
         self._router = router
         if router is not None:
-            router.servers.append(self.http)
-        self._adapter: Adapter = adapter_of(settings.kind)
+            router.aborts.append(self._abort)
         self._labels: dict[str, Held] = {}
         self._requests = Requests(self._tell_to_end, settings)
-        self._num_reserved = 0
         self._is_held_back = False  # paused by `pause`, until `resume`
         self._is_doubted = False  # it broke off, and was not looked at since
 
@@ -84,9 +86,14 @@ class Server:
         return self._delivery.name
 
     @property
+    def facts(self) -> ServerFacts | None:
+        """What it said that it is; None: not up."""
+        return self.adapter.facts if self.adapter else None
+
+    @property
     def is_up(self) -> bool:
         """Whether it answered when it was asked last."""
-        return self.facts is not None
+        return self.adapter is not None
 
     @property
     def may_pull(self) -> bool:
@@ -101,21 +108,13 @@ class Server:
 
     @property
     def in_flight(self) -> int:
-        """Requests that left, or are about to, and were not answered."""
-        return len(self._requests) + self._num_reserved
+        """Requests that left and were not answered."""
+        return len(self._requests)
 
     @property
     def num_sampled(self) -> int:
         """Tokens received; of requests that broke off none."""
         return self._requests.num_sampled
-
-    def reserve(self) -> None:
-        """Keep a place for a request that is about to leave: `ask` or `release` follows."""
-        self._num_reserved += 1
-
-    def release(self) -> None:
-        """The place is not needed."""
-        self._num_reserved -= 1
 
     async def meet(self) -> None:
         """Ask a server that answers what it is; from now on it may pull.
@@ -127,13 +126,12 @@ class Server:
         facts = await ask_usable(
             self.http, settings.kind, settings.answer_s, allow_untested=settings.allow_untested
         )
-        await self._delivery.prepare(self.http, self._adapter, facts)
-        keeps_records = await self._adapter.keeps_records(self.http, settings.answer_s)
-        facts = replace(facts, keeps_records=keeps_records)
+        adapter = ADAPTERS[facts.kind](self.http, facts, settings.answer_s)
+        await self._delivery.prepare(adapter)
         if self._router is not None:
             self._router.check(facts)
         self.held, self._labels = None, self._no_labels()
-        self.facts, self.why_shut = facts, "holds no version that we gave it"
+        self.adapter, self.why_shut = adapter, "holds no version that we gave it"
         self._is_doubted, self.hang, self.trouble = False, "", ""
 
     async def is_alive(self, deadline_s: float) -> bool:
@@ -141,7 +139,7 @@ class Server:
         was_doubted = self._is_doubted
         status = await self.http.status_of("/health", deadline_s)
         self.is_gone = status == REFUSED
-        is_alive = status in self._adapter.alive
+        is_alive = status in ADAPTERS[self._settings.kind].alive
         if was_doubted and is_alive:  # a doubt that came up meanwhile is for the next look
             self._is_doubted = False
         return is_alive
@@ -152,27 +150,24 @@ class Server:
 
     def lose(self, why: str) -> None:
         """It died or does not answer: shut it, and end what it was asked."""
-        self.facts, self.hang = None, ""
+        self.adapter, self.hang = None, ""
         self._void(why)
         self._labels = self._no_labels()
-        for running in self._requests:
-            if running.task is not None:
-                running.task.cancel(why)
+        self._requests.hang_up(why)
 
     async def ask(self, request: SampleRequest) -> list[GeneratedSegment]:
-        """The request's segments.
+        """The request's segments. It counts as in flight before this first waits.
 
         Raises:
             ServerGoneError: the server broke off; the request may be asked again.
             ServerError: it refused, or a field of its answer cannot be.
         """
         assert self.held is not None, "the gate is shut"
-        self.release()
+        facts = self._met.facts
         to_send = generate_request(
-            request, self._settings, self._shape, self._max_tokens, self.held.label
+            request, self._settings, self._shape, facts.max_tokens, self.held.label
         )
-        assert self.facts is not None
-        running = Running(request.sample_id, to_send, self.held, self._labels, self.facts)
+        running = Running(request.sample_id, to_send, self.held, self._labels, facts)
         self._requests.begin(running)
         try:
             running.task = asyncio.ensure_future(self._answer(running))
@@ -193,15 +188,6 @@ class Server:
         finally:
             self._requests.end(running)
 
-    async def _tell_to_end(self, running: Running) -> bool:
-        """Have whoever may sample it end it; False: there is no way to but hanging up."""
-        told = True
-        for http in (self.http,) if self._router is None else self._router.servers:
-            if self.facts is not None:
-                request_id, answer_s = running.request.request_id, self._settings.answer_s
-                told &= await self._adapter.abort(http, self.facts, request_id, answer_s)
-        return told
-
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling, and shut the gate until `resume`."""
         self._is_held_back = True
@@ -210,7 +196,7 @@ class Server:
     async def resume(self) -> None:
         """Go on."""
         if self._is_held_back and self.held is not None and not self.is_pulling:
-            await self._adapter.resume(self.http, self._settings.answer_s)
+            await self._met.resume()
         self._is_held_back = False
 
     async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
@@ -237,23 +223,33 @@ class Server:
         await self.http.close()
 
     @property
-    def _max_tokens(self) -> int:
-        assert self.facts is not None
-        return self.facts.max_tokens
+    def _met(self) -> Adapter:
+        """Its adapter; a ServerGoneError, if it was lost."""
+        if self.adapter is None:
+            raise ServerGoneError(f"server {self.url} was lost: {self.why_shut}")
+        return self.adapter
 
     def _no_labels(self) -> dict[str, Held]:
         """Those that were given to others count too where a router picks."""
         return {} if self._router is None else self._router.labels
 
+    async def _tell_to_end(self, running: Running) -> bool:
+        """Have whoever may sample it end it; False: there is no way to but hanging up."""
+        found = True
+        for abort in (self._abort,) if self._router is None else self._router.aborts:
+            found &= await abort(running.request.request_id)
+        return found
+
+    async def _abort(self, request_id: str) -> bool:
+        return self.adapter is None or await self.adapter.abort(request_id)
+
     async def _answer(self, running: Running) -> Answer:
         """The whole answer."""
-        http = self.http if self._router is None else self._router.http
+        adapter, http = self._met, self.http if self._router is None else self._router.http
         what = f"request {running.sample_id} ({running.request.request_id})"
-        body = self._adapter.body(running.request, running.facts)
-        found = await http.post(
-            self._adapter.generate_route, body, self._settings.request_s, what=what
-        )
-        return self._adapter.answer(found)
+        body = adapter.body(running.request)
+        found = await http.post(adapter.generate_route, body, self._settings.request_s, what=what)
+        return adapter.answer(found)
 
     async def _heard(self, running: Running) -> Answer:
         """What the request's task hears; nothing, if we hung up ourselves."""
@@ -275,15 +271,11 @@ class Server:
     ) -> Pulled:
         # Who is held back is told again: that pause may have failed, or the server be a new one.
         mode = PauseMode.KEEP if self._is_held_back else self._settings.on_pull
-        is_mute = self.facts is not None and not self.facts.tells_versions
+        is_mute = not self._met.facts.tells_versions
         await self._stop(PauseMode.ABORT if is_mute and mode is PauseMode.KEEP else mode)
         stopped_s = time.monotonic()
-        if self.facts is None:
-            raise ServerGoneError(f"server {self.url} was lost before its pull: {self.why_shut}")
         order = Order(
-            http=self.http,
-            adapter=self._adapter,
-            facts=self.facts,
+            adapter=self._met,
             published=published,
             channel=channel,
             until_s=stopped_s + self._settings.pull_s,  # requests that finish first take none of it
@@ -291,13 +283,18 @@ class Server:
         if is_mute and len(self._requests):
             raise ServerError(f"server {self.url}: requests run on that were to end for a pull")
         try:
-            num_bytes = await delivered(self._delivery, order)
+            num_bytes = await self._delivery.delivered(order)
         except DeliveryError as err:
             await self._recover(err)
             raise
-        await self._hold(order)
+        self._check_same(order)
+        self._labels[order.held.label] = order.held
+        await order.adapter.set_label(order.held.label)
+        self._check_same(order)
+        # What is sampled from now on comes from it.
+        self.held, self.trouble = order.held, ""
         if not self._is_held_back:
-            await self._adapter.resume(self.http, self._settings.answer_s)
+            await order.adapter.resume()
         ended_s = time.monotonic()
         is_link = self._delivery.name == PLUGIN and channel.name != FILE
         return Pulled(
@@ -309,35 +306,17 @@ class Server:
             verified=BY_TRANSFER if is_link else BY_HASH,
         )
 
-    async def _hold(self, order: Order) -> None:
-        """A version was delivered: what is sampled from now on comes from it.
-
-        Raises:
-            ServerError: the server cannot be told its name, or was lost meanwhile.
-        """
-        self._check_same(order)
-        self._labels[order.held.label] = order.held
-        await self._name(order.held)
-        self._check_same(order)
-        self.held, self.trouble = order.held, ""
-
-    async def _name(self, held: Held) -> None:
-        """Tell the server what its weights are called."""
-        assert self.facts is not None
-        answer_s = self._settings.answer_s
-        await self._adapter.set_label(self.http, self.facts, held.label, answer_s)
-
     def _check_same(self, order: Order) -> None:
         """What a server took that was lost meanwhile is lost too, also if it is up again."""
-        if self.facts is not order.facts:
+        if self.adapter is not order.adapter:
             raise ServerGoneError(f"server {self.url} was lost during its pull: {self.why_shut}")
 
     async def _recover(self, err: DeliveryError) -> None:
         """After a pull that failed: go on with the old weights if they are whole."""
-        if not err.touched and self.held is not None and self.facts is not None:
-            await self._name(self.held)  # our plugin forgot it as the pull began
+        if not err.touched and self.held is not None and self.adapter is not None:
+            await self.adapter.set_label(self.held.label)  # our plugin forgot it as the pull began
             if not self._is_held_back:
-                await self._adapter.resume(self.http, self._settings.answer_s)
+                await self._met.resume()
             return
         self._void(f"a pull broke off: {err}")
         if err.silent:
@@ -347,10 +326,10 @@ class Server:
 
     async def _probe(self) -> None:
         """A pull was met with silence: whether the server hangs, or did not hear of that one."""
-        if self.facts is None:
+        if self.adapter is None:
             return  # lost meanwhile
         try:
-            await self._delivery.probe(self.http, self._adapter, self.facts)
+            await self._delivery.probe(self.adapter)
         except ServerGoneError as err:
             self.hang = f"a pull broke off, and it does not answer since: {err}"
         except ServerError:
@@ -361,30 +340,17 @@ class Server:
 
     async def _stop(self, mode: PauseMode) -> None:
         if mode is PauseMode.WAIT:
-            await self._drained()
+            try:
+                await self._requests.ended(self._settings.request_s)
+            except TimeoutError:
+                raise ServerError(
+                    f"server {self.url}: {len(self._requests)} requests still run "
+                    f"{self._settings.request_s:g} s after they were to end"
+                ) from None
             mode = PauseMode.KEEP
         await self._stop_server(mode)
         if mode is PauseMode.ABORT:
             await self._requests.all_cut(lambda: self._stop_server(mode))
 
     async def _stop_server(self, mode: PauseMode) -> None:
-        await self._adapter.pause(
-            self.http,
-            mode,
-            keep_cache=self._settings.keep_cache,
-            deadline_s=self._settings.answer_s,
-        )
-
-    async def _drained(self) -> None:
-        """Until nothing runs.
-
-        Raises:
-            ServerError: something still does after the longest time of a request.
-        """
-        try:
-            await self._requests.ended(self._settings.request_s)
-        except TimeoutError:
-            raise ServerError(
-                f"server {self.url}: {len(self._requests)} requests still run "
-                f"{self._settings.request_s:g} s after they were to end"
-            ) from None
+        await self._met.pause(mode, keep_cache=self._settings.keep_cache)

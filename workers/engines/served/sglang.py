@@ -9,40 +9,34 @@ Run with 0.5.17; 0.5.23 was read only. Facts behind what looks odd here:
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
-import numpy.typing as npt
-
 from rlstreams.workers.engines.base import PauseMode
-from rlstreams.workers.engines.served.facts import ServerFacts
-from rlstreams.workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.adapter import Adapter
+from rlstreams.workers.engines.served.http import ServerError
 from rlstreams.workers.engines.served.wire import (
     Answer,
     AnswerError,
     GenerateRequest,
+    array,
+    decoded,
     field,
-    int_array,
+    reason_of,
     spans_of,
 )
 
 _MODES = {PauseMode.KEEP: "in_place", PauseMode.ABORT: "abort"}
-_REASONS = frozenset({"stop", "length", "abort"})
+_LABEL_ROUTE = "/update_weight_version"
 
 
-class SglangDialect:
+class SglangAdapter(Adapter):
     """See `Adapter`."""
 
     generate_route = "/generate"
     alive = frozenset({200, 503})  # 503: it may be paused
 
-    async def keeps_records(self, http: ServerHttp, deadline_s: float) -> bool:
-        """There is no such plugin."""
-        return False
-
-    def body(self, request: GenerateRequest, facts: ServerFacts) -> dict[str, Any]:
-        """Everything is said: a default of the server could come from the model's folder."""
-        del facts
+    def body(self, request: GenerateRequest) -> dict[str, Any]:
+        """Log-probs of output tokens alone."""
         body: dict[str, Any] = {
             "rid": request.request_id,
             "input_ids": list(request.token_ids),
@@ -57,7 +51,7 @@ class SglangDialect:
                 "stop_token_ids": list(request.stop_token_ids),
             },
             "return_logprob": True,
-            "logprob_start_len": -1,  # of output tokens alone
+            "logprob_start_len": -1,
             "extra_key": request.salt,
         }
         if request.experts_start is not None:
@@ -65,71 +59,55 @@ class SglangDialect:
             body["routed_experts_start_len"] = request.experts_start
         return body
 
-    def answer(self, found: object) -> Answer:
-        """A whole answer."""
+    @staticmethod
+    def answer(found: object) -> Answer:
+        """Experts are flat: the caller knows layers and top-k."""
         token_ids = field(found, "output_ids", list)
         meta = field(found, "meta_info", dict)
-        experts = meta.get("routed_experts")
+        name = "routed_experts"
+        experts = meta.get(name)
         return Answer(
             token_ids=token_ids,
             logprobs=_logprobs(meta, token_ids),
-            finish_reason=_reason(meta.get("finish_reason")),
+            finish_reason=reason_of(meta.get("finish_reason"), "type"),
             spans=spans_of(meta.get("weight_versions")),
             label=meta.get("weight_version"),
             num_preemptions=meta.get("num_retractions") or 0,
-            experts=None if experts is None else _experts(experts),
+            experts=None if experts is None else array(decoded(experts, name), name, "<i4"),
         )
 
-    async def pause(
-        self, http: ServerHttp, mode: PauseMode, *, keep_cache: bool, deadline_s: float
-    ) -> None:
+    async def pause(self, mode: PauseMode, *, keep_cache: bool, deadline_s: float = 0.0) -> None:
         """`retract` sends running requests back to the queue: they compute their cache again."""
         word = "retract" if mode is PauseMode.KEEP and not keep_cache else _MODES[mode]
-        body = {"mode": word}
-        await http.post("/pause_generation", body, deadline_s, what=f"pausing with mode {word}")
+        what = f"pausing with mode {word}"
+        await self._post("/pause_generation", {"mode": word}, what, deadline_s)
 
-    async def resume(self, http: ServerHttp, deadline_s: float) -> None:
+    async def resume(self) -> None:
         """`/continue_generation`."""
-        await http.post("/continue_generation", {}, deadline_s, what="resuming")
+        await self._post("/continue_generation", {}, "resuming")
 
-    async def abort(
-        self, http: ServerHttp, facts: ServerFacts, request_id: str, deadline_s: float
-    ) -> bool:
+    async def abort(self, request_id: str) -> bool:
         """By id; `abort_all` is said because its absence was read differently by versions."""
-        del facts
         body = {"rid": request_id, "abort_all": False}
-        await http.post("/abort_request", body, deadline_s, what=f"aborting {request_id}")
+        await self._post("/abort_request", body, f"aborting {request_id}")
         return True
 
-    async def set_label(
-        self, http: ServerHttp, facts: ServerFacts, label: str, deadline_s: float
-    ) -> None:
+    async def set_label(self, label: str) -> None:
         """By default this route aborts every request."""
-        if "/update_weight_version" not in facts.routes:
+        if _LABEL_ROUTE not in self.facts.routes:
             raise ServerError(
-                f"server {http.url} ({facts.name}) has no route /update_weight_version: "
+                f"server {self.http.url} ({self.facts.name}) has no route {_LABEL_ROUTE}: "
                 "which version sampled a token could not be told"
             )
         body = {"new_version": label, "abort_all_requests": False}
-        await http.post("/update_weight_version", body, deadline_s, what=f"naming {label}")
+        await self._post(_LABEL_ROUTE, body, f"naming {label}")
 
-    async def load_folder(
-        self, http: ServerHttp, facts: ServerFacts, folder: str, deadline_s: float
-    ) -> None:
+    async def load_folder(self, folder: str, deadline_s: float) -> None:
         """`/update_weights_from_disk`: it keeps the old weights if that fails."""
-        del facts
-        body = {"model_path": folder, "flush_cache": False}
-        path = "/update_weights_from_disk"
-        found = await http.post(path, body, deadline_s, what=f"loading {folder}")
+        body, what = {"model_path": folder, "flush_cache": False}, f"loading {folder}"
+        found = await self._post("/update_weights_from_disk", body, what, deadline_s)
         if not (isinstance(found, dict) and found.get("success")):
-            raise ServerError(f"server {http.url}: loading {folder}: {found!r:.300}")
-
-
-def _reason(found: object) -> str:
-    reason = str(field(found, "type", str))
-    if reason not in _REASONS:
-        raise AnswerError(f"field finish_reason.type should be {sorted(_REASONS)}, is {reason!r}")
-    return reason
+            raise ServerError(f"server {self.http.url}: {what}: {found!r:.300}")
 
 
 def _logprobs(meta: dict[str, Any], token_ids: list[int]) -> list[float]:
@@ -147,12 +125,3 @@ def _logprobs(meta: dict[str, Any], token_ids: list[int]) -> list[float]:
                 f"is {entry!r:.60}"
             )
     return [entry[0] for entry in entries]
-
-
-def _experts(found: object) -> npt.NDArray[Any]:
-    """Base64 of int32, flat: the caller knows layers and top-k."""
-    try:
-        content = base64.b64decode(str(found), validate=True)
-    except ValueError as err:
-        raise AnswerError(f"field routed_experts is no base64: {err}") from err
-    return int_array(content, "<i4")

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstreams.workers.engines.served.answer import ModelShape
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.model.folder import eos_ids_of, num_experts_of, read_config
+from rlstreams.workers.model.folder import eos_ids_of, num_experts_of, read_config, text_fields
 
 _FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What an answer is checked against."""
+
+    vocab_size: int
+    eos_ids: frozenset[int]
+    num_layers: int
+    moe_layers: tuple[int, ...]  # those that have a router
+    num_experts: int  # 0: a dense model
+    top_k: int
 
 
 def read_shape(folder: Path) -> ModelShape:
@@ -19,10 +31,9 @@ def read_shape(folder: Path) -> ModelShape:
     Raises:
         EngineError: the folder cannot be read, or a field is missing.
     """
-    whole = read_config(folder)
-    config = {**whole, **(whole.get("text_config") or {})}
+    config = text_fields(read_config(folder))
+    num_experts = num_experts_of(config)
     try:
-        num_experts = num_experts_of(config)
         return ModelShape(
             vocab_size=int(config["vocab_size"]),
             eos_ids=eos_ids_of(folder),
@@ -41,8 +52,7 @@ def longest_sequence(folder: Path) -> int:
     Raises:
         EngineError: the folder cannot be read, or does not say.
     """
-    whole = read_config(folder)
-    found = {**whole, **(whole.get("text_config") or {})}.get("max_position_embeddings")
+    found = text_fields(read_config(folder)).get("max_position_embeddings")
     if not found:
         raise EngineError(f"{folder / 'config.json'}: field max_position_embeddings is missing")
     return int(found)

@@ -12,7 +12,6 @@ Run with 0.25.1 and 0.32.0. Facts behind what looks odd here:
 
 from __future__ import annotations
 
-import base64
 import io
 from typing import Any
 
@@ -20,41 +19,29 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.workers.engines.base import PauseMode
-from rlstreams.workers.engines.served.facts import ServerFacts
-from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
+from rlstreams.workers.engines.served.adapter import Adapter
+from rlstreams.workers.engines.served.facts import label_call
 from rlstreams.workers.engines.served.wire import (
     Answer,
     AnswerError,
     GenerateRequest,
+    array,
+    decoded,
     field,
-    float_array,
+    reason_of,
     spans_of,
 )
 from rlstreams.workers.weights.link.vllm_records import KEY as RECORD
-from rlstreams.workers.weights.link.vllm_records import NAME_LABEL
-
-_INNER_ID = "generate-tokens-{}"
-_REASONS = frozenset({"stop", "length", "abort"})
 
 
-class VllmDialect:
+class VllmAdapter(Adapter):
     """See `Adapter`."""
 
     generate_route = "/inference/v1/generate"
     alive = frozenset({200})  # 503: its engine core is dead
 
-    async def keeps_records(self, http: ServerHttp, deadline_s: float) -> bool:
-        """Where it is in the engine core that knows the method; else no worker does."""
-        try:
-            await _name(http, [], deadline_s)
-        except ServerGoneError:
-            raise
-        except ServerError:
-            return False
-        return True
-
-    def body(self, request: GenerateRequest, facts: ServerFacts) -> dict[str, Any]:
-        """Everything is said: a default of the server could come from the model's folder."""
+    def body(self, request: GenerateRequest) -> dict[str, Any]:
+        """Log-probs of the sampled token alone, or our plugin's record."""
         sampling: dict[str, Any] = {
             "max_tokens": request.max_new_tokens,
             "temperature": request.temperature,
@@ -65,11 +52,8 @@ class VllmDialect:
             "seed": request.seed,
             "stop_token_ids": list(request.stop_token_ids),
             "detokenize": False,
+            **({"extra_args": {RECORD: True}} if self.facts.keeps_records else {"logprobs": 0}),
         }
-        if facts.keeps_records:
-            sampling["extra_args"] = {RECORD: True}
-        else:
-            sampling["logprobs"] = 0  # of the sampled token alone
         if request.experts_start:
             sampling["routed_experts_prompt_start"] = request.experts_start
         return {
@@ -79,7 +63,8 @@ class VllmDialect:
             "cache_salt": request.salt,
         }
 
-    def answer(self, found: object) -> Answer:
+    @staticmethod
+    def answer(found: object) -> Answer:
         """The only choice of an answer."""
         choices = field(found, "choices", list)
         if len(choices) != 1:
@@ -87,64 +72,47 @@ class VllmDialect:
         assert isinstance(found, dict)
         return _choice(choices[0], (found.get("kv_transfer_params") or {}).get(RECORD))
 
-    async def pause(
-        self, http: ServerHttp, mode: PauseMode, *, keep_cache: bool, deadline_s: float
-    ) -> None:
+    async def pause(self, mode: PauseMode, *, keep_cache: bool, deadline_s: float = 0.0) -> None:
         """`/pause`; new requests queue in the server until `/resume`."""
         clear = "false" if keep_cache and mode is PauseMode.KEEP else "true"
-        query = f"mode={mode}&clear_cache={clear}"
-        await http.post("/pause", None, deadline_s, what=f"pausing with mode {mode}", query=query)
+        path = f"/pause?mode={mode}&clear_cache={clear}"
+        await self._post(path, None, f"pausing with mode {mode}", deadline_s)
 
-    async def resume(self, http: ServerHttp, deadline_s: float) -> None:
+    async def resume(self) -> None:
         """`/resume`."""
-        await http.post("/resume", None, deadline_s, what="resuming")
+        await self._post("/resume", None, "resuming")
 
-    async def abort(
-        self, http: ServerHttp, facts: ServerFacts, request_id: str, deadline_s: float
-    ) -> bool:
+    async def abort(self, request_id: str) -> bool:
         """An empty list would abort everything, so exactly one id is sent."""
-        if not facts.abort_route:
-            return False
-        body = {"request_ids": [_INNER_ID.format(request_id)]}
-        await http.post(facts.abort_route, body, deadline_s, what=f"aborting {request_id}")
-        return True
+        if self.facts.abort_route:
+            body = {"request_ids": [f"generate-tokens-{request_id}"]}
+            await self._post(self.facts.abort_route, body, f"aborting {request_id}")
+        return bool(self.facts.abort_route)
 
-    async def set_label(
-        self, http: ServerHttp, facts: ServerFacts, label: str, deadline_s: float
-    ) -> None:
+    async def set_label(self, label: str) -> None:
         """In our plugin's records, or by `/update_weight_version`; 0.25.1 has no such route."""
-        if facts.keeps_records:
-            await _name(http, [label], deadline_s)
-        elif "/update_weight_version" in facts.routes:
-            body = {"new_version": label}
-            await http.post("/update_weight_version", body, deadline_s, what=f"naming {label}")
+        path, body = "/update_weight_version", {"new_version": label}
+        if self.facts.keeps_records:
+            await self._post("/collective_rpc", label_call(label), f"naming {label}")
+        elif path in self.facts.routes:
+            await self._post(path, body, f"naming {label}")
 
-    async def load_folder(
-        self, http: ServerHttp, facts: ServerFacts, folder: str, deadline_s: float
-    ) -> None:
+    async def load_folder(self, folder: str, deadline_s: float) -> None:
         """By `collective_rpc`: each of its workers runs `reload_weights`."""
-        del facts
         body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-        await http.post("/collective_rpc", body, deadline_s, what=f"loading {folder}")
-
-
-async def _name(http: ServerHttp, args: list[str], deadline_s: float) -> None:
-    body = {"method": NAME_LABEL, "args": args}
-    await http.post("/collective_rpc", body, deadline_s, what=f"naming {args}")
+        await self._post("/collective_rpc", body, f"loading {folder}", deadline_s)
 
 
 def _choice(choice: object, record: object) -> Answer:
     token_ids = field(choice, "token_ids", (list, type(None))) or []
-    reason = field(choice, "finish_reason", str)
-    if reason not in _REASONS:
-        raise AnswerError(f"field finish_reason should be one of {sorted(_REASONS)}, is {reason!r}")
+    reason = reason_of(choice, "finish_reason")
     assert isinstance(choice, dict)
     experts = choice.get("routed_experts")
     rows = None if experts is None else _experts(experts)
     if record is not None:
         return Answer(
             token_ids=token_ids,
-            logprobs=float_array(field(record, "logprobs", str)),
+            logprobs=array(decoded(field(record, "logprobs", str), "logprobs"), "logprobs", "<f4"),
             finish_reason=reason,
             spans=spans_of(field(record, "weight_versions", list)),
             num_preemptions=field(record, "num_preemptions", int),
@@ -179,10 +147,9 @@ def _logprobs(found: object, token_ids: list[int]) -> list[float]:
 
 
 def _experts(found: object) -> npt.NDArray[Any]:
-    """Base64 of the bytes of a `.npy` file: uint8 or uint16 [rows, layers, top_k]."""
+    """The bytes of a `.npy` file: uint8 or uint16 [rows, layers, top_k]."""
     try:
-        content = base64.b64decode(str(found), validate=True)
-        rows: npt.NDArray[Any] = np.load(io.BytesIO(content), allow_pickle=False)
+        rows: npt.NDArray[Any] = np.load(io.BytesIO(decoded(found, "routed_experts")))
     except (ValueError, EOFError) as err:
-        raise AnswerError(f"field routed_experts is no base64 of a .npy file: {err}") from err
+        raise AnswerError(f"field routed_experts is no .npy file: {err}") from err
     return rows

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_REASONS = ("abort", "length", "stop")
+
 
 class AnswerError(ValueError):
     """A field of an answer cannot be; names field, value and what was expected."""
@@ -54,9 +56,7 @@ class Answer:
     spans: Sequence[Span] | None = None  # None: this server reports none
     label: str | None = None  # of the version at the end; None: this server names none
     num_preemptions: int = 0  # times that its keys and values were computed anew
-    experts: npt.NDArray[Any] | None = (
-        None  # [rows, layers, top_k], or flat [rows * layers * top_k]
-    )
+    experts: npt.NDArray[Any] | None = None  # [rows, layers, top_k], or flat
 
 
 def field(value: object, name: str, kind: type | tuple[type, ...]) -> Any:  # noqa: ANN401
@@ -86,25 +86,25 @@ def spans_of(found: object) -> list[Span] | None:
     ]
 
 
-def int_array(content: bytes, dtype: str) -> npt.NDArray[Any]:
-    """Raw little-endian integers.
-
-    Raises:
-        AnswerError: not a whole number of them.
-    """
-    size = np.dtype(dtype).itemsize
-    if len(content) % size:
-        raise AnswerError(f"routed_experts has {len(content)} bytes, not a multiple of {size}")
-    return np.frombuffer(content, dtype)
+def reason_of(value: object, name: str) -> str:
+    """`value[name]`, which is why an answer ended; another word is an AnswerError."""
+    reason = str(field(value, name, str))
+    if reason not in _REASONS:
+        raise AnswerError(f"field finish_reason should be one of {_REASONS}, is {reason!r}")
+    return reason
 
 
-def float_array(text: str) -> npt.NDArray[np.float32]:
-    """Base64 of little-endian float32.
-
-    Raises:
-        AnswerError: it is not.
-    """
+def decoded(found: object, name: str) -> bytes:
+    """The bytes behind base64; other text is an AnswerError."""
     try:
-        return np.frombuffer(base64.b64decode(text, validate=True), "<f4")
+        return base64.b64decode(str(found), validate=True)
     except ValueError as err:
-        raise AnswerError(f"field logprobs is no base64 of float32: {err}") from err
+        raise AnswerError(f"field {name} is no base64: {err}") from err
+
+
+def array(content: bytes, name: str, dtype: str) -> npt.NDArray[Any]:
+    """Numbers as they lie; half of one is an AnswerError."""
+    try:
+        return np.frombuffer(content, dtype)
+    except ValueError as err:
+        raise AnswerError(f"{name} has {len(content)} bytes: {err}") from err
