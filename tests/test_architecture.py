@@ -96,6 +96,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "pyarrow": (
         "rlstreams.streams.recording",
         "rlstreams.workers.dataset.sources",
+        "rlstreams.workers.dataset.table",
         "rlstreams.show.export",
         "rlstreams.cli.export",
     ),

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
+
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import DataSection, Example
 
@@ -196,6 +198,43 @@ class _Dress:
             prompt = [{"role": "user", "content": prompt}]
         own = [m for m in prompt[:1] if m["role"] == "system"]  # a row's own one is closer to it
         return [*(own or self._system), *self._shots, *prompt[len(own) :]]
+
+
+def parse(line: str | bytes, place: str, field: str) -> Fields:
+    """The fields of a line of JSON.
+
+    Raises:
+        ConfigError: names the place, with the column, and what is there.
+    """
+    try:
+        fields = msgspec.json.decode(line)  # five times as fast as the library's
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = _parsed(line, f"{field}: {place}")  # which takes NaN, and says what is wrong
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{field}: {place}: not a JSON object: {brief(fields)}")
+    return fields
+
+
+def _parsed(line: str | bytes, place: str) -> object:
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as err:
+        column = min(err.pos, len(err.doc.rstrip())) + 1  # a line that was cut ends in its newline
+        raise ConfigError(f"{place}:{column}: not a line of JSON: {err.msg}") from err
+    except ValueError as err:  # UnicodeDecodeError
+        raise ConfigError(f"{place}: not a line of JSON: {err}") from err
+    except RecursionError as err:
+        raise ConfigError(f"{place}: nested too deeply") from err
+    # Half of a surrogate pair is an escape that stands for no character: nothing can send it.
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as err:
+            raise ConfigError(
+                f"{place}: `{brief(name)[1:-1]}` has {err.object[err.start]!a}, half of a "
+                "character; write the character itself, or both halves"
+            ) from err
+    return fields
 
 
 def is_text(prompt: object) -> bool:

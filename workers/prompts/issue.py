@@ -10,9 +10,9 @@ import numpy as np
 from rlstreams.schemas.events import EVALUATE, TRAIN, Prompt, Tensor
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.dataset.dataset import Dataset
 from rlstreams.workers.dataset.limits import PromptEncoder, encoded
 from rlstreams.workers.dataset.row import PromptText, Row
+from rlstreams.workers.dataset.table import Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,6 @@ class PromptsWorker:
         )
         for line in problems.told:
             log.info("data_opened", data=line)
-        self._watch = problems.watch
         self._data_hash = data_hashes(config.data).get("train")
         self._writer = PromptWriter(problems.train, problems.held_out, encoder, config.run.seed)
         dropped = DroppedGroups(config.prompts.max_replacements)
@@ -94,7 +93,6 @@ class PromptsWorker:
 
     def turn(self) -> None:
         """Fold what `steps` and operators brought, issue what is due."""
-        self._watch.check()
         reach(CrashPoint.POLL_BEFORE)
         raws = self._steps.poll(MAX_POLL, self._poll_s)
         reach(CrashPoint.POLL_AFTER)
