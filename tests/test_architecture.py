@@ -25,7 +25,6 @@ FILE_CAP, MEDIAN_CAP, FUNCTION_CAP, FOLDER_CAP = 400, 150, 60, 20
 LARGE_FOLDERS = {
     "rlstreams.cli": 28,
     "rlstreams.streams.log": 22,
-    "rlstreams.workers.config": 22,
     "rlstreams.workers.engines.served": 22,
     "rlstreams.workers.weights.link": 21,
 }

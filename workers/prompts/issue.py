@@ -19,11 +19,11 @@ from rlstreams.workers.dataset.table import Dataset
 class PlannedGroup:
     """A group to be issued."""
 
-    number: int
-    row: int
+    number: int = -1  # of a group that replaces another: given when it is issued
+    row: int  # -1, or none of the data, where a drop could not name it
     dataset_epoch: int
     replaces: str | None = None
-    replacement: int = 0
+    replacement: int = 0  # how often the row was replaced, this time included
 
 
 class PromptWriter:

@@ -7,21 +7,11 @@ watermark and a few numbers, and every event of `steps` that closes groups carri
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from rlstreams.schemas.events import DroppedGroup, GroupsDropped
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replacement:
-    """A dropped group whose row is to be issued again."""
-
-    replaces: str
-    row: int  # -1 (or none of the data): no event could name it; the group's own prompts do
-    dataset_epoch: int
-    replacement: int  # of the new group: how often the row was replaced, this time included
+from rlstreams.workers.prompts.issue import PlannedGroup
 
 
 class DroppedGroups:
@@ -36,7 +26,7 @@ class DroppedGroups:
         self._dropped: dict[str, DroppedGroup] = {}
         self._asked: set[str] = set()
         self._due: set[str] = set()  # ever put into `to_replace`, and not given up
-        self.to_replace: deque[Replacement] = deque()  # oldest first; the issuer takes from it
+        self.to_replace: deque[PlannedGroup] = deque()  # oldest first; the issuer takes from it
 
     def add(self, event: GroupsDropped, _: Position) -> None:
         """The ledger's `on_drop`."""
@@ -60,17 +50,17 @@ class DroppedGroups:
         is_automatic = not permanent and replacement < self._max_replacements
         return is_automatic or group_id in self._asked
 
-    def give_up(self, again: Replacement) -> None:
+    def give_up(self, again: PlannedGroup) -> None:
         """Do not replace this group, unless somebody asks for it later."""
         self.to_replace.remove(again)
-        self._due.discard(again.replaces)
+        self._due.discard(again.replaces or "")
 
     def _replace(self, group: DroppedGroup) -> None:
         if group.group_id in self._due:
             return
         self._due.add(group.group_id)
         self.to_replace.append(
-            Replacement(
+            PlannedGroup(
                 replaces=group.group_id,
                 row=group.row,
                 dataset_epoch=group.dataset_epoch,

@@ -7,6 +7,7 @@ in `replaces`, so the topic `prompts` itself records which requests were served.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from rlstreams.schemas.events import ReplacementRequested
 from rlstreams.streams.log.bus import Bus
@@ -14,7 +15,7 @@ from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.prompts.issue import PlannedGroup
 from rlstreams.workers.prompts.issued import find_prompt
-from rlstreams.workers.prompts.pacing import DroppedGroups, Replacement
+from rlstreams.workers.prompts.pacing import DroppedGroups
 
 MAX_POLL = 100
 
@@ -76,41 +77,29 @@ class Replacements:
                 break
             known = again if again.row in self._rows else self._look_up(again)
             if known is not None:
-                groups.append(_group(numbers[len(groups)], known))
+                groups.append(replace(known, number=numbers[len(groups)]))
         return groups
 
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
 
-    def _look_up(self, again: Replacement) -> Replacement | None:
+    def _look_up(self, again: PlannedGroup) -> PlannedGroup | None:
         """What a drop that names none of our rows could not say; None: it is given up.
 
         How often the row was replaced is known from here on only, and so is held to the maximum.
         """
-        due = self._dropped.to_replace
-        prompt = find_prompt(self._bus, again.replaces, self._num_partitions, self._deadline_s)
+        due, group_id = self._dropped.to_replace, str(again.replaces)
+        prompt = find_prompt(self._bus, group_id, self._num_partitions, self._deadline_s)
         if prompt is None or prompt.row not in self._rows:
-            self._dropped.give_up(again)
-            self._foreign.log.warning("no_row_to_replace", group_id=again.replaces)
-            return None
-        if not self._dropped.may_replace(again.replaces, prompt.replacement):
-            self._dropped.give_up(again)
-            return None
-        known = due[due.index(again)] = Replacement(
-            replaces=again.replaces,
-            row=prompt.row,
-            dataset_epoch=prompt.dataset_epoch,
-            replacement=prompt.replacement + 1,
-        )
-        return known
-
-
-def _group(number: int, again: Replacement) -> PlannedGroup:
-    return PlannedGroup(
-        number=number,
-        row=again.row,
-        dataset_epoch=again.dataset_epoch,
-        replaces=again.replaces,
-        replacement=again.replacement,
-    )
+            self._foreign.log.warning("no_row_to_replace", group_id=group_id)
+        elif self._dropped.may_replace(group_id, prompt.replacement):
+            known = due[due.index(again)] = replace(
+                again,
+                row=prompt.row,
+                dataset_epoch=prompt.dataset_epoch,
+                replacement=prompt.replacement + 1,
+            )
+            return known
+        self._dropped.give_up(again)
+        return None
