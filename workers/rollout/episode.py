@@ -42,14 +42,35 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True)
 class Played:
-    """An episode, under way or over; of a sample without an environment, one turn."""
+    """An attempt at a sample, under way or over; without an environment it has one turn."""
 
+    attempt: int = 0
     prompt_ids: Int32s  # [tokens]
     turns: list[Turn] = field(default_factory=list)
     answers: list[EnvironmentSegment] = field(default_factory=list)  # between the turns
     judgement: Judgement | None = None  # the environment's; None: the verifier judges
     environment_s: float = 0.0  # waited for the environment
+    sample_s: float = 0.0  # of the whole sample, earlier attempts and the verifier included
     waits_for: str = ""
+
+    @property
+    def versions(self) -> set[int]:
+        """That sampled it."""
+        return {s.policy_version for turn in self.turns for s in turn.segments}
+
+    def counts(self, *, in_turns: bool) -> dict[str, float]:
+        """For the worker's report; `in_turns`: what an environment takes, too."""
+        sampled = [segment for turn in self.turns for segment in turn.segments]
+        counts: dict[str, float] = {
+            "samples": 1,
+            "tokens": sum(len(segment.token_ids) for segment in sampled),
+            "sample_s": self.sample_s,
+        }
+        if in_turns:
+            counts["turns"] = len(self.turns)
+            counts["environment_tokens"] = sum(len(a.token_ids) for a in self.answers)
+            counts["environment_s"] = self.environment_s
+        return counts
 
     @property
     def last(self) -> Turn:

@@ -39,37 +39,6 @@ from rlstreams.workers.sandbox.user_code import LostCallError, SuspectCallError
 MOST_PER_TOKEN = 32  # characters; text has about 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """A finished sample, not yet an event."""
-
-    played: Played
-    judgement: Judgement
-    attempt: int
-    started_s: float  # monotonic
-    finished_s: float
-
-    @property
-    def versions(self) -> set[int]:
-        """That sampled it."""
-        return {s.policy_version for turn in self.played.turns for s in turn.segments}
-
-    def counts(self, *, in_turns: bool) -> dict[str, float]:
-        """For the worker's report; `in_turns`: what an environment takes, too."""
-        played = self.played
-        sampled = [segment for turn in played.turns for segment in turn.segments]
-        counts: dict[str, float] = {
-            "samples": 1,
-            "tokens": sum(len(segment.token_ids) for segment in sampled),
-            "sample_s": self.finished_s - self.started_s,
-        }
-        if in_turns:
-            counts["turns"] = len(played.turns)
-            counts["environment_tokens"] = sum(len(a.token_ids) for a in played.answers)
-            counts["environment_s"] = played.environment_s
-        return counts
-
-
 def sampling_of(section: RolloutSection) -> Sampling:
     """What an engine is asked for."""
     return Sampling(
@@ -93,7 +62,7 @@ class Sampler:
     max_attempts: int
     deadline_s: float
 
-    async def roll_out(self, prompt: Prompt) -> Rollout:
+    async def roll_out(self, prompt: Prompt) -> Played:
         """Generate and judge one sample.
 
         Raises:
@@ -105,15 +74,10 @@ class Sampler:
             RewardError: the verifier failed.
         """
         started_s = time.monotonic()
-        attempt, played = await self.generate(prompt)
-        judgement = played.judgement or await self._judged(prompt, played)
-        return Rollout(
-            played=played,
-            judgement=judgement,
-            attempt=attempt,
-            started_s=started_s,
-            finished_s=time.monotonic(),
-        )
+        played = await self.generate(prompt)
+        played.judgement = played.judgement or await self._judged(prompt, played)
+        played.sample_s = time.monotonic() - started_s
+        return played
 
     async def _judged(self, prompt: Prompt, played: Played) -> Judgement:
         last = played.last
@@ -129,16 +93,16 @@ class Sampler:
             )
         )
 
-    async def generate(self, prompt: Prompt) -> tuple[int, Played]:
-        """The attempt that succeeded, and what was said; raises as `roll_out` does."""
+    async def generate(self, prompt: Prompt) -> Played:
+        """The attempt that succeeded, perhaps not judged; raises as `roll_out` does."""
         played = Played(prompt_ids=prompt.token_ids.numpy().astype(np.int32, copy=False))
         num_failed, lost = 0, ""
         try:
             async with asyncio.timeout(self.deadline_s):
                 for attempt in itertools.count():
-                    played = Played(prompt_ids=played.prompt_ids)
+                    played = Played(prompt_ids=played.prompt_ids, attempt=attempt)
                     try:
-                        await self._play(prompt, attempt, played)
+                        await self._play(prompt, played)
                     except PromptTooLongError:
                         raise
                     except (EngineError, SuspectCallError):
@@ -148,7 +112,7 @@ class Sampler:
                     except LostCallError as err:  # not charged: the deadline is its bound
                         lost = f"; attempt {attempt} was lost: {err}"
                     else:
-                        return attempt, played
+                        return played
         except TimeoutError:
             raise TimeoutError(
                 f"sample {prompt.group_id}/{prompt.sample} was not finished by "
@@ -159,16 +123,16 @@ class Sampler:
     def _sampling_of(self, prompt: Prompt) -> Sampling:
         return (prompt.purpose == EVALUATE and self.evaluation) or self.sampling
 
-    async def _play(self, prompt: Prompt, attempt: int, played: Played) -> None:
+    async def _play(self, prompt: Prompt, played: Played) -> None:
         """One attempt, from the policy's first turn on."""
         if self.turns is None:
-            await self._turn(prompt, attempt, played)
+            await self._turn(prompt, played)
             return
-        name = f"{prompt.group_id}/{prompt.sample}/{attempt}"
+        name = f"{prompt.group_id}/{prompt.sample}/{played.attempt}"
         episode = self.turns.environment.begin(name, prompt)
         try:
             while True:
-                turn = await self._turn(prompt, attempt, played)
+                turn = await self._turn(prompt, played)
                 if turn.finish_reason is not FinishReason.STOP:
                     return  # cut: there is nothing to answer
                 outcome = await self._step(episode, played, self.turns.max_turns)
@@ -211,7 +175,7 @@ class Sampler:
         played.answers.append(EnvironmentSegment(token_ids=ids, text=says.text))
         return True
 
-    async def _turn(self, prompt: Prompt, attempt: int, played: Played) -> Turn:
+    async def _turn(self, prompt: Prompt, played: Played) -> Turn:
         """The policy's next turn; an aborted request is resumed where it was."""
         given = played.token_ids
         played.waits_for = f"engine {self.engine.name}"
@@ -220,7 +184,7 @@ class Sampler:
         segments: list[GeneratedSegment] = []
         while not segments or segments[-1].finish_reason is FinishReason.ABORT:
             request = SampleRequest(
-                sample_id=f"{prompt.group_id}/{prompt.sample}/{attempt}",
+                sample_id=f"{prompt.group_id}/{prompt.sample}/{played.attempt}",
                 group_id=prompt.group_id,
                 token_ids=np.concatenate([given, *(s.token_ids for s in segments)]),
                 prompt_tokens=len(given),
