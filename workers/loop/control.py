@@ -22,10 +22,10 @@ def desired(run: str, state: str, *, by: str) -> ControlState:
 
 
 class ControlFollower:
-    """Knows the last `ControlState`; polled from the role's loop. `running` until one is read."""
+    """Knows the last state, polled from the role's loop: RUNNING, PAUSED or DRAINING."""
 
     def __init__(self, bus: Bus) -> None:
-        self.desired: ControlState | None = None
+        self.state = RUNNING  # until one is read
         self._reader = bus.reader(bus.beginnings(CONTROL.name))
         self._foreign = ForeignRecords(CONTROL.name, bus.schemas())
         self._next = 0.0
@@ -37,13 +37,8 @@ class ControlFollower:
             self._next = now + EVERY_S
             for record in self._foreign.readable(self._reader.poll(100, 0.0)):
                 if isinstance(record.event, ControlState):
-                    self.desired = record.event
+                    self.state = record.event.state
         return self
-
-    @property
-    def state(self) -> str:
-        """RUNNING, PAUSED or DRAINING."""
-        return self.desired.state if self.desired else RUNNING
 
     def close(self) -> None:
         """Release the reader."""
