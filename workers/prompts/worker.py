@@ -29,9 +29,8 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.model.folder import max_tokens_of, read_config
 from rlstreams.workers.prompts.issue import PromptWriter
 from rlstreams.workers.prompts.issued import Issued, read_issued
-from rlstreams.workers.prompts.pacing import DroppedGroups
 from rlstreams.workers.prompts.plan import Plan
-from rlstreams.workers.prompts.replacing import Replacements
+from rlstreams.workers.prompts.replacing import DroppedGroups, Replacements
 
 POLL_S = 0.05
 MAX_POLL = 1000
