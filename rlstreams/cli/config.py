@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def run_schema(args: argparse.Namespace) -> int:
     """Print the schema."""
     del args
-    from rlstreams.workers.config.schema import json_schema
+    from rlstreams.workers.config.docs import json_schema
 
     print(json.dumps(json_schema(), indent=2))
     return 0

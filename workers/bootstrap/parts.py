@@ -284,7 +284,7 @@ def _weight_server(context: Context) -> WeightServer:
         from rlstreams.workers.weights.file import FileWeightServer
 
         return FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=weights.versions_served)
-    from rlstreams.workers.config.addresses import check_address
+    from rlstreams.workers.config.checks import check_address
     from rlstreams.workers.loop.log import get as get_log
     from rlstreams.workers.weights.collective import CollectiveWeightServer
     from rlstreams.workers.weights.sender import Limits

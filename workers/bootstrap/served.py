@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
-from rlstreams.workers.config.addresses import check_address
+from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import PauseMode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -57,3 +58,19 @@ def check_urls(name: str, urls: Sequence[str]) -> None:
             raise ConfigError(f"{name} must be like http://host:port, got {url!r}")
     if len({url.rstrip("/") for url in urls}) != len(urls):
         raise ConfigError(f"{name} names a server twice: {list(urls)}")
+
+
+def check_address(field: str, host: str) -> None:
+    """Refuse what is no address of this host, by the field's full name, before anything listens.
+
+    Raises:
+        ConfigError: nothing can listen there.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((host, 0))
+    except (OSError, ValueError) as err:  # a text that can be no name is a UnicodeError
+        raise ConfigError(
+            f"{field} is {host!r}, which is no address of this host: {err}; name one that is"
+        ) from err

@@ -20,6 +20,8 @@ from typing import Any
 import msgspec
 
 from rlstreams.workers.config.fields import item_of, sections, types_of, wanted
+from rlstreams.workers.config.layers import EXTENDS
+from rlstreams.workers.config.run import RunConfig
 
 SYMPTOMS = Path(__file__).with_name("symptoms.toml")
 _UNITS = {
@@ -110,10 +112,31 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def unused_symptoms() -> Sequence[str]:
-    """Names in the file of symptoms that are no field."""
-    known = {doc.name for doc in field_docs()}
-    return [n for n in _flat(tomllib.loads(SYMPTOMS.read_text(encoding="utf-8"))) if n not in known]
+def json_schema() -> dict[str, Any]:
+    """Draft 2020-12; fields have their sentence, unit and default, unknown ones are refused."""
+    schema = msgspec.json.schema(RunConfig)
+    definitions: dict[str, dict[str, Any]] = schema["$defs"]
+    docs = {doc.name: doc for doc in field_docs()}
+    for prefix, cls in sections():
+        _describe(definitions[cls.__name__], f"{prefix}." if prefix else "", docs)
+        for name, kind in types_of(cls).items():
+            if item := item_of(kind):
+                dotted = f"{prefix}.{name}" if prefix else name
+                _describe(definitions[item.__name__], f"{dotted}[].", docs)
+    top = definitions[RunConfig.__name__]
+    top["properties"] = {
+        EXTENDS: {
+            "description": "Files to begin with, relative to this one, or `example:NAME.toml` of "
+            "the package; what stands here wins.",
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+        },
+        **top["properties"],
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "rlstreams",
+        **schema,
+    }
 
 
 def toml_value(value: object) -> str:
@@ -194,3 +217,11 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def _describe(definition: dict[str, Any], prefix: str, docs: dict[str, Any]) -> None:
+    definition["additionalProperties"] = False
+    for name, described in definition["properties"].items():
+        if doc := docs.get(f"{prefix}{name}"):
+            unit = f" [{doc.unit}]" if doc.unit else ""
+            described["description"] = f"{doc.sentence}{unit}"

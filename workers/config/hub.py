@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
@@ -18,12 +17,6 @@ from rlstreams.workers.config.data import HUB
 # No pickles, no copies of the weights in other formats.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Named:
-    repository: str
-    revision: str | None
 
 
 def is_hub_name(path: str) -> bool:
@@ -41,13 +34,13 @@ def found_folder(path: str) -> Path | None:
         raise ConfigError("model.path is empty; name a Hugging Face folder, or hf:ORG/NAME")
     if not is_hub_name(path):
         return Path(path)
-    named = _parsed(path)
+    repository, revision = _parsed(path)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(
-            named.repository, revision=named.revision, allow_patterns=_FILES, local_files_only=True
+            repository, revision=revision, allow_patterns=_FILES, local_files_only=True
         ))  # fmt: skip
     except LocalEntryNotFoundError:
         return None
@@ -60,29 +53,27 @@ def model_folder(path: str) -> Path:
         ConfigError: as `found_folder`; or it cannot be fetched.
     """
     folder = found_folder(path)
-    return folder if folder is not None else _fetched(path)
-
-
-def _fetched(path: str) -> Path:
+    if folder is not None:
+        return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    named = _parsed(path)
-    print(f"fetching {named.repository} from the Hugging Face hub", file=sys.stderr)  # noqa: T201
+    repository, revision = _parsed(path)
+    print(f"fetching {repository} from the Hugging Face hub", file=sys.stderr)  # noqa: T201
     try:
-        folder = snapshot_download(named.repository, revision=named.revision, allow_patterns=_FILES)
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES))
     except (OSError, ValueError, HfHubHTTPError) as err:
         first = str(err).strip().split("\n")[0].removeprefix("Got: ")
         raise ConfigError(
             f"model.path: {path} cannot be fetched: {first}; check the name and the connection, "
             "set HF_TOKEN for a model behind a licence, or name a folder"
         ) from err
-    return Path(folder)
 
 
-def _parsed(path: str) -> _Named:
+def _parsed(path: str) -> tuple[str, str | None]:
+    """Repository and revision."""
     name = path.removeprefix(HUB)
     if not _NAME.fullmatch(name):
         raise ConfigError(f"model.path must be a folder or hf:ORG/NAME[@REVISION], got {path!r}")
     repository, _, revision = name.partition("@")
-    return _Named(repository=repository, revision=revision or None)
+    return repository, revision or None

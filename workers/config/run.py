@@ -10,9 +10,8 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import device, ipv4, not_negative, one_interface, positive
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.engine import EngineSection
-from rlstreams.workers.config.environment import EnvironmentSection
 from rlstreams.workers.config.operation import DeadLettersSection, DeadlinesSection, DemoSection
-from rlstreams.workers.config.reward import RewardSection
+from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
 from rlstreams.workers.config.trainer import TrainerSection
 
 START = "start"  # a reference: the model that the run began with

@@ -72,23 +72,24 @@ def numbered_lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
         name: field and file, for the error.
 
     Raises:
-        ConfigError: a line longer than `LINE_BYTES`: to tokenise one takes hundreds of times as
-            much memory.
+        ConfigError: a line longer than `LINE_BYTES`.
     """
     for number in itertools.count(1):
         line = file.readline(LINE_BYTES + 1)
-        if len(line) > LINE_BYTES:
-            raise ConfigError(
-                f"{name}: line {number} is longer than {LINE_BYTES >> 20} MiB; shorten or remove it"
-            )
         if not line:
             return
-        yield number, line
+        yield number, checked_length(line, f"{name}: line {number}")
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    """All files in a folder, in the order of their names."""
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+def checked_length(line: bytes, place: str) -> bytes:
+    """A row that is not too long: to tokenise one takes hundreds of times as much memory.
+
+    Raises:
+        ConfigError: it is longer than `LINE_BYTES`.
+    """
+    if len(line) > LINE_BYTES:
+        raise ConfigError(f"{place} is longer than {LINE_BYTES >> 20} MiB; shorten or remove it")
+    return line
 
 
 def _hashed(path: Path) -> str:

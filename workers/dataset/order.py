@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 _U64 = (1 << 64) - 1
-_CHUNK = 1 << 18
 
 
 class Order:
@@ -53,16 +52,9 @@ class Order:
 
 
 def permutation(seed: int, epoch: int, num_rows: int) -> npt.NDArray[np.uint32]:
-    """The rows in the order of their noise; its lowest bits give way to the row's number.
-
-    So the numbers are sorted where they lie: ten million rows take 80 MB meanwhile, 40 MB then.
-    """
+    """The rows in the order of their noise, whose lowest bits give way to the row's number."""
     low = np.uint64((1 << max(num_rows - 1, 1).bit_length()) - 1)
     noise = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(num_rows)
-    noise &= ~low
-    for first in range(0, num_rows, _CHUNK):
-        part = noise[first : first + _CHUNK]
-        part |= np.arange(first, first + len(part), dtype=np.uint64)
+    noise = noise & ~low | np.arange(num_rows, dtype=np.uint64)
     noise.sort()
-    noise &= low
-    return noise.astype(np.uint32)
+    return (noise & low).astype(np.uint32)

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
+
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.data import DataSection, Example
+from rlstreams.workers.config.data import DataSection
 
 ChatMessages: TypeAlias = list[dict[str, Any]]
 PromptText: TypeAlias = str | ChatMessages
@@ -67,7 +69,19 @@ class RowReader:
         # Rows need no answer (a reward function may do without), unless its column was named.
         self._needs_answer = bool(columns.answer or data.preset)
         self._metadata = columns.metadata
-        self._dress = _Dress(data)
+        self._is_chat = data.is_always_chat
+        self._system: ChatMessages = []
+        if data.system_prompt:
+            self._system = [{"role": "system", "content": data.system_prompt}]
+        self._shots: ChatMessages = [
+            message
+            for shot in data.few_shot
+            for message in (
+                {"role": "user", "content": shot.prompt},
+                {"role": "assistant", "content": shot.answer},
+            )
+        ]
+        self._text = "".join(f"{e.prompt}{e.answer}{data.few_shot_join}" for e in data.few_shot)
         # The preset's pattern is about the preset's column.
         pattern = columns.answer_pattern or ("" if columns.answer else preset.answer_pattern)
         try:
@@ -100,8 +114,13 @@ class RowReader:
         return prompt  # type: ignore[no-any-return]
 
     def dressed(self, prompt: PromptText) -> PromptText:
-        """A bare prompt with all that stands before it."""
-        return self._dress(prompt)
+        """A bare prompt behind the system prompt and the solved problems."""
+        if isinstance(prompt, str):
+            if not self._is_chat:
+                return self._text + prompt
+            prompt = [{"role": "user", "content": prompt}]
+        own = [m for m in prompt[:1] if m["role"] == "system"]  # a row's own one is closer to it
+        return [*(own or self._system), *self._shots, *prompt[len(own) :]]
 
     def check_rest(self, fields: Fields, place: str) -> None:
         """Whether all but the prompt is there.
@@ -125,7 +144,7 @@ class RowReader:
         return Row(
             number=number,
             place=place,
-            prompt=self._dress(prompt),
+            prompt=self.dressed(prompt),
             answer=answer,
             metadata=json.dumps(self._free(fields, used, place)),
         )
@@ -169,33 +188,41 @@ class RowReader:
         raise ConfigError(f"{self._field}: {place}: no `{wanted}` (fields: {known}){hint}")
 
 
-class _Dress:
-    """Puts the system prompt and solved problems before a prompt."""
+def parse(line: str | bytes, place: str, field: str) -> Fields:
+    """The fields of a line of JSON.
 
-    def __init__(self, data: DataSection) -> None:
-        self._data = data
-        shots = [_Dress._shot(example) for example in data.few_shot]
-        system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-        self._shots = [message for shot in shots for message in shot]
-        self._system: ChatMessages = system
-        self._is_chat = data.chat == "always" or bool(system)
-        join = data.few_shot_join
-        self._text = "".join(f"{e.prompt}{e.answer}{join}" for e in data.few_shot)
+    Raises:
+        ConfigError: names the place, with the column, and what is there.
+    """
+    try:
+        fields = msgspec.json.decode(line)  # five times as fast as the library's
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = _parsed(line, f"{field}: {place}")  # which takes NaN, and says what is wrong
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{field}: {place}: not a JSON object: {brief(fields)}")
+    return fields
 
-    @staticmethod
-    def _shot(example: Example) -> ChatMessages:
-        return [
-            {"role": "user", "content": example.prompt},
-            {"role": "assistant", "content": example.answer},
-        ]
 
-    def __call__(self, prompt: PromptText) -> PromptText:
-        if isinstance(prompt, str):
-            if not self._is_chat:
-                return self._text + prompt
-            prompt = [{"role": "user", "content": prompt}]
-        own = [m for m in prompt[:1] if m["role"] == "system"]  # a row's own one is closer to it
-        return [*(own or self._system), *self._shots, *prompt[len(own) :]]
+def _parsed(line: str | bytes, place: str) -> object:
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as err:
+        column = min(err.pos, len(err.doc.rstrip())) + 1  # a line that was cut ends in its newline
+        raise ConfigError(f"{place}:{column}: not a line of JSON: {err.msg}") from err
+    except ValueError as err:  # UnicodeDecodeError
+        raise ConfigError(f"{place}: not a line of JSON: {err}") from err
+    except RecursionError as err:
+        raise ConfigError(f"{place}: nested too deeply") from err
+    # Half of a surrogate pair is an escape that stands for no character: nothing can send it.
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as err:
+            raise ConfigError(
+                f"{place}: `{brief(name)[1:-1]}` has {err.object[err.start]!a}, half of a "
+                "character; write the character itself, or both halves"
+            ) from err
+    return fields
 
 
 def is_text(prompt: object) -> bool:

@@ -1,9 +1,4 @@
-"""Sources of data: what a name in `[data]` is: a file, a folder, a hub's data set, a gym's task.
-
-All but JSON lines are written once as JSON lines into the cache, and read from there: rows are read
-by number in a shuffled order, for which those formats are not made. So memory does not grow with
-the data, and a run sees the same rows although a hub changes.
-"""
+"""Sources of data: what a name in `[data]` is: a file, a folder, a hub's data set, a gym's task."""
 
 from __future__ import annotations
 
@@ -12,29 +7,25 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
-import os
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.config.data import GYM, HUB, DataSection
 from rlstreams.workers.config.nearest import meant_path
-from rlstreams.workers.dataset.files import content_hash, files_below
+from rlstreams.workers.dataset.files import checked_length, content_hash, numbered_lines
 from rlstreams.workers.dataset.row import Fields
 
-_FORMAT = 1  # of the files in the cache
 _HUB_NAME = re.compile(r"hf:([^:@]+)(?::([^:@]+))?(?:@([^@]+))?")
 _TABLES = {".csv": "", ".tsv": ", delimiter='\\t'"}  # by ending: what the reader must be told
 _SAVED = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves
-_PROGRESS_ROWS = 100_000
 
 
 class Kind(StrEnum):
@@ -59,11 +50,20 @@ class Source:
     subset: str = ""  # of hub data sets
     split: str = ""
 
+    def place(self, number: int) -> str:
+        """`file:line`, or `name: row`, for messages."""
+        own = self.kind is Kind.JSON_LINES
+        return f"{self.path}:{number}" if own else f"{self.name}: row {number}"
+
     def files(self) -> Sequence[Path]:
         """The user's own files; of what has none, nothing."""
         if self.kind in (Kind.HUB, Kind.GYM):
             return ()
-        return [self.path] if self.path.is_file() else list(files_below(self.path))
+        return (
+            [self.path]
+            if self.path.is_file()
+            else sorted(p for p in self.path.rglob("*") if p.is_file())
+        )
 
     def digest(self) -> str:
         """Names the content: of files by their bytes, of the others by what they are made from.
@@ -86,8 +86,8 @@ class Source:
             known = [self.subset, self.split, self.data.revision]
         else:
             below = self.path if self.path.is_dir() else self.path.parent
-            return _digest_of([[str(f.relative_to(below)), content_hash(f)] for f in self.files()])
-        return _digest_of([self.name, *known])
+            return digest_of([[str(f.relative_to(below)), content_hash(f)] for f in self.files()])
+        return digest_of([self.name, *known])
 
 
 def source_of(data: DataSection, field: str) -> Source:
@@ -119,47 +119,31 @@ def source_of(data: DataSection, field: str) -> Source:
     return Source(field=field, kind=_kind_of(path, field), name=name, data=data, path=path)
 
 
-def json_lines(
-    source: Source, columns: Sequence[str], progress: Callable[[str], None] = lambda _: None
-) -> Path:
-    """The rows of `source` as a file of JSON lines: its own, or one in the cache.
+def numbered_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[int, bytes]]:
+    """Each row as JSON, with the number of its line or row, from 1; without blank lines.
 
     Args:
-        columns: to keep, of those that name theirs; empty: all.
-        progress: told now and then how far it is.
+        columns: to read, of sources that name theirs; empty: all.
 
     Raises:
-        ConfigError: it cannot be read, or needs a package that is not installed.
+        ConfigError: it cannot be read, needs a package that is not installed, or holds what JSON
+            cannot say.
     """
     if source.kind is Kind.JSON_LINES:
-        return source.path
-    key = _digest_of([_FORMAT, source.digest(), list(columns)])
-    path = cache_folder() / "rows" / f"{key}.jsonl"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(f".{os.getpid()}")
         try:
-            _write(source, columns, beside, progress)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
-    return path
-
-
-def _write(
-    source: Source, columns: Sequence[str], path: Path, progress: Callable[[str], None]
-) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for number, fields in enumerate(raw_rows(source, columns), 1):
-            file.write(_line(fields, f"{source.field}: {source.name}: row {number}") + "\n")
-            if number % _PROGRESS_ROWS == 0:
-                progress(f"{source.field}: {source.name}: {number:,} rows read")
-
-
-def raw_rows(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
-    """Rows of a source that is not JSON lines, from the first."""
+            with source.path.open("rb", buffering=1 << 20) as file:
+                for number, line in numbered_lines(file, f"{source.field}: {source.path}"):
+                    if not line.isspace():
+                        yield number, line
+        except OSError as err:
+            raise ConfigError(
+                f"{source.field}: cannot read {source.name!r}: {err.strerror}"
+            ) from err
+        return
     readers = {Kind.PARQUET: _parquet, Kind.SAVED: _saved, Kind.HUB: _hub, Kind.GYM: _gym}
-    return readers[source.kind](source, columns)
+    for number, fields in enumerate(readers[source.kind](source, columns), 1):
+        place = f"{source.field}: {source.place(number)}"
+        yield number, checked_length(_line(fields, place).encode(), place)
 
 
 def first_parquet_rows(path: Path, field: str, count: int) -> tuple[list[Fields], int]:
@@ -320,6 +304,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _digest_of(value: object) -> str:
+def digest_of(value: object) -> str:
+    """SHA-256 of its JSON, hexadecimal."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -9,7 +9,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.workers.loop.foreign import ForeignRecords
-from rlstreams.workers.loop.runtime import Pausable, Role
+from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround
 
 RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
 EVERY_S = 0.5
@@ -22,10 +22,10 @@ def desired(run: str, state: str, *, by: str) -> ControlState:
 
 
 class ControlFollower:
-    """Knows the last `ControlState`; polled from the role's loop. `running` until one is read."""
+    """Knows the last state, polled from the role's loop: RUNNING, PAUSED or DRAINING."""
 
     def __init__(self, bus: Bus) -> None:
-        self.desired: ControlState | None = None
+        self.state = RUNNING  # until one is read
         self._reader = bus.reader(bus.beginnings(CONTROL.name))
         self._foreign = ForeignRecords(CONTROL.name, bus.schemas())
         self._next = 0.0
@@ -37,20 +37,15 @@ class ControlFollower:
             self._next = now + EVERY_S
             for record in self._foreign.readable(self._reader.poll(100, 0.0)):
                 if isinstance(record.event, ControlState):
-                    self.desired = record.event
+                    self.state = record.event.state
         return self
-
-    @property
-    def state(self) -> str:
-        """RUNNING, PAUSED or DRAINING."""
-        return self.desired.state if self.desired else RUNNING
 
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
 
 
-class ControlledRole:
+class ControlledRole(RoleAround):
     """A `Role` around a `Role`: pauses and drains it as `control` says.
 
     Args:
@@ -58,10 +53,9 @@ class ControlledRole:
     """
 
     def __init__(self, role: Role, paused: Pausable, bus: Bus) -> None:
-        self._role = role
+        super().__init__(role)
         self._paused = paused
         self._control = ControlFollower(bus)
-        self._is_draining = False
 
     def turn(self) -> None:
         """See `Role`."""
@@ -69,20 +63,9 @@ class ControlledRole:
         self._paused.is_paused = state == PAUSED
         if state == DRAINING:
             self.drain()
-        self._role.turn()
-
-    def drain(self) -> None:
-        """See `Role`."""
-        if not self._is_draining:
-            self._is_draining = True
-            self._role.drain()
-
-    @property
-    def done(self) -> bool:
-        """See `Role`."""
-        return self._role.done
+        super().turn()
 
     def close(self) -> None:
         """See `Role`."""
         self._control.close()
-        self._role.close()
+        super().close()

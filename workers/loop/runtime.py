@@ -64,6 +64,33 @@ class Pausable(Role, Protocol):
     is_paused: bool  # finish what is begun, begin nothing new
 
 
+class RoleAround:
+    """A `Role` around a `Role`, which it drains once."""
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._is_draining = False
+
+    def turn(self) -> None:
+        """See `Role`."""
+        self._role.turn()
+
+    def drain(self) -> None:
+        """See `Role`."""
+        if not self._is_draining:
+            self._is_draining = True
+            self._role.drain()
+
+    @property
+    def done(self) -> bool:
+        """See `Role`."""
+        return self._role.done
+
+    def close(self) -> None:
+        """See `Role`."""
+        self._role.close()
+
+
 class Stop:
     """Set when this process should drain: SIGTERM, SIGINT, or a supervisor that went away."""
 

@@ -21,14 +21,14 @@ from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.log import get as get_log
-from rlstreams.workers.loop.runtime import Role
+from rlstreams.workers.loop.runtime import Role, RoleAround
 from rlstreams.workers.loop.stage import StageLoop
 
 LOOK_S = 0.5
 LINGER_S = 60.0  # longer than the session timeout of a group: a dead member's work comes to us
 
 
-class StandaloneRole:
+class StandaloneRole(RoleAround):
     """A `Role` around a `Role`: does what `up` does where it starts all roles.
 
     Consumes: `steps`, from a little before its end (TrainerStarted, TrainerHeartbeat).
@@ -38,7 +38,7 @@ class StandaloneRole:
     """
 
     def __init__(self, role: Role, context: Context) -> None:
-        self._role = role
+        super().__init__(role)
         self._context = context
         self._history = context.bus.ends(STEPS.name)[STEPS_PARTITION]
         self._reader = context.bus.reader({STEPS_PARTITION: max(0, self._history - TAIL)})
@@ -47,7 +47,6 @@ class StandaloneRole:
         self._epoch = -1  # of the claim that was compared
         self._is_over = False  # the trainer is done, and has made all steps that we know of
         self._idle_since_s: float | None = None
-        self._is_draining = False
         self._next_s = 0.0
 
     def turn(self) -> None:
@@ -58,23 +57,12 @@ class StandaloneRole:
             for record in self._foreign.readable(self._reader.poll(TAIL, 0.0)):
                 self._take(record.event, record.position)
             self._leave_if_over(now_s)
-        self._role.turn()
-
-    def drain(self) -> None:
-        """See `Role`."""
-        if not self._is_draining:
-            self._is_draining = True
-            self._role.drain()
-
-    @property
-    def done(self) -> bool:
-        """See `Role`."""
-        return self._role.done
+        super().turn()
 
     def close(self) -> None:
         """See `Role`."""
         self._reader.close()
-        self._role.close()
+        super().close()
 
     def _take(self, event: Event, position: Position) -> None:
         is_new = position.offset >= self._history

@@ -10,20 +10,20 @@ import numpy as np
 from rlstreams.schemas.events import EVALUATE, TRAIN, Prompt, Tensor
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.dataset.dataset import Dataset
 from rlstreams.workers.dataset.limits import PromptEncoder, encoded
 from rlstreams.workers.dataset.row import PromptText, Row
+from rlstreams.workers.dataset.table import Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGroup:
     """A group to be issued."""
 
-    number: int
-    row: int
+    number: int = -1  # of a group that replaces another: given when it is issued
+    row: int  # -1, or none of the data, where a drop could not name it
     dataset_epoch: int
     replaces: str | None = None
-    replacement: int = 0
+    replacement: int = 0  # how often the row was replaced, this time included
 
 
 class PromptWriter:

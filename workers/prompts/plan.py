@@ -1,4 +1,8 @@
-"""What is to be issued next: groups that were torn, dropped or are new, and evaluations."""
+"""What is to be issued next: groups that were torn, dropped or are new, and evaluations.
+
+Open groups are those issued minus those closed. Group numbers are dense, so the closed set is a
+watermark and a few numbers, and every event of `steps` that closes groups carries all of it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.order import Order
 from rlstreams.workers.prompts.issue import PlannedGroup
 from rlstreams.workers.prompts.issued import Issued
-from rlstreams.workers.prompts.pacing import evaluation_due, room
 from rlstreams.workers.prompts.replacing import Replacements
 
 GROUPS_PER_COMMIT = 64
@@ -83,3 +86,29 @@ class Plan:
             epoch, row = self._order.at(position)
             groups.append(PlannedGroup(number=number, row=row, dataset_epoch=epoch))
         return groups
+
+
+def room(ledger: Ledger, num_issued: int, max_open: int, groups_per_step: int) -> int:
+    """How many groups may be issued now; none before the first claim.
+
+    Open groups stay at or below `max_open`, and below what the steps that are left can use.
+    """
+    usable = (ledger.step_target - ledger.last_step) * groups_per_step
+    return max(0, min(max_open, usable) - (num_issued - ledger.num_closed))
+
+
+def evaluation_due(ledger: Ledger, every: int, last: int) -> int | None:
+    """The version to evaluate now, if one is due.
+
+    Version 0, then every `every` versions (0: none), and the last one of the run. One that was
+    passed by while nobody issued is left out: what is sampled now has newer weights.
+
+    Args:
+        last: the newest version whose evaluation was issued, or NO_VERSION.
+    """
+    if ledger.claim is None:
+        return None
+    due = ledger.policy_version
+    if not ledger.at_target:
+        due -= due % every if every else due
+    return due if due > last else None

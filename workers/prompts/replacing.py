@@ -6,17 +6,74 @@ in `replaces`, so the topic `prompts` itself records which requests were served.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from rlstreams.schemas.events import ReplacementRequested
+from rlstreams.schemas.events import DroppedGroup, GroupsDropped, ReplacementRequested
 from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.prompts.issue import PlannedGroup
 from rlstreams.workers.prompts.issued import find_prompt
-from rlstreams.workers.prompts.pacing import DroppedGroups, Replacement
 
 MAX_POLL = 100
+
+
+class DroppedGroups:
+    """The groups that were dropped, and those of them that are to be replaced.
+
+    Args:
+        max_replacements: of one row, without an operator's request.
+    """
+
+    def __init__(self, max_replacements: int) -> None:
+        self._max_replacements = max_replacements
+        self._dropped: dict[str, DroppedGroup] = {}
+        self._asked: set[str] = set()
+        self._due: set[str] = set()  # ever put into `to_replace`, and not given up
+        self.to_replace: deque[PlannedGroup] = deque()  # oldest first; the issuer takes from it
+
+    def add(self, event: GroupsDropped, _: Position) -> None:
+        """The ledger's `on_drop`."""
+        for group in event.groups:
+            self._dropped.setdefault(group.group_id, group)
+            if self.may_replace(group.group_id, group.replacement, permanent=group.permanent):
+                self._replace(group)
+
+    def ask(self, group_id: str) -> None:
+        """An operator wants this group's row once more, whatever the limits on replacing say.
+
+        It counts once the group is dropped, before or after this call. A trained group is never
+        issued again, and a group is replaced at most once.
+        """
+        self._asked.add(group_id)
+        if group_id in self._dropped:
+            self._replace(self._dropped[group_id])
+
+    def may_replace(self, group_id: str, replacement: int, *, permanent: bool = False) -> bool:
+        """Whether a dropped group, its row replaced `replacement` times so far, is issued again."""
+        is_automatic = not permanent and replacement < self._max_replacements
+        return is_automatic or group_id in self._asked
+
+    def give_up(self, again: PlannedGroup) -> None:
+        """Do not replace this group, unless somebody asks for it later."""
+        self.to_replace.remove(again)
+        self._due.discard(again.replaces or "")
+
+    def _replace(self, group: DroppedGroup) -> None:
+        if group.group_id in self._due:
+            return
+        self._due.add(group.group_id)
+        self.to_replace.append(
+            PlannedGroup(
+                replaces=group.group_id,
+                row=group.row,
+                dataset_epoch=group.dataset_epoch,
+                replacement=group.replacement + 1,
+            )
+        )
 
 
 class Replacements:
@@ -76,41 +133,29 @@ class Replacements:
                 break
             known = again if again.row in self._rows else self._look_up(again)
             if known is not None:
-                groups.append(_group(numbers[len(groups)], known))
+                groups.append(replace(known, number=numbers[len(groups)]))
         return groups
 
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
 
-    def _look_up(self, again: Replacement) -> Replacement | None:
+    def _look_up(self, again: PlannedGroup) -> PlannedGroup | None:
         """What a drop that names none of our rows could not say; None: it is given up.
 
         How often the row was replaced is known from here on only, and so is held to the maximum.
         """
-        due = self._dropped.to_replace
-        prompt = find_prompt(self._bus, again.replaces, self._num_partitions, self._deadline_s)
+        due, group_id = self._dropped.to_replace, str(again.replaces)
+        prompt = find_prompt(self._bus, group_id, self._num_partitions, self._deadline_s)
         if prompt is None or prompt.row not in self._rows:
-            self._dropped.give_up(again)
-            self._foreign.log.warning("no_row_to_replace", group_id=again.replaces)
-            return None
-        if not self._dropped.may_replace(again.replaces, prompt.replacement):
-            self._dropped.give_up(again)
-            return None
-        known = due[due.index(again)] = Replacement(
-            replaces=again.replaces,
-            row=prompt.row,
-            dataset_epoch=prompt.dataset_epoch,
-            replacement=prompt.replacement + 1,
-        )
-        return known
-
-
-def _group(number: int, again: Replacement) -> PlannedGroup:
-    return PlannedGroup(
-        number=number,
-        row=again.row,
-        dataset_epoch=again.dataset_epoch,
-        replaces=again.replaces,
-        replacement=again.replacement,
-    )
+            self._foreign.log.warning("no_row_to_replace", group_id=group_id)
+        elif self._dropped.may_replace(group_id, prompt.replacement):
+            known = due[due.index(again)] = replace(
+                again,
+                row=prompt.row,
+                dataset_epoch=prompt.dataset_epoch,
+                replacement=prompt.replacement + 1,
+            )
+            return known
+        self._dropped.give_up(again)
+        return None

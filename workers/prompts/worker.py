@@ -29,9 +29,8 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.model.folder import max_tokens_of, read_config
 from rlstreams.workers.prompts.issue import PromptWriter
 from rlstreams.workers.prompts.issued import Issued, read_issued
-from rlstreams.workers.prompts.pacing import DroppedGroups
 from rlstreams.workers.prompts.plan import Plan
-from rlstreams.workers.prompts.replacing import Replacements
+from rlstreams.workers.prompts.replacing import DroppedGroups, Replacements
 
 POLL_S = 0.05
 MAX_POLL = 1000
@@ -63,7 +62,6 @@ class PromptsWorker:
         )
         for line in problems.told:
             log.info("data_opened", data=line)
-        self._watch = problems.watch
         self._data_hash = data_hashes(config.data).get("train")
         self._writer = PromptWriter(problems.train, problems.held_out, encoder, config.run.seed)
         dropped = DroppedGroups(config.prompts.max_replacements)
@@ -94,7 +92,6 @@ class PromptsWorker:
 
     def turn(self) -> None:
         """Fold what `steps` and operators brought, issue what is due."""
-        self._watch.check()
         reach(CrashPoint.POLL_BEFORE)
         raws = self._steps.poll(MAX_POLL, self._poll_s)
         reach(CrashPoint.POLL_AFTER)

@@ -5,7 +5,8 @@ The last word is the policy's: an environment's answer that no turn follows is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,14 +40,37 @@ class Turn:
         return [token for segment in self.segments for token in segment.token_ids.tolist()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Played:
-    """An episode that is over; of a sample without an environment, one turn."""
+    """An attempt at a sample, under way or over; without an environment it has one turn."""
 
-    turns: tuple[Turn, ...]
-    answers: tuple[EnvironmentSegment, ...] = ()  # behind each turn but the last
+    attempt: int = 0
+    prompt_ids: Int32s  # [tokens]
+    turns: list[Turn] = field(default_factory=list)
+    answers: list[EnvironmentSegment] = field(default_factory=list)  # between the turns
     judgement: Judgement | None = None  # the environment's; None: the verifier judges
     environment_s: float = 0.0  # waited for the environment
+    sample_s: float = 0.0  # of the whole sample, earlier attempts and the verifier included
+    waits_for: str = ""
+
+    @property
+    def versions(self) -> set[int]:
+        """That sampled it."""
+        return {s.policy_version for turn in self.turns for s in turn.segments}
+
+    def counts(self, *, in_turns: bool) -> dict[str, float]:
+        """For the worker's report; `in_turns`: what an environment takes, too."""
+        sampled = [segment for turn in self.turns for segment in turn.segments]
+        counts: dict[str, float] = {
+            "samples": 1,
+            "tokens": sum(len(segment.token_ids) for segment in sampled),
+            "sample_s": self.sample_s,
+        }
+        if in_turns:
+            counts["turns"] = len(self.turns)
+            counts["environment_tokens"] = sum(len(a.token_ids) for a in self.answers)
+            counts["environment_s"] = self.environment_s
+        return counts
 
     @property
     def last(self) -> Turn:
@@ -54,51 +78,29 @@ class Played:
         return self.turns[-1]
 
     @property
-    def segments(self) -> tuple[AnySegment, ...]:
+    def segments(self) -> list[AnySegment]:
         """Behind the prompt, in order."""
-        return tuple(self._segments())
+        found: list[AnySegment] = []
+        for turn, answer in itertools.zip_longest(self.turns, self.answers):
+            found += turn.segments
+            if answer is not None:
+                found.append(answer)
+        return found
 
     @property
     def transcript(self) -> list[dict[str, str]]:
         """Who said what, in order."""
         said = []
-        for number, turn in enumerate(self.turns):
+        for turn, answer in itertools.zip_longest(self.turns, self.answers):
             said.append({"author": "policy", "text": turn.text})
-            if number < len(self.answers):
-                said.append({"author": "environment", "text": self.answers[number].text})
+            if answer is not None:
+                said.append({"author": "environment", "text": answer.text})
         return said
-
-    def _segments(self) -> Iterator[AnySegment]:
-        for number, turn in enumerate(self.turns):
-            yield from turn.segments
-            if number < len(self.answers):
-                yield self.answers[number]
-
-
-@dataclass(slots=True)
-class Progress:
-    """An episode under way: its tokens so far, and what it waits for."""
-
-    prompt_ids: Int32s
-    turns: list[Turn] = field(default_factory=list)
-    answers: list[EnvironmentSegment] = field(default_factory=list)
-    environment_s: float = 0.0
-    waits_for: str = ""
 
     @property
     def token_ids(self) -> Int32s:
         """All tokens up to the turn that is next or under way."""
-        parts = [self.prompt_ids, *(s.token_ids for s in self.played().segments)]
-        return np.concatenate(parts)
-
-    def played(self, judgement: Judgement | None = None) -> Played:
-        """As it stands."""
-        return Played(
-            turns=tuple(self.turns),
-            answers=tuple(self.answers),
-            judgement=judgement,
-            environment_s=self.environment_s,
-        )
+        return np.concatenate([self.prompt_ids, *(s.token_ids for s in self.segments)])
 
 
 def turn_of(segments: Sequence[GeneratedSegment], text: str) -> Turn:
@@ -112,4 +114,5 @@ def turn_of(segments: Sequence[GeneratedSegment], text: str) -> Turn:
 
 def answered(text: str) -> Played:
     """A lone answer that somebody has, ended, without tokens."""
-    return Played(turns=(Turn(segments=(), finish_reason=FinishReason.STOP, text=text),))
+    turn = Turn(segments=(), finish_reason=FinishReason.STOP, text=text)
+    return Played(prompt_ids=np.zeros(0, np.int32), turns=[turn])

@@ -30,44 +30,13 @@ from rlstreams.workers.engines.base import (
 )
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.tokenizer import Tokenizer
-from rlstreams.workers.rollout.episode import EnvironmentSegment, Played, Progress, Turn, turn_of
+from rlstreams.workers.rollout.episode import EnvironmentSegment, Played, Turn, turn_of
 from rlstreams.workers.rollout.turns import Turns
-from rlstreams.workers.sandbox.environment import Ends, Episode, PolicyTurn, Says
+from rlstreams.workers.sandbox.environment import Ends, PolicyTurn, Says, UserEpisode
 from rlstreams.workers.sandbox.reward import Judgement, Sample, Verifier
 from rlstreams.workers.sandbox.user_code import LostCallError, SuspectCallError
 
 MOST_PER_TOKEN = 32  # characters; text has about 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """A finished sample, not yet an event."""
-
-    played: Played
-    judgement: Judgement
-    attempt: int
-    started_s: float  # monotonic
-    finished_s: float
-
-    @property
-    def versions(self) -> set[int]:
-        """That sampled it."""
-        return {s.policy_version for turn in self.played.turns for s in turn.segments}
-
-    def counts(self, *, in_turns: bool) -> dict[str, float]:
-        """For the worker's report; `in_turns`: what an environment takes, too."""
-        played = self.played
-        sampled = [segment for turn in played.turns for segment in turn.segments]
-        counts: dict[str, float] = {
-            "samples": 1,
-            "tokens": sum(len(segment.token_ids) for segment in sampled),
-            "sample_s": self.finished_s - self.started_s,
-        }
-        if in_turns:
-            counts["turns"] = len(played.turns)
-            counts["environment_tokens"] = sum(len(a.token_ids) for a in played.answers)
-            counts["environment_s"] = played.environment_s
-        return counts
 
 
 def sampling_of(section: RolloutSection) -> Sampling:
@@ -93,7 +62,7 @@ class Sampler:
     max_attempts: int
     deadline_s: float
 
-    async def roll_out(self, prompt: Prompt) -> Rollout:
+    async def roll_out(self, prompt: Prompt) -> Played:
         """Generate and judge one sample.
 
         Raises:
@@ -105,15 +74,10 @@ class Sampler:
             RewardError: the verifier failed.
         """
         started_s = time.monotonic()
-        attempt, played = await self.generate(prompt)
-        judgement = played.judgement or await self._judged(prompt, played)
-        return Rollout(
-            played=played,
-            judgement=judgement,
-            attempt=attempt,
-            started_s=started_s,
-            finished_s=time.monotonic(),
-        )
+        played = await self.generate(prompt)
+        played.judgement = played.judgement or await self._judged(prompt, played)
+        played.sample_s = time.monotonic() - started_s
+        return played
 
     async def _judged(self, prompt: Prompt, played: Played) -> Judgement:
         last = played.last
@@ -129,16 +93,16 @@ class Sampler:
             )
         )
 
-    async def generate(self, prompt: Prompt) -> tuple[int, Played]:
-        """The attempt that succeeded, and what was said; raises as `roll_out` does."""
-        progress = Progress(np.zeros(0, np.int32))
+    async def generate(self, prompt: Prompt) -> Played:
+        """The attempt that succeeded, perhaps not judged; raises as `roll_out` does."""
+        played = Played(prompt_ids=prompt.token_ids.numpy().astype(np.int32, copy=False))
         num_failed, lost = 0, ""
         try:
             async with asyncio.timeout(self.deadline_s):
                 for attempt in itertools.count():
-                    progress = Progress(prompt.token_ids.numpy().astype(np.int32, copy=False))
+                    played = Played(prompt_ids=played.prompt_ids, attempt=attempt)
                     try:
-                        return attempt, await self._play(prompt, attempt, progress)
+                        await self._play(prompt, played)
                     except PromptTooLongError:
                         raise
                     except (EngineError, SuspectCallError):
@@ -147,39 +111,42 @@ class Sampler:
                             raise
                     except LostCallError as err:  # not charged: the deadline is its bound
                         lost = f"; attempt {attempt} was lost: {err}"
+                    else:
+                        return played
         except TimeoutError:
             raise TimeoutError(
                 f"sample {prompt.group_id}/{prompt.sample} was not finished by "
-                f"{progress.waits_for} within {self.deadline_s:g} s{lost}"
+                f"{played.waits_for} within {self.deadline_s:g} s{lost}"
             ) from None
         raise AssertionError("counting has no end")
 
     def _sampling_of(self, prompt: Prompt) -> Sampling:
         return (prompt.purpose == EVALUATE and self.evaluation) or self.sampling
 
-    async def _play(self, prompt: Prompt, attempt: int, progress: Progress) -> Played:
+    async def _play(self, prompt: Prompt, played: Played) -> None:
         """One attempt, from the policy's first turn on."""
         if self.turns is None:
-            await self._turn(prompt, attempt, progress)
-            return progress.played()
-        name = f"{prompt.group_id}/{prompt.sample}/{attempt}"
+            await self._turn(prompt, played)
+            return
+        name = f"{prompt.group_id}/{prompt.sample}/{played.attempt}"
         episode = self.turns.environment.begin(name, prompt)
         try:
             while True:
-                turn = await self._turn(prompt, attempt, progress)
+                turn = await self._turn(prompt, played)
                 if turn.finish_reason is not FinishReason.STOP:
-                    return progress.played()  # cut: there is nothing to answer
-                outcome = await self._step(episode, progress, self.turns.max_turns)
+                    return  # cut: there is nothing to answer
+                outcome = await self._step(episode, played, self.turns.max_turns)
                 if isinstance(outcome, Ends):
-                    return progress.played(outcome.judgement)
-                if not self._go_on(prompt, progress, outcome, self.turns):
-                    return progress.played()
+                    played.judgement = outcome.judgement
+                    return
+                if not self._go_on(prompt, played, outcome, self.turns):
+                    return
         finally:
             episode.leave()
 
-    async def _step(self, episode: Episode, progress: Progress, max_turns: int) -> Says | Ends:
-        number, turn = len(progress.turns), progress.turns[-1]
-        progress.waits_for = f"its environment, in turn {number}"
+    async def _step(self, episode: UserEpisode, played: Played, max_turns: int) -> Says | Ends:
+        number, turn = len(played.turns), played.turns[-1]
+        played.waits_for = f"its environment, in turn {number}"
         started_s = time.monotonic()
         try:
             return await episode.step(
@@ -192,32 +159,32 @@ class Sampler:
                 )
             )
         finally:
-            progress.environment_s += time.monotonic() - started_s
+            played.environment_s += time.monotonic() - started_s
 
-    def _go_on(self, prompt: Prompt, progress: Progress, says: Says, turns: Turns) -> bool:
+    def _go_on(self, prompt: Prompt, played: Played, says: Says, turns: Turns) -> bool:
         """Append what the environment said, if a turn can follow."""
-        if len(progress.turns) >= turns.max_turns:
+        if len(played.turns) >= turns.max_turns:
             return False
         # Tokenising holds up the engine's loop, so what cannot have room is not tokenised.
         if len(says.text) > MOST_PER_TOKEN * self.engine.max_tokens:
             return False
-        sampled = progress.turns[-1].token_ids
+        sampled = played.turns[-1].token_ids
         ids = turns.next_turn.tokens(says, sampled, is_chat=prompt.is_chat)
-        if len(progress.token_ids) + len(ids) >= self.engine.max_tokens:
+        if len(played.token_ids) + len(ids) >= self.engine.max_tokens:
             return False
-        progress.answers.append(EnvironmentSegment(token_ids=ids, text=says.text))
+        played.answers.append(EnvironmentSegment(token_ids=ids, text=says.text))
         return True
 
-    async def _turn(self, prompt: Prompt, attempt: int, progress: Progress) -> Turn:
+    async def _turn(self, prompt: Prompt, played: Played) -> Turn:
         """The policy's next turn; an aborted request is resumed where it was."""
-        given = progress.token_ids
-        progress.waits_for = f"engine {self.engine.name}"
+        given = played.token_ids
+        played.waits_for = f"engine {self.engine.name}"
         if self.turns is not None:
-            progress.waits_for += f", in turn {len(progress.turns) + 1}"
+            played.waits_for += f", in turn {len(played.turns) + 1}"
         segments: list[GeneratedSegment] = []
         while not segments or segments[-1].finish_reason is FinishReason.ABORT:
             request = SampleRequest(
-                sample_id=f"{prompt.group_id}/{prompt.sample}/{attempt}",
+                sample_id=f"{prompt.group_id}/{prompt.sample}/{played.attempt}",
                 group_id=prompt.group_id,
                 token_ids=np.concatenate([given, *(s.token_ids for s in segments)]),
                 prompt_tokens=len(given),
@@ -232,5 +199,5 @@ class Sampler:
                     f"engine {self.engine.name} ended request {request.sample_id} without a segment"
                 )
         sampled = [token for segment in segments for token in segment.token_ids.tolist()]
-        progress.turns.append(turn_of(segments, self.tokenizer.decode(sampled)))
-        return progress.turns[-1]
+        played.turns.append(turn_of(segments, self.tokenizer.decode(sampled)))
+        return played.turns[-1]

@@ -14,14 +14,13 @@ from rlstreams.workers.config.run import RolloutSection
 from rlstreams.workers.engines.base import Experts, GeneratedSegment
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.policy.puller import Load
-from rlstreams.workers.rollout.episode import AnySegment, EnvironmentSegment
-from rlstreams.workers.rollout.sampling import Rollout
+from rlstreams.workers.rollout.episode import AnySegment, EnvironmentSegment, Played
 
 
 def trajectory_of(
     prompt: Prompt,
     position: Position,
-    rollout: Rollout,
+    rollout: Played,
     loads: Mapping[int, Load],
     engine: str,
     context: Context,
@@ -33,7 +32,8 @@ def trajectory_of(
         loads: of each version that the engine held.
         engine: its name and version.
     """
-    said = rollout.played.segments
+    said, judgement = rollout.segments, rollout.judgement
+    assert judgement is not None  # the sampler's last act
     experts, mask = stitch_experts(said, num_prompt=len(prompt.token_ids))
     finished_ms = now_ms()
     config = context.config
@@ -51,8 +51,8 @@ def trajectory_of(
             Segment(author="prompt", token_ids=prompt.token_ids),
             *(_segment(segment, loads, sampled_as) for segment in said),
         ),
-        reward=rollout.judgement.reward,
-        reward_parts=rollout.judgement.parts,
+        reward=judgement.reward,
+        reward_parts=judgement.parts,
         routed_experts=None if experts is None else Tensor.of(experts, "zstd"),
         routed_experts_mask=None if mask is None else Tensor.of(mask, "zstd"),
         engine=engine,
@@ -60,7 +60,7 @@ def trajectory_of(
         instance=context.instance,
         prompt_partition=position.partition,
         prompt_offset=position.offset,
-        started_at_ms=finished_ms - round(1000 * (rollout.finished_s - rollout.started_s)),
+        started_at_ms=finished_ms - round(1000 * rollout.sample_s),
         finished_at_ms=finished_ms,
     )
 

@@ -13,7 +13,7 @@ from rlstreams.workers.config.user_code import located, resolved
 from rlstreams.workers.model.folder import eos_ids_of
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.next_turn import NextTurn
-from rlstreams.workers.sandbox.environment import EXTRA, Environment, UserEnvironment
+from rlstreams.workers.sandbox.environment import EXTRA, UserEnvironment
 from rlstreams.workers.sandbox.user_code import UserCode
 
 
@@ -21,7 +21,7 @@ from rlstreams.workers.sandbox.user_code import UserCode
 class Turns:
     """The environment, what stands between two turns, and how many there are at most."""
 
-    environment: Environment
+    environment: UserEnvironment
     next_turn: NextTurn
     max_turns: int
 

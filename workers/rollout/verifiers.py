@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
@@ -21,20 +20,13 @@ from rlstreams.workers.sandbox.verifier import EXTRA, UserVerifier
 _IN_CHILD = Path(__file__).with_name("child_verifiers.py")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _InChild:
-    """A verifier of ours that runs in a child process."""
-
-    function: str
-    package: str = ""  # that it needs, as it is imported
-    extra: str = ""  # of ours that installs it
-
-
-CHILD_VERIFIERS: Mapping[str, _InChild] = {
-    "pattern": _InChild(function="pattern"),
-    "math-verify": _InChild(function="math_verify", package="math_verify", extra="math"),
-    "reasoning-gym": _InChild(function="reasoning_gym", package="reasoning_gym", extra="gym"),
-    "json-schema": _InChild(function="json_schema", package="jsonschema", extra="json-schema"),
+# Those of ours that run in a child process: the package that each needs, as it is imported, and our
+# extra that installs it.
+CHILD_VERIFIERS: Mapping[str, tuple[str, str]] = {
+    "pattern": ("", ""),
+    "math-verify": ("math_verify", "math"),
+    "reasoning-gym": ("reasoning_gym", "gym"),
+    "json-schema": ("jsonschema", "json-schema"),
 }
 
 
@@ -112,13 +104,13 @@ def _user_code(
 ) -> UserCode:
     file = module = title = ""
     if verifier in CHILD_VERIFIERS:
-        ours = CHILD_VERIFIERS[verifier]
-        if ours.package and importlib.util.find_spec(ours.package) is None:
+        package, extra = CHILD_VERIFIERS[verifier]
+        if package and importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"{field} {verifier!r} needs a package that is not installed: "
-                f"pip install 'rlstreams[{ours.extra}]'"
+                f"pip install 'rlstreams[{extra}]'"
             )
-        file, function, title = str(_IN_CHILD), ours.function, verifier
+        file, function, title = str(_IN_CHILD), verifier.replace("-", "_"), verifier
     elif (found := located(verifier)) is not None:
         file, module, function = found
     else:

@@ -20,7 +20,8 @@ from rlstreams.workers.loop.stage import Finished, StageLoop
 from rlstreams.workers.loop.validation import check_prompt
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.policy.puller import PolicyPuller
-from rlstreams.workers.rollout.sampling import Rollout, Sampler
+from rlstreams.workers.rollout.episode import Played
+from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.rollout.trajectory import trajectory_of
 from rlstreams.workers.sandbox.reward import RewardError
 from rlstreams.workers.sandbox.user_code import UserCodeError
@@ -62,7 +63,7 @@ class RolloutStage:
         )
         self._waiting: list[Record[Prompt]] = []
         self._running: dict[Hashable, Record[Prompt]] = {}  # begun and not finished
-        self._ended: dict[Hashable, asyncio.Task[Rollout]] = {}  # of these, and not concluded
+        self._ended: dict[Hashable, asyncio.Task[Played]] = {}  # of these, and not concluded
         self._num_sampled = 0
         self._loop.wait(engine.start(), START_S, f"engine {engine.name}")
 

@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rlstreams.schemas.events import Prompt
 from rlstreams.workers.sandbox.process import Process
@@ -53,36 +53,6 @@ class Ends:
     """The episode is over."""
 
     judgement: Judgement | None  # None: the verifier judges
-
-
-class Episode(Protocol):
-    """One attempt at one sample."""
-
-    async def step(self, turn: PolicyTurn) -> Says | Ends:
-        """Answer a turn of the policy.
-
-        Raises:
-            LostCallError: the state was lost with its process; a `SuspectCallError` if this step
-                may have been the cause.
-            UserCodeError: the environment failed on this sample.
-        """
-
-    def leave(self) -> None:
-        """Let go of the state; returns at once, idempotent."""
-
-
-class Environment(Protocol):
-    """Makes episodes."""
-
-    def begin(self, name: str, prompt: Prompt) -> Episode:
-        """The episode of an attempt.
-
-        Args:
-            name: `{group_id}/{sample}/{attempt}`, for messages.
-        """
-
-    def close(self) -> None:
-        """Close what is open and end child processes; idempotent."""
 
 
 def outcome_of(reply: Mapping[str, Any], place: str) -> Says | Ends:
@@ -129,16 +99,20 @@ class UserEnvironment:
         self._numbers = itertools.count()
 
     def begin(self, name: str, prompt: Prompt) -> UserEpisode:
-        """See `Environment.begin`; a sample that comes back is not taken for the one that left."""
+        """The episode of an attempt; a sample that comes back is not taken for the one that left.
+
+        Args:
+            name: `{group_id}/{sample}/{attempt}`, for messages.
+        """
         return UserEpisode(self, f"{name}#{next(self._numbers)}", prompt)
 
     def close(self) -> None:
-        """See `Environment.close`."""
+        """Close what is open and end child processes; idempotent."""
         self.sandbox.close()
 
 
 class UserEpisode:
-    """One object of the user's class, from the first step on."""
+    """One attempt at one sample: one object of the user's class, from the first step on."""
 
     def __init__(self, environment: UserEnvironment, key: str, prompt: Prompt) -> None:
         self._environment = environment
@@ -148,14 +122,20 @@ class UserEpisode:
         self._process: Process | None = None
 
     async def step(self, turn: PolicyTurn) -> Says | Ends:
-        """See `Episode.step`."""
+        """Answer a turn of the policy.
+
+        Raises:
+            LostCallError: the state was lost with its process; a `SuspectCallError` if this step
+                may have been the cause.
+            UserCodeError: the environment failed on this sample.
+        """
         try:
             return await self._sandbox.within(self._step(turn))
         except UserCodeError as err:
             raise type(err)(f"environment {err}") from None
 
     def leave(self) -> None:
-        """See `Episode.leave`."""
+        """Let go of the state; returns at once, idempotent."""
         if not self._sandbox.is_closed:
             self._sandbox.submit(self._leave())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from rlstreams.workers.config.user_code import Option
@@ -43,14 +43,4 @@ class UserCode:
 
     def spec(self) -> str:
         """What its process is given, as JSON: see `program.py`."""
-        return json.dumps(
-            {
-                "kind": self.kind,
-                "file": self.file,
-                "module": self.module,
-                "name": self.name,
-                "extra": self.extra,
-                "options": dict(self.options),
-                "memory_mb": self.memory_mb,
-            }
-        )
+        return json.dumps(asdict(self))

@@ -11,7 +11,7 @@ from rlstreams.start.doctor.check import Check, Host, fail, ok, probed, warn
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.parts import bootstrap_of
-from rlstreams.workers.config.addresses import check_address
+from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.layers import references
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.agreement import check_alone, check_ordinal, is_loopback

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rlstreams.start.doctor.check import Check, Host, Level, fail, ok, probed, warn
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.addresses import check_address
+from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.run import RunConfig
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.nearest import meant, meant_path
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.dataset.files import numbered_lines
-from rlstreams.workers.dataset.indexing import parse
+from rlstreams.workers.dataset.row import parse
 from rlstreams.workers.dataset.sources import first_parquet_rows, refuse_table
 from rlstreams.workers.model.tokenizer import Tokenizer
 

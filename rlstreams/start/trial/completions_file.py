@@ -16,9 +16,8 @@ from rlstreams.start.trial.completion import Completion, judged
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.nearest import meant_path
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.dataset.indexing import parse
 from rlstreams.workers.dataset.open import first_rows
-from rlstreams.workers.dataset.row import Row
+from rlstreams.workers.dataset.row import Row, parse
 from rlstreams.workers.prompts.issue import text_of
 from rlstreams.workers.rollout.episode import answered
 from rlstreams.workers.sandbox.reward import Verifier

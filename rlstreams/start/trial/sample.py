@@ -137,7 +137,7 @@ class Trial:
 
     async def _answer(self, prompt: Prompt) -> Played | Exception:
         try:
-            return (await self._sampler.generate(prompt))[1]
+            return await self._sampler.generate(prompt)
         except (EngineError, UserCodeError, TimeoutError) as err:  # what a run would set aside
             return err
 

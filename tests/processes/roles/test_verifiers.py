@@ -17,20 +17,13 @@ from rlstreams.workers.weights.file import FileWeightChannel
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 
 GRADE = """
-import os, sys, time
+import time
 
 def grade(prompt, completion, answer, metadata):
     if answer == "hang":
         time.sleep(3600)
-    if answer == "exit":
-        sys.exit(3)
     if answer == "raise":
         raise KeyError("x")
-    if answer == "garbage":
-        os.write(1, bytes(range(256)) * 100)
-        return "good"
-    if answer == "eat":
-        return len(bytearray(1 << 30))
     return {"right": 1.0, "form": 0.5}
 """
 
@@ -39,10 +32,7 @@ def grade(prompt, completion, answer, metadata):
     ("answer", "told"),
     [
         ("hang", r"grade.py:6"),
-        ("exit", "died with status 3"),
-        ("raise", "grade.py:10: grade raised KeyError: 'x'"),
-        ("garbage", "grade.py:4 returned 'good' of type str; wanted a finite number"),
-        ("eat", "grade.py:15: grade raised MemoryError"),
+        ("raise", "grade.py:8: grade raised KeyError: 'x'"),
     ],
 )
 def test_it_costs_its_samples(tmp_path: Path, answer: str, told: str) -> None:
@@ -52,7 +42,6 @@ def test_it_costs_its_samples(tmp_path: Path, answer: str, told: str) -> None:
     section = RewardSection(
         verifier=f"{file}:grade",
         timeout_s=0.5 if answer == "hang" else 60.0,
-        memory_mb=200,
         processes=1,
         require_stop=False,
     )

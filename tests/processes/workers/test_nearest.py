@@ -50,26 +50,19 @@ def test_a_model_folder_that_is_not_there(path: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("verifier", "told"),
     [
-        ("{0}/rewards.py:my_rewrd", r"no function 'my_rewrd' \(it has: my_reward; did you mean"),
         ("{0}/rewards.py:Helper2", r"no function 'Helper2' \(it has: my_reward\)"),
-        ("{0}/rewards.py:LIMIT", r"no function 'LIMIT' \(that is 3, which cannot be called\)"),
         ("{0}/reward.py:my_reward", r"there is no file .*/reward.py; did you mean '.*/rewards.py"),
         ("{0}/rewards.py", r"got '.*/rewards.py'; name its function too"),
         ("no_such_module:f", r"reward.verifier: there is no module 'no_such_module' in .* nor amo"),
         ("json.nope:f", r"reward.verifier: there is no module 'json.nope' in"),
-        ("{0}/needs.py:f", r"needs.py:1: ModuleNotFoundError: .*not_there'; install it into"),
         ("numerc", "got 'numerc'; did you mean 'numeric'"),
     ],
 )
 def test_a_verifier_that_is_not_there(tmp_path: Path, verifier: str, told: str) -> None:
-    """What was looked for, where, and the nearest name; a module that its own code lacks is told
-    with its line."""
+    """What was looked for, where, and the nearest name."""
     (tmp_path / "rewards.py").write_text(
-        "def my_reward(prompt, completion, answer, metadata): return 1.0\n"
-        "class Helper: pass\n"
-        "LIMIT = 3\n"
+        "def my_reward(prompt, completion, answer, metadata): return 1.0\nclass Helper: pass\n"
     )
-    (tmp_path / "needs.py").write_text("import not_there\n")
     config = load([EXAMPLES / "demo.toml"], [f"--reward.verifier={verifier.format(tmp_path)}"])
     with pytest.raises(ConfigError, match=told):
         make_verifier(config.reward)

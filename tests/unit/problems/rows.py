@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.workers.config.data import DataSection
-from rlstreams.workers.dataset.dataset import Dataset
 from rlstreams.workers.dataset.open import Problems, open_problems
 from rlstreams.workers.dataset.row import PromptText
+from rlstreams.workers.dataset.table import Dataset
 
 
 class Characters:

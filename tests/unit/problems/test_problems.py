@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,10 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import ColumnsSection, DataSection, Example
 from rlstreams.workers.dataset.files import REMEMBERED_BYTES, content_hash
-from rlstreams.workers.dataset.open import FileWatch, first_rows
-from tests.unit.problems.rows import dataset, everything, problems, write
+from rlstreams.workers.dataset.identity import data_hashes
+from rlstreams.workers.dataset.open import first_rows, open_problems
+from rlstreams.workers.dataset.row import PromptText
+from tests.unit.problems.rows import Characters, dataset, everything, problems, write
 
 CHAT = [{"role": "user", "content": "?"}]
 
@@ -179,21 +180,26 @@ def test_prompts_of_another_length_are_left_out_and_counted(tmp_path: Path) -> N
         problems(8, train=file)
 
 
-def test_a_file_changed_under_a_run_is_noticed(tmp_path: Path) -> None:
-    """By the row that is read, and by the watch; a file that was only touched is not."""
+def test_a_run_has_the_rows_that_it_began_with(tmp_path: Path) -> None:
+    """Whatever becomes of the file; its hash, and with it the next start, is another one."""
     file = write(tmp_path, {"prompt": "aaa"}, {"prompt": "bbb"})
-    found = problems(train=file)
-    watch = FileWatch({Path(file): content_hash(Path(file))}, every_s=0.0)
-    os.utime(file, ns=(1, 1))
-    watch.check()
-    write(tmp_path, {"prompt": "aaa"}, {"prompt": "bcb"})
-    assert "aaa" == found.train.row(0).prompt
-    with pytest.raises(ConfigError, match=r"rows\.jsonl:2 was changed while the run goes on"):
-        found.train.row(1)
-    with pytest.raises(
-        ConfigError, match=r"rows\.jsonl was changed while the run goes on \(its SHA"
-    ):
-        watch.check()
+    found, before = problems(train=file), data_hashes(DataSection(train=file))
+    write(tmp_path, {"prompt": "c"})
+    assert ["aaa", "bbb"] == everything(found.train)
+    assert before != data_hashes(DataSection(train=file))
+
+
+def test_a_file_that_is_written_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    """What was read is neither the one nor the other."""
+
+    class Writer(Characters):
+        def encode_prompt(self, prompt: PromptText) -> list[int]:
+            write(tmp_path, {"prompt": "bbb"})
+            return super().encode_prompt(prompt)
+
+    data = DataSection(train=write(tmp_path, {"prompt": "aaa"}), min_prompt_tokens=1)
+    with pytest.raises(ConfigError, match=r"rows\.jsonl was written while it was read"):
+        open_problems(data, Writer(), None)
 
 
 def test_first_rows_need_no_pass(tmp_path: Path) -> None:

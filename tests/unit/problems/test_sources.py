@@ -16,7 +16,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import ColumnsSection, DataSection
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.dataset.open import first_rows
-from tests.unit.problems.rows import problems, write
+from tests.unit.problems.rows import everything, problems, write
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(20)]
 
@@ -121,6 +121,20 @@ def test_the_hash_of_a_data_set(tmp_path: Path) -> None:
     assert plain != shaped
     assert shaped == data_hashes(DataSection(train=copy, held_out_rows=3))
     assert {} == data_hashes(DataSection(train=str(tmp_path / "gone.jsonl")))
+
+
+@pytest.mark.parametrize("damage", [b"", b"ARROW1"])
+def test_a_table_that_a_power_cut_left_is_made_anew(tmp_path: Path, damage: bytes) -> None:
+    """A start takes the table that is kept; one that is not whole costs one more pass."""
+    file = parquet(tmp_path / "rows.parquet", ROWS)
+    wanted = everything(problems(train=file).train)
+    (kept,) = (tmp_path / "cache" / "tables").iterdir()
+    before = kept.stat()
+    assert wanted == everything(problems(train=file).train)
+    assert before == kept.stat()
+    kept.write_bytes(damage)
+    assert wanted == everything(problems(train=file).train)
+    assert before.st_size == kept.stat().st_size
 
 
 def test_first_rows_of_every_kind(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from rlstreams.schemas.events import NO_VERSION, Event
 from rlstreams.streams.ledger import NOWHERE, Ledger
-from rlstreams.workers.prompts.pacing import DroppedGroups, evaluation_due, room
+from rlstreams.workers.prompts.plan import evaluation_due, room
+from rlstreams.workers.prompts.replacing import DroppedGroups
 from tests.factories import dropped_group, groups_dropped, step_completed, trainer_started
 
 

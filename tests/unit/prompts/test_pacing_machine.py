@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rlstreams.schemas.events import ClosedGroups, Event
 from rlstreams.streams.ledger import Ledger
-from rlstreams.workers.prompts.pacing import DroppedGroups, room
+from rlstreams.workers.prompts.plan import room
+from rlstreams.workers.prompts.replacing import DroppedGroups
 from tests.factories import dropped_group, groups_dropped, step_completed, trainer_started
 
 MAX_OPEN = 6

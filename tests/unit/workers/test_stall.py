@@ -44,22 +44,14 @@ def test_work_that_does_nothing_for_too_long_ends_the_worker() -> None:
         looks(it, 5, 1, "working")
 
 
-def test_progress_begins_the_count_anew() -> None:
-    """A sample finished counts; seconds spent busy do not."""
-    it = watch()
-    looks(it, 0, 5, "working")
-    looks(it, 5, 5, "working", samples=1.0)
-    with pytest.raises(StuckError):
-        looks(it, 10, 1, "working", samples=1.0, busy_s=9.0)
-
-
-def test_a_long_step_lives_on_its_micro_batches() -> None:
-    """A first step may take longer than `stall_s`, as long as it comes forward."""
+@pytest.mark.parametrize("counter", ["samples", "micro_batches"])
+def test_progress_begins_the_count_anew(counter: str) -> None:
+    """A sample finished counts, and a micro-batch of a long step; seconds spent busy do not."""
     it = watch()
     for done in range(4):
-        looks(it, 4 * done, 4, "working", micro_batches=float(done))
+        looks(it, 4 * done, 4, "working", **{counter: float(done)})
     with pytest.raises(StuckError):
-        looks(it, 16, 3, "working", micro_batches=3.0)
+        looks(it, 16, 3, "working", busy_s=9.0, **{counter: 3.0})
 
 
 def test_a_worker_that_waits_only_says_so() -> None:
