@@ -48,6 +48,7 @@ COMMANDS = (
     "profile",
     "engine",
     "config",
+    "explain",
 )
 _OVERRIDE = re.compile(r"--[A-Za-z_]\w*\.[^=]+(=|$)")
 
