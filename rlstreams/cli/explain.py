@@ -126,9 +126,8 @@ def numbers(bus: Bus, step: int) -> Iterator[str]:
 def _tokens(payload: Payload, by: LossSection) -> Iterator[str]:
     """The weights of the first tokens of a sample; the policy of that step is not in the log."""
     import numpy as np
-    import torch
 
-    from rlstreams.workers.trainer.learn.correction import correction_weights
+    from rlstreams.workers.trainer.learn.correction import sample_weights
 
     scored = payload.scored
     parts = [(scored.trajectory.segments[s.segment], s.proximal_logprobs) for s in scored.scores]
@@ -138,10 +137,10 @@ def _tokens(payload: Payload, by: LossSection) -> Iterator[str]:
     if by.proximal in ("step_start", "interpolated"):
         yield f"{name}: prox is known only while the step is done: `rlstreams rerun-step`"
         return
-    anchor = torch.from_numpy(mu if by.proximal == "behavior" else prox)
-    weights = correction_weights(anchor, torch.from_numpy(mu), [len(mu)], by).tolist()
+    prox = mu if by.proximal == "behavior" else prox
+    weights = sample_weights(prox, mu, by)
     yield f"{name}, its first tokens: mu -> prox: w (before what a batch decides)"
-    for one, other, weight in list(zip(mu, anchor.tolist(), weights, strict=True))[:NUM_TOKENS]:
+    for one, other, weight in list(zip(mu, prox, weights, strict=True))[:NUM_TOKENS]:
         yield f"  {one:9.4f} -> {other:9.4f}: {weight:.4f}"
 
 

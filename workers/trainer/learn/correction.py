@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from rlstreams.workers.config.loss import LossSection
 
+Floats = npt.NDArray[np.float32]
 LOG_RATIO_LIMIT = 20.0  # exp of it is finite in float32, with room for products
 
 
@@ -51,6 +54,13 @@ def correction_weights(
     if rejected_N is not None:
         weights_N = torch.where(rejected_N, 0.0, weights_N)
     return weights_N.detach()
+
+
+def sample_weights(proximal: Floats, behavior: Floats, by: LossSection) -> list[float]:
+    """Of one sample's tokens, before what the batch decides."""
+    proximal_N, behavior_N = torch.from_numpy(proximal), torch.from_numpy(behavior)
+    found: list[float] = correction_weights(proximal_N, behavior_N, [len(behavior)], by).tolist()
+    return found
 
 
 def is_rejected(log_ratios_N: Tensor, counts_R: Sequence[int], by: LossSection) -> Tensor | None:
