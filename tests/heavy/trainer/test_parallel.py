@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.trainer.learn.optimizer import NumericsError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
@@ -98,6 +101,28 @@ def test_a_checkpoint_knows_no_ranks(two: Training, folder: Path, tmp_path: Path
     one.save(CheckpointStore(tmp_path / "one"), manifest)
     two.restore(CheckpointStore(tmp_path / "one"), manifest)
     assert saved == hashes(two)
+
+
+def test_a_later_update_that_fails_is_taken_back_on_every_rank(
+    two: Training, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and moments are those before the step; done again, it has the bits of a first try."""
+    begin(two, folder)
+    two.learner.step(batch_of(0))
+    before, twice = hashes(two), replace(batch_of(1), epochs=2)
+    made = two.learner.step(twice)
+    expected = hashes(two)
+    assert made.metrics["updates"] == 2
+    begin(two, folder)
+    two.learner.step(batch_of(0))
+    gradient, norms = two.learner._gradient, iter([1.0, math.nan])
+    with monkeypatch.context() as patch:
+        patch.setattr(two.learner, "_gradient", lambda batch: (gradient(batch)[0], next(norms)))
+        with pytest.raises(NumericsError, match="gradient norm is nan"):
+            two.learner.step(twice)
+    assert hashes(two) == before
+    assert two.learner.step(twice) == made
+    assert hashes(two) == expected
 
 
 def test_memory_that_one_rank_lacks_is_the_whole_steps_affair(two: Training, folder: Path) -> None:

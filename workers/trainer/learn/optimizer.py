@@ -184,6 +184,7 @@ class Learner:
 
     def _look(self, micro_batch: MicroBatch) -> Look:
         """Log-probs and entropies of the loss tokens."""
+        self.num_micro_batches += 1
         if not micro_batch.num_loss_tokens:
             return np.zeros(0, np.float32), np.zeros(0, np.float32)
         with self._scorer.routing.replaying(self._routes(micro_batch)):

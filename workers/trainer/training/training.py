@@ -183,7 +183,8 @@ class Training:
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
         ended_s = time.monotonic()
         figures = result.seconds | {"hash_s": ended_s - hashing_s, "train_s": ended_s - started_s}
-        figures |= self._cost.figures(samples, batch.num_loss_tokens, figures["train_s"])
+        pass_s = figures["train_s"] / batch.epochs
+        figures |= self._cost.figures(samples, batch.num_loss_tokens, pass_s)
         reach(CrashPoint.FORWARD_AFTER)
         return Trained(
             loss=result.loss,
