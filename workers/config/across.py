@@ -165,6 +165,11 @@ def without_effect(config: RunConfig) -> Iterator[str]:
             f"trainer.loss.kl_weight is {loss.kl_weight!r}, but trainer.loss.kl_coef is 0: there "
             "is no divergence to weigh"
         )
+    if trainer.equal_rewards == "drop" and loss.advantage in WITHOUT_GROUPS:
+        yield (
+            f"trainer.equal_rewards is 'drop', but trainer.loss.advantage is {loss.advantage!r}: "
+            'it compares with the batch, so groups of equal rewards do teach; set "keep"'
+        )
     longest = config.num_turns * config.rollout.max_new_tokens
     if loss.overlong_tokens and loss.overlong_tokens - loss.overlong_buffer_tokens >= longest:
         yield (

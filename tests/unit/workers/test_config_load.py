@@ -93,6 +93,10 @@ def test_override_types():
             "[trainer.loss]\nproximal = 'interpolated'\nweight_normalize = true",
             r"weight_normalize is true, but with trainer.loss.proximal 'interpolated'",
         ),
+        (
+            "[trainer]\nequal_rewards = 'drop'\n[trainer.loss]\nadvantage = 'reinforce++'",
+            r"equal_rewards is 'drop', but trainer.loss.advantage is 'reinforce\+\+'",
+        ),
         ("[trainer.loss]\nkl_weight = 'ratio'", r"kl_weight is 'ratio', but .*kl_coef is 0"),
         ("[trainer.loss]\noverlong_tokens = 9000", r"overlong_tokens is 9000 .* most \d+ tokens"),
         ("[trainer]\nranks = 2\n[trainer.loss]\nentropy_share = 0.2", r"one rank alone can"),
