@@ -77,7 +77,7 @@ THEIRS: dict[tuple[str, str], Weigh] = {
     ("verl", "`bypass_mode`"): ones,
     ("TRL", "its default"): sequence(3.0, masks=True),
     ("TRL", "`vllm_importance_sampling_mode = token_truncate`"): truncated(3.0),
-    ("TRL", "`vllm_importance_sampling_mode = token_mask`"): masked(0.0, 3.0),
+    ("TRL", "`vllm_importance_sampling_mode = token_mask`"): masked(0.5, 3.0),
     ("TRL", "`vllm_importance_sampling_correction = False`"): ones,
     ("AReaL", "its default"): masked(0.0, 5.0),
     ("AReaL", "`behave_imp_weight_mode = token_truncate`"): truncated(5.0),
