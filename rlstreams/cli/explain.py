@@ -200,6 +200,8 @@ def _rejections(by: LossSection) -> Iterator[str]:
         )
         low = f"below {by.rejection_low:g} or " if by.rejection_low else ""
         yield f"0 where {whose} {by.rejection} of prox - mu is {low}above {by.rejection_high:g}"
+    if by.off_policy_max:
+        yield f"0 for a sample with A < 0 and a mean of mu - pi above {by.off_policy_max:g}"
     if by.kind == "m2po":
         yield f"0 for tokens of largest (pi - mu)^2: mean of the others {by.second_moment_max:g}"
     if by.entropy_share < 1:

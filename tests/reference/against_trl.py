@@ -32,6 +32,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "cispo": ({"loss_type": "cispo", "high": 5.0}, {"kind": "cispo", "clip_high": 4.0}),
     "sapo": ({"loss_type": "sapo"}, {"kind": "sapo", "reduce": "sequence"}),
+    "off-policy": ({"off": 0.2}, PLAIN | {"off_policy_max": 0.2}),
     "kl": ({"beta": 0.1}, PLAIN | {"kl_coef": 0.1}),
     "kl, ratio": ({"beta": 0.1, "bias": True}, PLAIN | {"kl_coef": 0.1, "kl_weight": "ratio"}),
 }
@@ -55,7 +56,8 @@ def theirs(b: dict[str, Tensor], mode: str, by: dict[str, Any]) -> Tensor:
     trainer = object.__new__(GRPOTrainer)
     trainer.__dict__ |= {
         "_get_per_token_logps_and_entropies": lambda *_, **__: (b["pi"], b["pi"].detach(), None),
-        "aux_loss_enabled": False, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None,
+        "aux_loss_enabled": False, "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": by.get("off"),
         "importance_sampling_level": by.get("level", "token"), "beta": by.get("beta", 0.0),
         "loss_type": by.get("loss_type", "dapo"), "epsilon_low": by.get("low", 0.2),
         "epsilon_high": by.get("high", 0.28), "use_vllm": bool(mode), "max_completion_length": 64,
@@ -75,7 +77,7 @@ def theirs(b: dict[str, Tensor], mode: str, by: dict[str, Any]) -> Tensor:
         "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids,
         "completion_mask": b["mask"], "advantages": b["advantages"],
         "old_per_token_logps": b["prox"], "ref_per_token_logps": b["ref"],
-        "importance_sampling_ratio": ratio,
+        "importance_sampling_ratio": ratio, "sampling_per_token_logps": b["mu"],
         "num_items_in_batch": b["mask"].sum(),
     }  # fmt: skip
     loss: Tensor = trainer._compute_loss(None, inputs)

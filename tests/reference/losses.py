@@ -131,6 +131,9 @@ def weights(row: Row, by: Mapping[str, Any]) -> list[float]:
             w = 1.0
         found.append(w)
     kept = [not bad for bad in rejected(logs, by)]
+    drift = sum(t.mu - t.pi for t in row) / len(row)
+    if by["off_policy_max"] and row[0].advantage < 0 and drift > by["off_policy_max"]:
+        kept = [False] * len(row)
     return [w * keep * t.factor for w, keep, t in zip(found, kept, row, strict=True)]
 
 

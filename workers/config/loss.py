@@ -91,6 +91,9 @@ class LossSection:
     """With k1: the ratio below which is rejected."""
     rejection_high: float = 0.0
     """Statistic above which is rejected; of k1 a ratio, e.g. 1.001; of k3's mean 0.001 to 0.01."""
+    off_policy_max: float = 0.0
+    """A sample of negative advantage is rejected if its tokens' mean of log behavior / policy is
+    above this (off-policy sequence masking, DeepSeek-V3.2); 0: off."""
     kl_coef: float = 0.0
     """Weight of the KL divergence from `logprob.reference`, added to each token's loss (GRPO); 0:
     none, and no reference is loaded."""
@@ -138,6 +141,7 @@ class LossSection:
             veto_high=self.veto_high,
             rejection_low=self.rejection_low,
             rejection_high=self.rejection_high,
+            off_policy_max=self.off_policy_max,
             kl_coef=self.kl_coef,
             entropy_coef=self.entropy_coef,
         )

@@ -33,6 +33,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"overlong_tokens": 90, "overlong_buffer_tokens": 30}, "r less up to 1 for 60 to 90 tokens"),
     ({"correction": "mask", "weight_floor": 0.5}, "exp(prox - mu), 0 outside of 0.5 to 2"),
     ({"weight_normalize": True}, "(min(exp(prox - mu), 2)) / its mean over the batch"),
+    ({"off_policy_max": 0.5}, "0 for a sample with A < 0 and a mean of mu - pi above 0.5"),
     ({"veto_low": 1e-4}, "exp(prox - mu) is not 0.0001 to any"),
     (
         {"rejection": "k3", "rejection_level": "sequence_mean", "rejection_high": 0.01},

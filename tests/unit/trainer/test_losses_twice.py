@@ -53,6 +53,7 @@ def sections(draw: st.DrawFn) -> LossSection:
         veto_low=draw(st.sampled_from([0.0, 0.4])),
         veto_high=draw(st.sampled_from([0.0, 2.5])),
         rejection_level=draw(st.sampled_from(levels)),
+        off_policy_max=draw(st.sampled_from([0.0, 0.3])),
         kl_coef=draw(st.sampled_from([0.0, 0.3])),
         kl_estimator=draw(st.sampled_from(["k3", "k2"])),
         kl_weight=draw(st.sampled_from(["none", "ratio"])),

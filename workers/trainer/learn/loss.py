@@ -76,6 +76,11 @@ def policy_losses(
     weights_N = correction_weights(proximal_N, behavior_N, counts_R, by)
     if factors_N is not None:
         weights_N = weights_N * factors_N
+    if by.off_policy_max:
+        # Off-policy sequence masking: DeepSeek-V3.2, arXiv 2512.02556, equation 9.
+        drift_N = of_rows((behavior_N - policy_N).detach(), counts_R, torch.mean)
+        is_off_N = (advantages_N < 0) & (drift_N > by.off_policy_max)
+        weights_N = torch.where(is_off_N, 0.0, weights_N)
     tokens = Tokens(policy_N, proximal_N, advantages_N, weights_N, counts_R)
     losses_N, ratios_N, is_clipped_N = LOSSES[by.kind](tokens, by)
     return TokenLosses(losses_N, weights_N, ratios_N.detach(), is_clipped_N.detach())
