@@ -55,7 +55,11 @@ def check_across(config: RunConfig) -> None:
             "nothing would be kept close to it; set trainer.loss.kl_coef, or leave it at "
             f"{START!r}"
         )
-    _check_ranks(config)
+    if trainer.ranks > 1 and config.weights.snapshot == "none":
+        raise ConfigError(
+            f"trainer.ranks is {trainer.ranks} and weights.snapshot is 'none', but the weights of "
+            "several ranks lie whole nowhere: set weights.snapshot to device or pinned"
+        )
     if trainer.routing_replay and not config.rollout.capture_experts:
         raise ConfigError(
             "trainer.routing_replay is true, but rollout.capture_experts is false: no routes would "
@@ -66,21 +70,6 @@ def check_across(config: RunConfig) -> None:
         raise ConfigError(
             f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "
             f"but rollout.max_new_tokens is {longest}: the longest sample would fit no micro-batch"
-        )
-
-
-def _check_ranks(config: RunConfig) -> None:
-    trainer = config.trainer
-    if trainer.ranks > 1 and config.weights.snapshot == "none":
-        raise ConfigError(
-            f"trainer.ranks is {trainer.ranks} and weights.snapshot is 'none', but the weights of "
-            "several ranks lie whole nowhere: set weights.snapshot to device or pinned"
-        )
-    if trainer.ranks > 1 and trainer.loss.looks_first:
-        raise ConfigError(
-            f"trainer.ranks is {trainer.ranks}, but trainer.loss needs a look at the batch before "
-            f"the step (proximal {trainer.loss.proximal!r}, kind {trainer.loss.kind!r}, "
-            f"entropy_share {trainer.loss.entropy_share:g}), which one rank alone can take"
         )
 
 

@@ -99,7 +99,6 @@ def test_override_types():
         ),
         ("[trainer.loss]\nkl_weight = 'ratio'", r"kl_weight is 'ratio', but .*kl_coef is 0"),
         ("[trainer.loss]\noverlong_tokens = 9000", r"overlong_tokens is 9000 .* most \d+ tokens"),
-        ("[trainer]\nranks = 2\n[trainer.loss]\nentropy_share = 0.2", r"one rank alone can"),
         ("[trainer]\nminibatches = 3", r":2:1: trainer.minibatches is 3, which does not divide"),
         ("[trainer.optimizer]\nschedule = 'cosine'", r"'cosine' with .*decay_steps 0: the one n"),
         (

@@ -19,6 +19,7 @@ from rlstreams.workers.trainer.learn.loss import proximal_of
 from rlstreams.workers.trainer.learn.packing import Batch, Bools, Float32s, MicroBatch
 
 Look = tuple[Float32s, Float32s]  # log-prob and entropy of each loss token, in nats
+NOTHING: Look = (np.zeros(0, np.float32), np.zeros(0, np.float32))
 
 
 def with_factors(batch: Batch, looks: Sequence[Look], by: LossSection) -> Batch:

@@ -28,7 +28,7 @@ from rlstreams.workers.model.one_order import backward
 from rlstreams.workers.model.routing import Routes, RoutingReplay
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer, TokenScores
 from rlstreams.workers.trainer.learn.adam import Adam, lr_at
-from rlstreams.workers.trainer.learn.batch_factors import Look, with_factors
+from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_factors
 from rlstreams.workers.trainer.learn.kl import kl_terms, with_entropy, with_kl
 from rlstreams.workers.trainer.learn.loss import policy_losses, proximal_of, reduced
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, added
@@ -173,20 +173,22 @@ class Learner:
 
     def _prepared(self, batch: Batch) -> Batch:
         """With what the loss needs of the whole batch before its first update."""
-        looks = []
-        if self._loss.looks_first:
-            with torch.no_grad():
-                looks = [
-                    self._in_memory(index, partial(self._look, micro_batch))
-                    for index, micro_batch in enumerate(batch.micro_batches)
-                ]
+        looks = self._looks(batch) if self._loss.looks_first else []
         return with_factors(batch, looks, self._loss)
 
+    def _looks(self, batch: Batch) -> list[Look]:
+        """Of each micro-batch, under the weights as they are."""
+        return [
+            self._in_memory(index, partial(self._look, micro_batch))
+            for index, micro_batch in enumerate(batch.micro_batches)
+        ]
+
+    @torch.no_grad()
     def _look(self, micro_batch: MicroBatch) -> Look:
         """Log-probs and entropies of the loss tokens."""
         self.num_micro_batches += 1
         if not micro_batch.num_loss_tokens:
-            return np.zeros(0, np.float32), np.zeros(0, np.float32)
+            return NOTHING
         with self._scorer.routing.replaying(self._routes(micro_batch)):
             scores = self._score(micro_batch)
         return scores.logprobs_N.cpu().numpy(), scores.entropy_N.cpu().numpy()
