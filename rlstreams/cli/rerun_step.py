@@ -24,7 +24,8 @@ def add(subparsers: Commands) -> None:
         itself. Writes nothing. Exit status 1 if anything differs.
 
         --set NAME=VALUE   re-run it a second time with this changed: trainer.loss.*,
-                           trainer.optimizer.*, trainer.micro_batch_tokens, trainer.control;
+                           trainer.optimizer.*, trainer.micro_batch_tokens,
+                           trainer.minibatches, trainer.batch_epochs, trainer.control;
                            repeatable
         --checkpoints DIR  also look here
         --model DIR        where the model folder is now

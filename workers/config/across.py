@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.loss import WITHOUT_GROUPS
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import START, RunConfig
 
@@ -100,7 +103,10 @@ def check_start(config: RunConfig) -> None:
             "probability to learn from, and the trainer would refuse every sample; set at least "
             f"{MIN_TEMPERATURE:g}, 1 is usual"
         )
-    if config.prompts.group_size == 1 and trainer.loss.lone == "zero":
+    if problem := next(without_effect(config), ""):
+        raise ConfigError(problem)
+    has_baseline = trainer.loss.advantage not in WITHOUT_GROUPS
+    if config.prompts.group_size == 1 and trainer.loss.lone == "zero" and has_baseline:
         raise ConfigError(
             "prompts.group_size is 1: a sample without siblings has nothing to be compared with, "
             "its advantage is 0 and nothing would be learnt; set at least 2, or "
@@ -113,6 +119,52 @@ def check_start(config: RunConfig) -> None:
             f"rollout.sample_deadline_s is {rollout.sample_deadline_s:g}: a group's clock starts "
             "with its first scored sample, so one slow sample would drop its finished siblings; "
             f"set at least {least_s:g}, or a shorter deadline of a sample"
+        )
+
+
+def without_effect(config: RunConfig) -> Iterator[str]:
+    """Why clipping, correction or a penalty would do nothing, though it looks as if it did."""
+    trainer, loss = config.trainer, config.trainer.loss
+    is_corrected = loss.correction != "none" or loss.rejection != "none" or loss.veto_low
+    if loss.weight_cap < 1 and loss.correction != "none":
+        yield (
+            f"trainer.loss.weight_cap is {loss.weight_cap:g}, below 1: tokens on which sampler and "
+            "trainer agree would be cut as well; set at least 1, 2 is usual"
+        )
+    if loss.proximal == "behavior" and (is_corrected or loss.veto_high or loss.weight_normalize):
+        yield (
+            "trainer.loss.proximal is 'behavior': proximal / behavior is 1 for every token, so "
+            "truncation, masks, rejection and normalisation would correct nothing; set "
+            'trainer.loss.correction = "none" and leave the others off'
+        )
+    once = trainer.minibatches * trainer.batch_epochs == 1
+    if loss.proximal == "step_start" and once and loss.kind != "m2po":
+        yield (
+            "trainer.loss.proximal is 'step_start' with trainer.minibatches 1 and "
+            "trainer.batch_epochs 1: policy / proximal is 1 in the only update of a batch, so "
+            f"trainer.loss.kind {loss.kind!r} would bound nothing; set one of them above 1"
+        )
+    if loss.proximal == "interpolated" and loss.weight_normalize:
+        yield (
+            "trainer.loss.weight_normalize is true, but with trainer.loss.proximal 'interpolated' "
+            "weights are known only as a micro-batch is computed: set 'step_start'"
+        )
+    if loss.kl_weight != "none" and not loss.kl_coef:
+        yield (
+            f"trainer.loss.kl_weight is {loss.kl_weight!r}, but trainer.loss.kl_coef is 0: there "
+            "is no divergence to weigh"
+        )
+    if trainer.equal_rewards == "drop" and loss.advantage in WITHOUT_GROUPS:
+        yield (
+            f"trainer.equal_rewards is 'drop', but trainer.loss.advantage is {loss.advantage!r}: "
+            'it compares with the batch, so groups of equal rewards do teach; set "keep"'
+        )
+    longest = config.num_turns * config.rollout.max_new_tokens
+    if loss.overlong_tokens and loss.overlong_tokens - loss.overlong_buffer_tokens >= longest:
+        yield (
+            f"trainer.loss.overlong_tokens is {loss.overlong_tokens} with "
+            f"overlong_buffer_tokens {loss.overlong_buffer_tokens}, but an answer has at most "
+            f"{longest} tokens: no length would be punished"
         )
 
 

@@ -28,7 +28,7 @@ from rlstreams.workers.config.fields import (
     wrong,
 )
 from rlstreams.workers.config.here import CONFIG_FILE
-from rlstreams.workers.config.nearest import meant_path
+from rlstreams.workers.config.nearest import meant, meant_path
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.config.run import START
 from rlstreams.workers.config.toml_places import Place, place_of, toml_places
@@ -260,8 +260,10 @@ def _check(kind: Any, name: str, value: Any, layer: Layer) -> None:  # noqa: ANN
                     f"{layer.at(name)}: unknown field {name}[{number}].{key}; known: {known}"
                 )
     if why := wrong(kind, value):
+        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
         raise ConfigError(
             f"{layer.at(name)}: {name} must be {wanted(kind)}, got {value!r}{_where_in(why)}"
+            f"{meant(str(value), choices)}"
         )
     if name == _PARTS:  # known to be tables by now
         _refuse_plain(name, value, layer)

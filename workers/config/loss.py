@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import not_negative, positive
 
+Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po"]
+Advantage = Literal["grpo", "rloo", "reinforce++", "reinforce++baseline", "maxrl"]
+WITHOUT_GROUPS = ("reinforce++",)  # advantages that compare a sample with the batch, not its group
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSection:
-    """Clipped policy loss against the version that sampled, weighed per token for what the sampling
-    engine computes otherwise."""
+    """Policy loss: advantages, what bounds a token's ratio, and what corrects the sampler's weight.
+    Formulas and sources: infra/docs/loss.md; `rlstreams explain` prints the one that will run."""
 
-    kind: Literal["ppo", "gspo", "cispo"] = "ppo"
-    """What is clipped: each token's ratio; the sequence's (GSPO; `clip_low` 3e-4 and `clip_high`
-    4e-4 are usual then); or the token's weight, which keeps its gradient (CISPO)."""
+    kind: Kind = "ppo"
+    """What bounds a step: clipping of each token's ratio; of the sequence's (GSPO; `clip_low` 3e-4
+    and `clip_high` 4e-4 are usual then); of the token's weight, which keeps its gradient (CISPO); a
+    soft gate (SAPO); a mask by divergence (DPPO), or by the batch's second moment (M2PO)."""
+    proximal: Literal["sampled", "behavior", "step_start", "interpolated"] = "sampled"
+    """Policy that the ratio is taken to: the version that sampled, scored again; the sampler's own
+    log-probs; the weights before the step's first update (decoupled PPO), at the cost of one more
+    forward pass; or that one's approximation between the sampling version and now."""
     reduce: Literal["token", "sequence", "constant"] = "token"
     """Mean over all tokens; over samples of each one's mean; or over samples of each one's sum
     divided by `constant_tokens` (Dr. GRPO)."""
@@ -29,39 +39,156 @@ class LossSection:
     clip_dual: float = 3.0
     """With `kind = "ppo"`: a token with a negative advantage weighs at most this many times its
     advantage, whatever its ratio; 0: no bound."""
-    weight_cap: float = 2.0
-    """Cap of the importance weight proximal / behavior."""
+    tau_positive: float = 1.0
+    """With `kind = "sapo"`: temperature of the gate where the advantage is positive."""
+    tau_negative: float = 1.05
+    """... and where it is not."""
+    divergence: Literal["tv", "kl"] = "tv"
+    """With `kind = "dppo"`: total variation or KL divergence, both of the sampled token against all
+    others."""
+    divergence_max: float = 0.2
+    """A token further than this from the proximal policy does not move away from it any more."""
+    second_moment_max: float = 0.04
+    """With `kind = "m2po"`: the batch's mean of (log policy / behavior)^2; the tokens furthest off
+    are masked until it is kept."""
+    advantage: Advantage = "grpo"
+    """What a reward is compared with: the group's mean (GRPO); that of the siblings (RLOO); the
+    batch's mean and deviation, behind the group's mean or without it (REINFORCE++); or the group's
+    mean, which it is also divided by (MaxRL)."""
     normalize_std: bool = True
-    """Divide advantages by the group's standard deviation."""
+    """With `advantage = "grpo"`: divide by the group's standard deviation; false is Dr. GRPO."""
     lone: Literal["zero", "reward"] = "zero"
     """Advantage of a sample without living siblings: 0, or its bare reward."""
+    overlong_tokens: int = 0
+    """Answers as long as this lose `overlong_factor` of their reward (soft overlong punishment,
+    DAPO); 0: none do."""
+    overlong_buffer_tokens: int = 0
+    """... and shorter ones by up to so many tokens a share of it, rising linearly."""
+    overlong_factor: float = 1.0
+    """Greatest loss of reward through length."""
+    correction: Literal["truncate", "mask", "none"] = "truncate"
+    """Importance weight proximal / behavior: cut at `weight_cap` (TIS); 0 outside of `weight_floor`
+    and `weight_cap` (IcePop, MIS); or always 1."""
+    correction_level: Literal["token", "sequence", "geometric"] = "token"
+    """Whose weight it is: each token's; the product over the sample; or its geometric mean."""
+    weight_cap: float = 2.0
+    """Upper bound of the importance weight."""
+    weight_floor: float = 0.0
+    """Lower bound of a weight that `correction = "mask"` keeps."""
+    weight_normalize: bool = False
+    """Divide the weights by their mean over the batch."""
+    veto_low: float = 0.0
+    """A sample is rejected if proximal / behavior of one of its tokens is below this; 0: off."""
+    veto_high: float = 0.0
+    """... or above this; 0: off."""
+    rejection: Literal["none", "k1", "k2", "k3"] = "none"
+    """Statistic of l = log proximal / behavior by which tokens or samples are rejected: the ratio
+    itself (k1), l * l / 2 (k2) or exp(l) - 1 - l (k3)."""
+    rejection_level: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = "token"
+    """Whose statistic counts: each token's, or the sample's sum, mean or maximum; k1 of the mean is
+    the geometric mean of the ratios (Geo-RS)."""
+    rejection_low: float = 0.0
+    """With k1: the ratio below which is rejected."""
+    rejection_high: float = 0.0
+    """Statistic above which is rejected; of k1 a ratio, e.g. 1.001; of k3's mean 0.001 to 0.01."""
+    off_policy_max: float = 0.0
+    """A sample of negative advantage is rejected if its tokens' mean of log behavior / policy is
+    above this (off-policy sequence masking, DeepSeek-V3.2); 0: off."""
     kl_coef: float = 0.0
     """Weight of the KL divergence from `logprob.reference`, added to each token's loss (GRPO); 0:
     none, and no reference is loaded."""
     kl_estimator: Literal["k3", "k2"] = "k3"
     """Its estimator for each token, of d = log reference - log policy: k3 is exp(d) - 1 - d, k2 is
     d * d / 2."""
+    kl_weight: Literal["none", "ratio"] = "none"
+    """`ratio` weighs each estimate by the importance weight times policy / proximal, through which
+    it learns too: unbiased for stale samples (DeepSeek-V3.2)."""
+    entropy_coef: float = 0.0
+    """Weight of the policy's entropy, which is subtracted from each token's loss; its gradient is
+    estimated from the sampled token."""
+    entropy_share: float = 1.0
+    """Share of the batch's tokens that learn: those of highest entropy; below 1 it costs one more
+    forward pass."""
     mask_truncated: bool = False
     """Samples that were cut at `rollout.max_new_tokens` stay out of the loss; siblings are still
     compared with them (overlong filtering, DAPO)."""
 
+    @property
+    def looks_first(self) -> bool:
+        """Whether a step begins with a forward pass over the whole batch."""
+        return self.proximal == "step_start" or self.kind == "m2po" or self.entropy_share < 1
+
     def __post_init__(self) -> None:
-        positive("trainer.loss", weight_cap=self.weight_cap)
+        positive(
+            "trainer.loss",
+            weight_cap=self.weight_cap,
+            tau_positive=self.tau_positive,
+            tau_negative=self.tau_negative,
+            divergence_max=self.divergence_max,
+            second_moment_max=self.second_moment_max,
+            overlong_factor=self.overlong_factor,
+            entropy_share=self.entropy_share,
+        )
         not_negative(
             "trainer.loss",
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             constant_tokens=self.constant_tokens,
+            overlong_tokens=self.overlong_tokens,
+            overlong_buffer_tokens=self.overlong_buffer_tokens,
+            weight_floor=self.weight_floor,
+            veto_low=self.veto_low,
+            veto_high=self.veto_high,
+            rejection_low=self.rejection_low,
+            rejection_high=self.rejection_high,
+            off_policy_max=self.off_policy_max,
             kl_coef=self.kl_coef,
+            entropy_coef=self.entropy_coef,
         )
+        if problem := next(self._problems(), ""):
+            raise ConfigError(f"trainer.loss.{problem}")
+
+    def _problems(self) -> Iterator[str]:
+        """What cannot be meant, each with field and value."""
         if self.clip_low >= 1:
-            raise ConfigError(f"trainer.loss.clip_low must be below 1, got {self.clip_low}")
+            yield f"clip_low must be below 1, got {self.clip_low}"
         if self.clip_dual and self.clip_dual <= 1:
-            raise ConfigError(
-                f"trainer.loss.clip_dual must be above 1, or 0 for none, got {self.clip_dual}"
-            )
+            yield f"clip_dual must be above 1, or 0 for none, got {self.clip_dual}"
         if (self.reduce == "constant") != bool(self.constant_tokens):
-            raise ConfigError(
-                f"trainer.loss.reduce is {self.reduce!r} with trainer.loss.constant_tokens "
+            yield (
+                f"reduce is {self.reduce!r} with trainer.loss.constant_tokens "
                 f"{self.constant_tokens}: the one needs the other"
             )
+        if self.entropy_share > 1:
+            yield f"entropy_share must be at most 1, got {self.entropy_share}"
+        if self.overlong_buffer_tokens > self.overlong_tokens:
+            yield (
+                f"overlong_buffer_tokens is {self.overlong_buffer_tokens}, above "
+                f"trainer.loss.overlong_tokens {self.overlong_tokens}"
+            )
+        if self.weight_floor and self.correction != "mask":
+            yield (
+                f"weight_floor is {self.weight_floor}, but trainer.loss.correction is "
+                f"{self.correction!r}: only 'mask' has a lower bound"
+            )
+        if self.weight_floor >= self.weight_cap:
+            yield f"weight_floor is {self.weight_floor}, not below weight_cap {self.weight_cap}"
+        if self.veto_low > 1:
+            yield f"veto_low must be at most 1, got {self.veto_low}"
+        if self.veto_high and self.veto_high < 1:
+            yield f"veto_high must be at least 1, or 0 for none, got {self.veto_high}"
+        yield from self._rejection_problems()
+
+    def _rejection_problems(self) -> Iterator[str]:
+        low, high = self.rejection_low, self.rejection_high
+        if (self.rejection == "none") != (high == 0):
+            yield (
+                f"rejection is {self.rejection!r} with trainer.loss.rejection_high {high}: the one "
+                "needs the other"
+            )
+        if low and self.rejection != "k1":
+            yield f"rejection_low is {low}, but rejection is {self.rejection!r}: only k1 has one"
+        if self.rejection == "k1" and not low < 1 <= high:
+            yield f"rejection_low {low} and rejection_high {high} must have 1 between them"
+        if self.rejection == "k1" and self.rejection_level == "sequence_max":
+            yield "rejection is 'k1' with rejection_level 'sequence_max': take 'k2' or 'k3'"

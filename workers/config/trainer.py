@@ -19,6 +19,12 @@ class OptimizerSection:
     """Learning rate after warm-up."""
     warmup_steps: int = 5
     """Linear warm-up, steps."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up: constant, or falling to `lr_end` by step `decay_steps`."""
+    decay_steps: int = 0
+    """Step from which a falling learning rate is `lr_end`; `trainer.steps` is usual."""
+    lr_end: float = 0.0
+    """Where a falling learning rate ends."""
     beta1: float = 0.9
     """Decay rate of the first moment."""
     beta2: float = 0.95
@@ -33,8 +39,22 @@ class OptimizerSection:
     def __post_init__(self) -> None:
         positive("trainer.optimizer", lr=self.lr, eps=self.eps, max_grad_norm=self.max_grad_norm)
         not_negative(
-            "trainer.optimizer", warmup_steps=self.warmup_steps, weight_decay=self.weight_decay
+            "trainer.optimizer",
+            warmup_steps=self.warmup_steps,
+            decay_steps=self.decay_steps,
+            lr_end=self.lr_end,
+            weight_decay=self.weight_decay,
         )
+        if (self.schedule == "constant") != (self.decay_steps == 0):
+            raise ConfigError(
+                f"trainer.optimizer.schedule is {self.schedule!r} with "
+                f"trainer.optimizer.decay_steps {self.decay_steps}: the one needs the other"
+            )
+        if self.decay_steps and self.decay_steps <= self.warmup_steps:
+            raise ConfigError(
+                f"trainer.optimizer.decay_steps is {self.decay_steps}, but "
+                f"trainer.optimizer.warmup_steps is {self.warmup_steps}: nothing is left to fall in"
+            )
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             if not 0 <= beta < 1:
                 raise ConfigError(f"trainer.optimizer.{name} must be in [0, 1), got {beta}")
@@ -74,6 +94,11 @@ class TrainerSection:
     """Optimizer steps after which the run ends."""
     groups_per_step: int = 16
     """Groups per batch."""
+    minibatches: int = 1
+    """Parts of a batch, by groups, each with an optimizer step of its own; must divide
+    `groups_per_step`."""
+    batch_epochs: int = 1
+    """Times that each batch is learnt from."""
     max_staleness: int = 1
     """Bound on (version being trained - version that sampled)."""
     on_stale: Literal["mask", "drop"] = "mask"
@@ -124,6 +149,8 @@ class TrainerSection:
             ranks=self.ranks,
             steps=self.steps,
             groups_per_step=self.groups_per_step,
+            minibatches=self.minibatches,
+            batch_epochs=self.batch_epochs,
             group_deadline_s=self.group_deadline_s,
             micro_batch_tokens=self.micro_batch_tokens,
             buffer_mb=self.buffer_mb,
@@ -136,3 +163,8 @@ class TrainerSection:
             max_staleness=self.max_staleness,
             min_group_samples=self.min_group_samples,
         )
+        if self.groups_per_step % self.minibatches:
+            raise ConfigError(
+                f"trainer.minibatches is {self.minibatches}, which does not divide "
+                f"trainer.groups_per_step {self.groups_per_step}"
+            )

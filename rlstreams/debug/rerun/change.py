@@ -13,7 +13,12 @@ from rlstreams.workers.config.run import RunConfig
 
 # What a step computes with, once its samples are chosen. Everything else was decided before.
 CHANGEABLE = ("trainer.loss.", "trainer.optimizer.")
-ALSO = ("trainer.micro_batch_tokens", "trainer.control")
+ALSO = (
+    "trainer.micro_batch_tokens",
+    "trainer.minibatches",
+    "trainer.batch_epochs",
+    "trainer.control",
+)
 
 
 def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:

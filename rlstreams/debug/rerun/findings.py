@@ -15,11 +15,10 @@ from rlstreams.schemas.events import TRAIN, StepCompleted
 from rlstreams.streams.ledger import NOWHERE
 from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.model.cut import cut_bins, cut_rows
 from rlstreams.workers.trainer.intake.admission import Admission, Plan
 from rlstreams.workers.trainer.intake.groups import DeadSample, SeenSample
 from rlstreams.workers.trainer.intake.payloads import Payload
-from rlstreams.workers.trainer.learn.packing import num_tokens
+from rlstreams.workers.trainer.learn.packing import num_tokens, planned_cut
 from rlstreams.workers.trainer.redo.redo import RedoneStep
 from rlstreams.workers.trainer.training.training import Trained
 from rlstreams.workers.weights.file import file_name
@@ -50,7 +49,10 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
     event, again, payloads = step.recorded, step.again, step.payloads
     plan = _planned(event, payloads, config)
     lengths = [num_tokens(p.scored.trajectory) for p in payloads]
-    cut = (cut_bins if event.bins else cut_rows)(lengths, config.trainer.micro_batch_tokens)
+    group_ids, by = [p.scored.trajectory.group_id for p in payloads], config.trainer
+    cut = planned_cut(
+        lengths, group_ids, by.micro_batch_tokens, by.minibatches, in_bins=bool(event.bins)
+    )
     planned = cut.sizes
     return [
         Finding(

@@ -34,6 +34,7 @@ _KNOWN = {
         "nats",
     ),
     "clip_fraction": ("Clipped tokens", "share of tokens whose gradient is clipped", "share"),
+    "rejected_fraction": ("Rejected tokens", "share of tokens of importance weight 0", "share"),
     "ratio_max": ("Largest ratio", "of the trained to the sampling version, per step", "ratio"),
     "mismatch_after_pull_mean": (
         "Mismatch behind a pull",

@@ -7,9 +7,10 @@ import torch
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.model import configure_torch
+from rlstreams.workers.trainer.learn.adam import lr_at
 from rlstreams.workers.trainer.learn.advantage import group_advantages
 from rlstreams.workers.trainer.learn.loss import policy_losses
-from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, lr_at
+from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.trainer.learn.optimizer import NumericsError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
@@ -100,16 +105,69 @@ def test_a_checkpoint_knows_no_ranks(two: Training, folder: Path, tmp_path: Path
     assert saved == hashes(two)
 
 
-def test_memory_that_one_rank_lacks_is_the_whole_steps_affair(two: Training, folder: Path) -> None:
-    """The step did not happen, on no rank; what follows has the bits that it has without it."""
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossSection(proximal="step_start", entropy_share=0.5, weight_normalize=True),
+        LossSection(kind="m2po", second_moment_max=1.0),
+    ],
+)
+def test_two_ranks_look_at_a_batch_as_one_does(
+    two: Training, folder: Path, loss: LossSection
+) -> None:
+    """What the whole batch decides is decided alike, and twice to the bit."""
+    one = Training(folder, SECTION, threads=1, dtype="bfloat16")
+    batch, found = batch_of(0), []
+    one.learner.configure(SECTION.optimizer, loss)
+    two.learner.configure(SECTION.optimizer, loss)
+    for _ in range(2):
+        begin(two, folder)
+        found.append((two.learner.step(batch), hashes(two)))
+    two.learner.configure(SECTION.optimizer, SECTION.loss)
+    assert found[0] == found[1]
+    alone, together = one.learner.step(batch).metrics, found[0][0].metrics
+    for name in ("rejected_fraction", "weight_mean", "ratio_max", "grad_norm"):
+        assert alone[name] == pytest.approx(together[name], rel=0.05), name
+
+
+def test_a_later_update_that_fails_is_taken_back_on_every_rank(
+    two: Training, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and moments are those before the step; done again, it has the bits of a first try."""
+    begin(two, folder)
+    two.learner.step(batch_of(0))
+    before, twice = hashes(two), replace(batch_of(1), epochs=2)
+    made = two.learner.step(twice)
+    expected = hashes(two)
+    assert made.metrics["updates"] == 2
+    begin(two, folder)
+    two.learner.step(batch_of(0))
+    gradient, norms = two.learner._gradient, iter([1.0, math.nan])
+    with monkeypatch.context() as patch:
+        patch.setattr(two.learner, "_gradient", lambda batch: (gradient(batch)[0], next(norms)))
+        with pytest.raises(NumericsError, match="gradient norm is nan"):
+            two.learner.step(twice)
+    assert hashes(two) == before
+    assert two.learner.step(twice) == made
+    assert hashes(two) == expected
+
+
+@pytest.mark.parametrize("proximal", ["sampled", "step_start"])
+def test_memory_that_one_rank_lacks_is_the_whole_steps_affair(
+    two: Training, folder: Path, proximal: Literal["sampled", "step_start"]
+) -> None:
+    """The step did not happen, on no rank; what follows has the bits that it has without it. With
+    `step_start` memory lacks before the first update."""
     begin(two, folder)
     two.learner.step(batch_of(0))
     before = hashes(two)
     large = batch_of(1, token_budget=70)
+    two.learner.configure(SECTION.optimizer, LossSection(proximal=proximal))
     with pytest.raises(OutOfMemoryError, match=r"rank 1: .*this rank is poor") as caught:
         two.learner.step(large)
     assert len(large.micro_batches[caught.value.index].token_ids_BT) > ROWS
     assert before == hashes(two)
+    two.learner.configure(SECTION.optimizer, SECTION.loss)
     two.learner.step(batch_of(1))
     after = hashes(two)
     begin(two, folder)

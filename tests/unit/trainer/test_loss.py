@@ -1,4 +1,4 @@
-"""The loss against its formula in float64 and against finite differences."""
+"""What the clip and the weight do to a token, scores, and metrics by their definitions."""
 
 import numpy as np
 import pytest
@@ -26,45 +26,16 @@ def random_tokens(num=200, seed=0, spread=0.5):
     return policy, proximal, behavior, rng.normal(0, 1, num)
 
 
-def reference(policy, proximal, behavior, advantages):
-    """The formula, token by token."""
-    losses = []
-    for pi, prox, mu, a in zip(policy, proximal, behavior, advantages, strict=True):
-        rho = np.exp(np.clip(pi - prox, -20, 20))
-        w = min(np.exp(np.clip(prox - mu, -20, 20)), 2.0)
-        losses.append(-w * min(rho * a, min(max(rho, 0.8), 1.28) * a))
-    return np.array(losses)
-
-
 def of(*arrays, dtype=torch.float64):
     return [torch.tensor(array, dtype=dtype) for array in arrays]
-
-
-@pytest.mark.parametrize("spread", [0.05, 0.5, 30.0])
-def test_equals_the_formula(spread):
-    """Value by value, also where log-ratios are clamped."""
-    tokens = random_tokens(spread=spread)
-    actual = clipped_losses(*of(*tokens), SECTION).losses_N
-    np.testing.assert_allclose(actual, reference(*tokens), rtol=1e-12, atol=1e-12)
 
 
 def test_float32_is_close():
     """The dtype that is trained in differs by rounding only."""
     tokens = random_tokens()
     actual = clipped_losses(*of(*tokens, dtype=torch.float32), SECTION).losses_N
-    np.testing.assert_allclose(actual, reference(*tokens), rtol=2e-6, atol=1e-6)
-
-
-def test_gradient_equals_finite_differences():
-    """Through the clip, on both of its sides and inside."""
-    policy, proximal, behavior, advantages = random_tokens(num=60)
-    leaf = torch.tensor(policy, requires_grad=True)
-    clipped_losses(leaf, *of(proximal, behavior, advantages), SECTION).losses_N.sum().backward()
-    step = 1e-6
-    above = reference(policy + step, proximal, behavior, advantages)
-    below = reference(policy - step, proximal, behavior, advantages)
-    np.testing.assert_allclose(leaf.grad, (above - below) / (2 * step), rtol=1e-5, atol=1e-7)
-    assert (leaf.grad == 0).any()
+    exact = clipped_losses(*of(*tokens), SECTION).losses_N
+    np.testing.assert_allclose(actual, exact, rtol=2e-6, atol=1e-6)
 
 
 def test_the_clip_bites_on_one_side_only():

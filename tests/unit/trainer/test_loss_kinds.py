@@ -1,4 +1,4 @@
-"""Every loss and reduction against a plain numpy version, gradients against finite differences."""
+"""What tells the losses apart, their reductions, and metrics of ratios."""
 
 from __future__ import annotations
 
@@ -22,108 +22,6 @@ Floats = npt.NDArray[np.float64]
 
 def rows(values: Floats) -> list[Floats]:
     return np.split(values, np.cumsum(COUNTS)[:-1])
-
-
-def weight(prox: float, mu: float, by: LossSection) -> float:
-    return min(math.exp(min(20.0, max(-20.0, prox - mu))), by.weight_cap)
-
-
-def clip(ratio: float, by: LossSection) -> float:
-    return min(max(ratio, 1 - by.clip_low), 1 + by.clip_high)
-
-
-def ppo(pi: float, prox: float, mu: float, a: float, by: LossSection) -> float:
-    rho = math.exp(min(20.0, max(-20.0, pi - prox)))
-    loss = max(-rho * a, -clip(rho, by) * a)
-    if a < 0 and by.clip_dual:
-        loss = min(loss, -by.clip_dual * a)
-    return weight(prox, mu, by) * loss
-
-
-def gspo(
-    policy: Floats, proximal: Floats, behavior: Floats, advantages: Floats, by: LossSection
-) -> Floats:
-    """Values; `policy` of a row decides its s."""
-    out = []
-    for pi, prox, mu, a in zip(*map(rows, (policy, proximal, behavior, advantages)), strict=True):
-        s = math.exp(min(10.0, float(np.mean(pi - prox))))
-        for token in range(len(pi)):
-            loss = max(-s * a[token], -clip(s, by) * a[token])
-            out.append(weight(prox[token], mu[token], by) * loss)
-    return np.array(out)
-
-
-def reference(tokens: list[Floats], by: LossSection) -> Floats:
-    if by.kind == "gspo":
-        return gspo(*tokens, by)
-    each = zip(*tokens, strict=True)
-    if by.kind == "ppo":
-        return np.array([ppo(*token, by) for token in each])
-    return np.array(
-        [
-            -weight(prox, mu, by) * min(math.exp(pi - prox), 1 + by.clip_high) * a * pi
-            for pi, prox, mu, a in each
-        ]
-    )
-
-
-def differences(tokens: list[Floats], by: LossSection) -> Floats:
-    """The gradient of the summed loss in each token's log-prob, as the papers have it."""
-    policy, *rest = tokens
-    if by.kind == "cispo":  # a policy gradient whose weight is constant
-        return reference(tokens, by) / policy
-    step, out = 1e-6, []
-    for token in range(NUM):
-        moved = []
-        for sign in (1, -1):
-            near = policy.copy()
-            near[token] += sign * step
-            moved.append(reference([near, *rest], by))
-        out.append((moved[0] - moved[1]).sum() / (2 * step))
-    return np.array(out)
-
-
-BY = {
-    "ppo": LossSection(clip_dual=0.0),
-    "dual": LossSection(clip_dual=1.5),
-    "gspo": LossSection(kind="gspo", clip_low=0.05, clip_high=0.08),
-    "cispo": LossSection(kind="cispo"),
-}
-
-
-@pytest.mark.parametrize("name", BY)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_values_equal_the_formula(name: str, seed: int) -> None:
-    """Token by token, in float64."""
-    tokens = list(random_tokens(num=NUM, seed=seed))
-    actual = policy_losses(*of(*tokens), COUNTS, BY[name])
-    np.testing.assert_allclose(actual.losses_N, reference(tokens, BY[name]), rtol=1e-12, atol=1e-12)
-
-
-def gradient(tokens: list[Floats], by: LossSection) -> Floats:
-    leaf = torch.tensor(tokens[0], requires_grad=True)
-    policy_losses(leaf, *of(*tokens[1:]), COUNTS, by).losses_N.sum().backward()
-    assert leaf.grad is not None
-    return leaf.grad.numpy()
-
-
-@pytest.mark.parametrize("name", ["ppo", "dual", "cispo"])
-def test_gradients_equal_finite_differences(name: str) -> None:
-    """Through the clip, on both of its sides and inside."""
-    tokens = list(random_tokens(num=NUM))
-    actual, expected = gradient(tokens, BY[name]), differences(tokens, BY[name])
-    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-7)
-
-
-def test_a_sequence_s_gradient_is_shared_by_its_tokens() -> None:
-    """GSPO-token: of equal advantages and weights in a row, tokens share the row's gradient."""
-    policy, proximal, _, advantages = random_tokens(num=NUM)
-    per_row = [np.full(len(row), row[0]) for row in rows(advantages)]
-    tokens = [policy, proximal, proximal, np.concatenate(per_row)]
-    expected = differences(tokens, BY["gspo"])
-    np.testing.assert_allclose(gradient(tokens, BY["gspo"]), expected, rtol=1e-5, atol=1e-7)
-    assert (expected == 0).any()
-    assert (expected != 0).any()
 
 
 def test_dual_clip_bounds_what_a_bad_token_can_weigh() -> None:

@@ -28,7 +28,7 @@ ARRAYS = (
 
 
 def packed(samples, masked=(), **options):
-    defaults = {"policy_version": 2, "token_budget": 1000, "pad_id": 9}
+    defaults = {"policy_version": 2, "token_budget": 1000}
     advantages = np.arange(1, len(samples) + 1, dtype=np.float32)
     return pack(samples, advantages, masked, **(defaults | options))
 
@@ -51,7 +51,7 @@ def test_tokens_and_their_numbers_share_a_column():
     """Prompt, environment and padding are outside of the loss; each token keeps its own numbers."""
     batch = packed([two_turns(), scored()])
     (micro,) = batch.micro_batches
-    np.testing.assert_array_equal(micro.token_ids_BT, [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 9, 9]])
+    np.testing.assert_array_equal(micro.token_ids_BT, [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 0, 0]])
     np.testing.assert_array_equal(micro.real_BT, [[1] * 6, [1, 1, 1, 1, 0, 0]])
     np.testing.assert_array_equal(micro.loss_mask_BT, [[0, 0, 1, 0, 1, 1], [0, 0, 1, 1, 0, 0]])
     np.testing.assert_array_equal(

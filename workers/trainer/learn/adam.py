@@ -9,6 +9,7 @@ AdamW: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101, as torch compute
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,15 @@ from rlstreams.workers.config.trainer import OptimizerSection
 
 LOW = "low"  # lower halves, among the optimizer's tensors
 _HALF = 1 << 15
+
+
+def lr_at(step: int, section: OptimizerSection) -> float:
+    """Learning rate of step `step` (the first is 1): linear warm-up, then as `schedule` says."""
+    if section.schedule == "constant" or step <= section.warmup_steps:
+        return section.lr * min(1.0, step / max(section.warmup_steps, 1))
+    share = min(1.0, (step - section.warmup_steps) / (section.decay_steps - section.warmup_steps))
+    left = 1 - share if section.schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
+    return section.lr_end + (section.lr - section.lr_end) * left
 
 
 def joined(high: Tensor, low: Tensor) -> Tensor:

@@ -1,16 +1,20 @@
-"""Group-relative advantages: how much better a sample did than the rest of its group."""
+"""Advantages: how much better a sample did than the rest of its group, or of its batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from rlstreams.schemas.events import ScoredTrajectory
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.loss import WITHOUT_GROUPS, Advantage, LossSection
 from rlstreams.workers.loop.validation import check_reward
 
 STD_FLOOR = 1e-6
+Floats = npt.NDArray[np.float64]
 
 
 def group_advantages(
@@ -19,13 +23,20 @@ def group_advantages(
     *,
     normalize_std: bool = True,
     lone: Literal["zero", "reward"] = "zero",
+    kind: Advantage = "grpo",
 ) -> npt.NDArray[np.float32]:
-    """GRPO advantages, one per sample: (r - mean) / (std + 1e-6), std unbiased, over its group.
+    """One per sample, from the rewards r of its group of n, or of the batch; std is unbiased.
+
+    - grpo: (r - mean) / (std + 1e-6) (arXiv 2402.03300); without `normalize_std` r - mean (Dr.
+      GRPO, arXiv 2503.20783).
+    - rloo: r - mean of the n - 1 siblings (arXiv 2402.14740).
+    - reinforce++: (r - mean of the batch) / (std of the batch + 1e-6) (arXiv 2501.03262);
+      reinforce++baseline: the same of r - mean of the group.
+    - maxrl: (r - mean) / mean, for rewards of 0 or more (arXiv 2602.02710).
 
     Equal rewards give exactly 0. A sample without siblings has nothing to be compared with: 0, or
     with `lone = "reward"` mean 0 and std 1 stand in, so that its reward itself is used (as in
-    verl's `compute_grpo_outcome_advantage`). Without `normalize_std` it is r - mean (Dr. GRPO,
-    arXiv 2503.20783).
+    verl's `compute_grpo_outcome_advantage`).
 
     Args:
         rewards: by sample, in batch order.
@@ -36,28 +47,98 @@ def group_advantages(
 
     Raises:
         ValueError: lengths that differ, or a reward that `check_reward` refuses.
+        ConfigError: rewards that `kind` is not defined for; names group and mean.
     """
     if len(rewards) != len(group_ids):
         raise ValueError(f"{len(rewards)} rewards, but {len(group_ids)} group_ids")
     for index, reward in enumerate(rewards):
         check_reward(f"rewards[{index}]", reward)
     all_rewards = np.asarray(rewards, np.float64)
+    if kind in WITHOUT_GROUPS:
+        return _standardized(all_rewards).astype(np.float32)
     members: dict[str, list[int]] = {}
     for index, group_id in enumerate(group_ids):
         members.setdefault(group_id, []).append(index)
     advantages = np.zeros(len(all_rewards), np.float64)
-    for indices in members.values():
-        advantages[indices] = _of_group(all_rewards[indices], normalize_std, lone)
+    for group_id, indices in members.items():
+        own = all_rewards[indices]
+        if len(own) == 1 and lone == "reward":
+            scaled = kind == "grpo" and normalize_std
+            advantages[indices] = own / (1 + STD_FLOOR) if scaled else own
+        elif own.min() != own.max():
+            # The mean of equal floats need not be that float, and a floor would blow up the rest.
+            if kind == "maxrl" and own.min() < 0:
+                raise ConfigError(
+                    f"trainer.loss.advantage is 'maxrl', but a reward of group {group_id} is "
+                    f"{own.min():g}: it is defined for rewards of 0 or more"
+                )
+            advantages[indices] = _OF_GROUP[kind](own, normalize_std)
+    if kind == "reinforce++baseline":
+        advantages = _standardized(advantages)
     return advantages.astype(np.float32)
 
 
-def _of_group(
-    rewards: npt.NDArray[np.float64], normalize_std: bool, lone: str
-) -> npt.NDArray[np.float64]:
-    if len(rewards) == 1 and lone == "reward":
-        return rewards / (1 + STD_FLOOR) if normalize_std else rewards
-    # The mean of equal floats need not be that float, and the floor would blow up the rest.
-    if rewards.min() == rewards.max():
-        return np.zeros_like(rewards)
+def advantages_by(
+    rewards: Sequence[float], group_ids: Sequence[str], by: LossSection
+) -> npt.NDArray[np.float32]:
+    """As `group_advantages`, as configured."""
+    return group_advantages(
+        rewards, group_ids, normalize_std=by.normalize_std, lone=by.lone, kind=by.advantage
+    )
+
+
+def shaped_rewards(samples: Sequence[ScoredTrajectory], by: LossSection) -> list[float]:
+    """Rewards by sample, less what the length of the answer takes."""
+    rewards = [sample.trajectory.reward for sample in samples]
+    if not by.overlong_tokens:
+        return rewards
+    lengths = [
+        sum(len(s.token_ids) for s in sample.trajectory.segments if s.author == "policy")
+        for sample in samples
+    ]
+    return [r + overlong_penalty(num, by) for r, num in zip(rewards, lengths, strict=True)]
+
+
+def overlong_penalty(num_tokens: int, by: LossSection) -> float:
+    """What the length of an answer takes from its reward: 0 to `-overlong_factor`.
+
+    With L = `overlong_tokens` and B = `overlong_buffer_tokens`: 0 up to L - B, then falling
+    linearly to the whole at L (DAPO, arXiv 2503.14476, equation 13).
+
+    Args:
+        num_tokens: that the policy sampled.
+    """
+    over = num_tokens - (by.overlong_tokens - by.overlong_buffer_tokens)
+    share = over / by.overlong_buffer_tokens if by.overlong_buffer_tokens else float(over >= 0)
+    return -by.overlong_factor * min(max(share, 0.0), 1.0)
+
+
+def _grpo(rewards: Floats, normalize_std: bool) -> Floats:
     centred = rewards - rewards.mean()
     return centred / (rewards.std(ddof=1) + STD_FLOOR) if normalize_std else centred
+
+
+def _rloo(rewards: Floats, _: bool) -> Floats:
+    return rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
+
+
+def _centred(rewards: Floats, _: bool) -> Floats:
+    return rewards - rewards.mean()
+
+
+def _maxrl(rewards: Floats, _: bool) -> Floats:
+    return (rewards - rewards.mean()) / rewards.mean()
+
+
+_OF_GROUP: Mapping[Advantage, Callable[[Floats, bool], Floats]] = {
+    "grpo": _grpo,
+    "rloo": _rloo,
+    "reinforce++baseline": _centred,
+    "maxrl": _maxrl,
+}
+
+
+def _standardized(values: Floats) -> Floats:
+    if not len(values) or values.min() == values.max():
+        return np.zeros_like(values)
+    return _grpo(values, True)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from rlstreams.workers.model.token_scores import TokenScores
-from rlstreams.workers.trainer.learn.loss import LOG_RATIO_LIMIT, TokenLosses
+from rlstreams.workers.trainer.learn.correction import clamped
+from rlstreams.workers.trainer.learn.loss import TokenLosses
 
 MAXIMA = ("ratio_max", "mismatch_max")
 
@@ -43,6 +44,7 @@ class LossTotals:
     replayable: int = 0  # (token, layer) rows that a forward whose routes are replayed passes
     replayed: int = 0  # of these, rows that were recorded
     flips: int = 0  # of these, rows that the live router would have chosen otherwise
+    rejected: float = 0.0  # tokens whose importance weight is 0
 
     def means(self) -> dict[str, float]:
         """The batch's metrics.
@@ -53,8 +55,9 @@ class LossTotals:
         has such an anchor. `kl`: KL(behavior || policy) by Schulman's k3, mean of r - 1 - log r
         with r = policy / behavior. `ratio_max`: the largest policy / proximal. `ess`: effective
         sample size of the weights w rho that tokens are learnt with, (sum)^2 / (sum of squares),
-        as a share of the tokens; 1 where all weigh alike. `kl_reference`: mean of the loss's KL
-        terms, before `kl_coef`; absent without a reference. `routing_flips`: share of the recorded
+        as a share of the tokens; 1 where all weigh alike. `rejected_fraction`: tokens of weight 0;
+        absent if there is none. `kl_reference`: mean of the loss's KL terms, before `kl_coef`;
+        absent without a reference. `routing_flips`: share of the recorded
         (token, layer) rows for which the live router would have chosen another set of experts;
         `routing_recorded`: share of the rows that are recorded. Both absent without replay.
         """
@@ -68,6 +71,8 @@ class LossTotals:
         }
         if self.applied_squares:
             means["ess"] = self.applied**2 / (num * self.applied_squares)
+        if self.rejected:
+            means["rejected_fraction"] = self.rejected / num
         if self.compared:
             means["kl_reference"] = self.kl_reference / self.compared
         if self.anchored:
@@ -106,7 +111,7 @@ class LossSums:
         """
         if not len(losses.losses_N):
             return
-        drift_N = (scores.logprobs_N.detach() - behavior_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        drift_N = clamped(scores.logprobs_N.detach() - behavior_N)
         distance_N = (proximal_N - behavior_N).abs()
         applied_N = losses.weights_N.double() * losses.ratios_N.double()
         later_N = torch.zeros_like(is_true_anchor_N) if is_after_pull_N is None else is_after_pull_N
@@ -125,6 +130,7 @@ class LossSums:
             mismatch=mismatch_N,
             after_pull=later_N,
             mismatch_after_pull=torch.where(later_N, distance_N, 0.0),
+            rejected=losses.weights_N == 0,
         )
         maxima = torch.stack([losses.ratios_N.max(), mismatch_N.max()]).double()
         self._found.append((MAXIMA, maxima.detach()))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +27,16 @@ from rlstreams.workers.model.model import causal_mask
 from rlstreams.workers.model.one_order import backward
 from rlstreams.workers.model.routing import Routes, RoutingReplay
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer, TokenScores
-from rlstreams.workers.trainer.learn.adam import Adam
-from rlstreams.workers.trainer.learn.kl import kl_terms, with_kl
-from rlstreams.workers.trainer.learn.loss import policy_losses, reduced
-from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals
+from rlstreams.workers.trainer.learn.adam import Adam, lr_at
+from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_factors
+from rlstreams.workers.trainer.learn.kl import kl_terms, with_entropy, with_kl
+from rlstreams.workers.trainer.learn.loss import policy_losses, proximal_of, reduced
+from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, added
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.learn.trainable import VALUE, AllWeights, Trainable
+
+T = TypeVar("T")
 
 
 class Score(Protocol):
@@ -63,11 +67,6 @@ class StepResult:
     loss: float  # mean over the batch's loss tokens
     metrics: dict[str, float]
     seconds: dict[str, float] = field(compare=False)  # by part
-
-
-def lr_at(step: int, section: OptimizerSection) -> float:
-    """Learning rate of step `step` (the first is 1): linear warm-up, then constant."""
-    return section.lr * min(1.0, step / max(section.warmup_steps, 1))
 
 
 class Learner:
@@ -118,30 +117,81 @@ class Learner:
             OutOfMemoryError: memory ran out; the step did not happen.
         """
         started_s = time.monotonic()
-        totals, grad_norm = self._gradient(batch)
-        loss = self._loss_of(totals)
-        number = self.step_number + 1
-        updating_s = time.monotonic()
-        if problem := _problem(loss, grad_norm):
-            self._forget()
-            raise NumericsError(f"step {number}: {problem}")
-        lr = lr_at(number, self._section)
-        self._update(lr)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # the hash, which comes next, would wait as long
-        self.step_number = number
+        batch = self._prepared(batch)
+        updates, before = batch.updates, None
+        if len(updates) > 1:  # a later one may fail
+            before = _on_host(self.weights()), _on_host(self.optimizer_tensors())
+        lr = lr_at(self.step_number + 1, self._section)
+        found, norms, optimizer_s = [], [], 0.0
+        for members in updates:
+            try:
+                totals, grad_norm = self._update_by(batch, members)
+            except (NumericsError, OutOfMemoryError):
+                if before is not None:
+                    self.load(*before, self.step_number)
+                raise
+            found.append(totals)
+            norms.append(grad_norm)
+            updating_s = time.monotonic()
+            self._update(lr)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # the hash, which comes next, would wait as long
+            optimizer_s += time.monotonic() - updating_s
+        self.step_number += 1
+        totals = found[0] if len(found) == 1 else added(found)
         metrics = totals.means() | {
-            "grad_norm": grad_norm,
+            "grad_norm": sum(norms) / len(norms),
             "lr": lr,
             "num_loss_tokens": float(batch.num_loss_tokens),
             "tokens_real": float(sum(int(m.real_BT.sum()) for m in batch.micro_batches)),
             "tokens_computed": float(sum(m.num_computed_tokens for m in batch.micro_batches)),
         }
+        if len(norms) > 1:
+            metrics |= {"updates": float(len(norms)), "grad_norm_max": max(norms)}
         seconds = {
-            "forward_backward_s": updating_s - started_s,
-            "optimizer_s": time.monotonic() - updating_s,
+            "forward_backward_s": time.monotonic() - started_s - optimizer_s,
+            "optimizer_s": optimizer_s,
         }
+        loss = self._loss_of(totals, len(norms))
         return StepResult(loss=loss, metrics=metrics, seconds=seconds)
+
+    def _update_by(self, batch: Batch, members: Sequence[int]) -> tuple[LossTotals, float]:
+        """The gradient of these micro-batches, and its norm.
+
+        Raises:
+            NumericsError, OutOfMemoryError: as `step`; there is no gradient.
+        """
+        parts = tuple(batch.micro_batches[index] for index in members)
+        try:
+            totals, grad_norm = self._gradient(replace(batch, micro_batches=parts))
+        except OutOfMemoryError as err:
+            raise OutOfMemoryError(members[err.index], err.told) from None
+        if problem := _problem(self._loss_of(totals), grad_norm):
+            self._forget()
+            raise NumericsError(f"step {self.step_number + 1}: {problem}")
+        return totals, grad_norm
+
+    def _prepared(self, batch: Batch) -> Batch:
+        """With what the loss needs of the whole batch before its first update."""
+        looks = self._looks(batch) if self._loss.looks_first else []
+        return with_factors(batch, looks, self._loss)
+
+    def _looks(self, batch: Batch) -> list[Look]:
+        """Of each micro-batch, under the weights as they are."""
+        return [
+            self._in_memory(index, partial(self._look, micro_batch))
+            for index, micro_batch in enumerate(batch.micro_batches)
+        ]
+
+    @torch.no_grad()
+    def _look(self, micro_batch: MicroBatch) -> Look:
+        """Log-probs and entropies of the loss tokens."""
+        self.num_micro_batches += 1
+        if not micro_batch.num_loss_tokens:
+            return NOTHING
+        with self._scorer.routing.replaying(self._routes(micro_batch)):
+            scores = self._score(micro_batch)
+        return scores.logprobs_N.cpu().numpy(), scores.entropy_N.cpu().numpy()
 
     def probe(self, batch: Batch) -> str:
         """What would be wrong with the numbers of this batch; "": nothing. Changes nothing.
@@ -149,7 +199,7 @@ class Learner:
         Raises:
             OutOfMemoryError: memory ran out.
         """
-        totals, grad_norm = self._gradient(batch)
+        totals, grad_norm = self._gradient(self._prepared(batch))
         self._forget()
         return _problem(self._loss_of(totals), grad_norm)
 
@@ -161,30 +211,38 @@ class Learner:
         """The weights follow the gradient."""
         self._adam.update(lr)
 
-    def _loss_of(self, totals: LossTotals) -> float:
-        return totals.loss / totals.tokens if self._loss.reduce == "token" else totals.shares
+    def _loss_of(self, totals: LossTotals, updates: int = 1) -> float:
+        is_mean = self._loss.reduce == "token"
+        return totals.loss / totals.tokens if is_mean else totals.shares / updates
 
     def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
         """The batch's gradient, clipped, in the parameters; and its norm before."""
         self._adam.clear()
         sums = LossSums()
         for index, micro_batch in enumerate(batch.micro_batches):
-            told = None
-            try:
-                if micro_batch.num_loss_tokens:
-                    self._accumulate(micro_batch, sums)
-            except (RuntimeError, MemoryError) as err:
-                if not is_out_of_memory(err):
-                    raise
-                told = str(err) or type(err).__name__  # a MemoryError says nothing
-            if told is not None:  # out here, for the caught error's frames hold the tensors
-                self._adam.clear()
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-                raise OutOfMemoryError(index, told)
+            if micro_batch.num_loss_tokens:
+                self._in_memory(index, partial(self._accumulate, micro_batch, sums))
             self.num_micro_batches += 1
         norm = self._adam.clip(self._section.max_grad_norm)
         return sums.totals(), norm
+
+    def _in_memory(self, index: int, work: Callable[[], T]) -> T:
+        """What `work` gives, on micro-batch `index`.
+
+        Raises:
+            OutOfMemoryError: memory ran out; no gradient is left.
+        """
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as err:
+            if not is_out_of_memory(err):
+                raise
+            told = str(err) or type(err).__name__  # a MemoryError says nothing
+        # Out here, for the caught error's frames hold the tensors.
+        self._adam.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        raise OutOfMemoryError(index, told)
 
     def _accumulate(self, micro_batch: MicroBatch, sums: LossSums) -> None:
         """Add one micro-batch's share of the batch's gradient."""
@@ -213,22 +271,30 @@ class Learner:
         mask_BT = micro_batch.loss_mask_BT
         rows_N, _ = mask_BT.nonzero()
         advantages_N = self._tensor(micro_batch.advantages_B[rows_N])
-        proximal_N = self._tensor(micro_batch.proximal_logprobs_BT[mask_BT])
-        behavior_N = self._tensor(micro_batch.behavior_logprobs_BT[mask_BT])
-        is_true_anchor_N = self._tensor(micro_batch.is_true_anchor_BT[mask_BT])
-        is_after_pull_N = self._tensor(micro_batch.is_after_pull_BT[mask_BT])
+        of = partial(self._of_loss, micro_batch)
+        sampled_N, behavior_N = of("proximal_logprobs_BT"), of("behavior_logprobs_BT")
+        is_true_anchor_N, is_after_pull_N = of("is_true_anchor_BT"), of("is_after_pull_BT")
         scores = self._score(micro_batch)
-        counts_R = micro_batch.loss_tokens_by_row
-        losses = policy_losses(
-            scores.logprobs_N, proximal_N, behavior_N, advantages_N, counts_R, self._loss
+        policy_N, counts_R = scores.logprobs_N, micro_batch.loss_tokens_by_row
+        proximal_N = proximal_of(
+            sampled_N,
+            behavior_N,
+            policy_N,
+            self._loss,
+            start_N=of("start_logprobs_BT"),
+            ages_N=of("ages_BT"),
         )
-        reference_BT = micro_batch.reference_logprobs_BT
+        losses = policy_losses(
+            policy_N, proximal_N, behavior_N, advantages_N, counts_R, self._loss, of("factors_BT")
+        )
         # `Training` has checked that samples have one; what is no sample has none to stay close to.
-        if self._loss.kl_coef and reference_BT is not None:
-            reference_N = self._tensor(reference_BT[mask_BT])
-            kl_N = kl_terms(scores.logprobs_N, reference_N, self._loss)
-            losses = with_kl(losses, kl_N, self._loss)
+        reference_N = of("reference_logprobs_BT") if self._loss.kl_coef else None
+        if reference_N is not None:
+            kl_N = kl_terms(policy_N, reference_N, self._loss)
+            losses = with_kl(losses, kl_N, policy_N, proximal_N, self._loss)
             sums.add_reference(kl_N)
+        if self._loss.entropy_coef:
+            losses = with_entropy(losses, policy_N, scores.entropy_N, self._loss)
         share = reduced(
             losses.losses_N,
             counts_R,
@@ -239,7 +305,12 @@ class Learner:
         )
         backward(share)
         sums.add_share(share)
-        sums.add(losses, scores, proximal_N, behavior_N, is_true_anchor_N, is_after_pull_N)
+        sums.add(losses, scores, sampled_N, behavior_N, is_true_anchor_N, is_after_pull_N)
+
+    def _of_loss(self, micro_batch: MicroBatch, name: str) -> Any:  # noqa: ANN401
+        """An array at the loss tokens, row by row; None of an optional one that is not there."""
+        values_BT = getattr(micro_batch, name)
+        return None if values_BT is None else self._tensor(values_BT[micro_batch.loss_mask_BT])
 
     def _score(self, micro_batch: MicroBatch) -> TokenScores:
         """Scores of the loss tokens, row by row."""
@@ -312,6 +383,10 @@ class Learner:
         self._trained.load(weights, extra)
         self._adam.load(states)
         self.step_number = step
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to(CPU, copy=True) for name, tensor in tensors.items()}
 
 
 def _problem(loss: float, grad_norm: float) -> str:

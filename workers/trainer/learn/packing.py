@@ -49,6 +49,9 @@ class MicroBatch:
     # takes these experts, and the live router's for the others. None: live routers alone.
     routed_experts_BTLK: npt.NDArray[Any] | None = None
     is_routed_BT: Bools | None = None
+    ages_BT: Float32s | None = None  # staleness, versions
+    start_logprobs_BT: Float32s | None = None  # nats, before the step's first update
+    factors_BT: Float32s | None = None  # of the importance weights; None: all 1
 
     @property
     def num_computed_tokens(self) -> int:
@@ -79,6 +82,49 @@ class Batch:
     num_loss_tokens: int
     staleness: dict[str, int]  # trained tokens by staleness, as `StepCompleted` has them
     anchors: dict[str, int]  # trained tokens by anchor, likewise
+    minibatches: tuple[int, ...] = ()  # which each micro-batch is of; (): there is one
+    epochs: int = 1  # how often each is learnt from
+
+    @property
+    def updates(self) -> list[tuple[int, ...]]:
+        """Micro-batches of each optimizer step, in order; without those that have no token to
+        learn from."""
+        if not self.minibatches:
+            return [tuple(range(len(self.micro_batches)))] * self.epochs
+        members: dict[int, list[int]] = {}
+        for index, (number, part) in enumerate(
+            zip(self.minibatches, self.micro_batches, strict=True)
+        ):
+            if part.num_batch_loss_tokens:
+                members.setdefault(number, []).append(index)
+        return [tuple(members[number]) for number in sorted(members)] * self.epochs
+
+
+def planned_cut(
+    lengths: Sequence[int],
+    group_ids: Sequence[str],
+    token_budget: int,
+    minibatches: int = 1,
+    *,
+    in_bins: bool = False,
+) -> Cut:
+    """Micro-batches of samples in batch order, each within one mini-batch."""
+    of_sample = minibatch_of(group_ids, minibatches)
+    members: list[tuple[int, ...]] = []
+    bins: list[int] = []
+    for number in range(minibatches):
+        places = [place for place, own in enumerate(of_sample) if own == number]
+        cut = (cut_bins if in_bins else cut_rows)([lengths[p] for p in places], token_budget)
+        members += [tuple(places[index] for index in own) for own in cut.members]
+        bins += cut.bins
+    order = tuple(index for own in members for index in own)
+    return Cut(order=order, sizes=tuple(len(own) for own in members), bins=tuple(bins))
+
+
+def minibatch_of(group_ids: Sequence[str], minibatches: int) -> list[int]:
+    """The mini-batch of each sample: whole groups, in batch order, as equal as may be."""
+    places = {group_id: place for place, group_id in enumerate(dict.fromkeys(group_ids))}
+    return [places[group_id] * minibatches // len(places) for group_id in group_ids]
 
 
 def pack(
@@ -88,23 +134,22 @@ def pack(
     *,
     policy_version: int,
     token_budget: int,
-    pad_id: int = 0,
     in_bins: bool = False,
     cut: Cut | None = None,
     replay_routes: bool = False,
+    minibatches: int = 1,
+    epochs: int = 1,
 ) -> Batch:
     """The batch of a plan. Deterministic; samples have passed `validate`.
 
     Args:
-        samples: in batch order.
-        advantages: float32 [samples].
+        samples: in batch order, as `advantages`.
         masked: segments that stay out of the loss.
         policy_version: the version that the step starts from.
         token_budget: tokens of a micro-batch, padding included; a longer sample goes alone.
-        pad_id: any id that the model knows.
         in_bins: pack rows into bins of `token_budget`, instead of padding them.
         cut: exactly so (a redo), whatever the budget.
-        replay_routes: take the recorded experts along.
+        minibatches: optimizer steps that it is split into; each divides by its own sums.
 
     Raises:
         ValueError: lengths or a cut that do not fit the samples, a masked segment that is not
@@ -113,31 +158,44 @@ def pack(
     if len(advantages) != len(samples):
         raise ValueError(f"{len(advantages)} advantages for {len(samples)} samples")
     kept = _trained_segments(samples, masked)
-    by_sample = [_num_policy_tokens(s, k) for s, k in zip(samples, kept, strict=True)]
-    num_loss_tokens = sum(by_sample)
-    if num_loss_tokens == 0:
+    tokens = [_num_policy_tokens(s, k) for s, k in zip(samples, kept, strict=True)]
+    if not any(tokens):
         raise ValueError(f"batch of {len(samples)} samples has no token to learn from")
+    group_ids = [s.trajectory.group_id for s in samples]
     if cut is None:
         lengths = [num_tokens(s.trajectory) for s in samples]
-        cut = (cut_bins if in_bins else cut_rows)(lengths, token_budget)
+        cut = planned_cut(lengths, group_ids, token_budget, minibatches, in_bins=in_bins)
     cut.check(len(samples))
+    of_sample = minibatch_of(group_ids, minibatches)
+    sums = _sums(of_sample, tokens)
     return Batch(
         micro_batches=tuple(
             _micro_batch(
                 [samples[index] for index in members],
                 advantages[list(members)],
                 [kept[index] for index in members],
-                (num_loss_tokens, sum(num > 0 for num in by_sample), len(samples)),
-                pad_id,
+                sums[of_sample[members[0]]],
+                policy_version,
                 replay_routes,
                 cut.bins[number] if cut.bins else 0,
             )
             for number, members in enumerate(cut.members)
         ),
         cut=cut,
-        num_loss_tokens=num_loss_tokens,
+        num_loss_tokens=sum(tokens),
+        minibatches=tuple(of_sample[own[0]] for own in cut.members) if minibatches > 1 else (),
+        epochs=epochs,
         **_token_counts(samples, kept, policy_version),
     )
+
+
+def _sums(of_sample: Sequence[int], tokens: Sequence[int]) -> dict[int, tuple[int, int, int]]:
+    """Of each mini-batch its tokens, samples that have some, and samples."""
+    found: dict[int, tuple[int, int, int]] = {}
+    for number, num in zip(of_sample, tokens, strict=True):
+        before = found.get(number, (0, 0, 0))
+        found[number] = (before[0] + num, before[1] + (num > 0), before[2] + 1)
+    return found
 
 
 def _trained_segments(
@@ -176,14 +234,14 @@ def _micro_batch(
     advantages_B: Float32s,
     kept: Sequence[frozenset[int]],
     of_batch: tuple[int, int, int],
-    pad_id: int,
+    policy_version: int,
     replay_routes: bool,
     bin_tokens: int,
 ) -> MicroBatch:
     shape = (len(samples), max(num_tokens(s.trajectory) for s in samples))
     routes = padded_routes([recorded_routes(s) for s in samples] if replay_routes else [], shape[1])
     batch = MicroBatch(
-        token_ids_BT=np.full(shape, pad_id, np.int64),
+        token_ids_BT=np.zeros(shape, np.int64),
         real_BT=np.zeros(shape, np.bool_),
         loss_mask_BT=np.zeros(shape, np.bool_),
         behavior_logprobs_BT=np.zeros(shape, np.float32),
@@ -200,9 +258,10 @@ def _micro_batch(
         reference_logprobs_BT=np.zeros(shape, np.float32),
         routed_experts_BTLK=None if routes is None else routes[0],
         is_routed_BT=None if routes is None else routes[1],
+        ages_BT=np.zeros(shape, np.float32),
     )
     for row, (scored, segments) in enumerate(zip(samples, kept, strict=True)):
-        _fill_row(batch, row, scored, segments)
+        _fill_row(batch, row, scored, segments, policy_version)
     return batch
 
 
@@ -221,7 +280,13 @@ def is_sampled(segment: Segment) -> bool:
     return segment.author == "policy" and len(segment.token_ids) > 0
 
 
-def _fill_row(batch: MicroBatch, row: int, scored: ScoredTrajectory, kept: frozenset[int]) -> None:
+def _fill_row(
+    batch: MicroBatch,
+    row: int,
+    scored: ScoredTrajectory,
+    kept: frozenset[int],
+    policy_version: int,
+) -> None:
     scores = {score.segment: score for score in scored.scores}
     start = 0
     first = next(s.policy_version for s in scored.trajectory.segments if is_sampled(s))
@@ -238,6 +303,8 @@ def _fill_row(batch: MicroBatch, row: int, scored: ScoredTrajectory, kept: froze
         batch.proximal_logprobs_BT[here] = scores[index].proximal_logprobs.numpy()
         reference = scores[index].reference_logprobs
         assert batch.reference_logprobs_BT is not None, "made above"
+        assert batch.ages_BT is not None, "likewise"
+        batch.ages_BT[here] = policy_version - segment.policy_version
         batch.reference_logprobs_BT[here] = np.nan if reference is None else reference.numpy()
         batch.is_true_anchor_BT[here] = scores[index].anchor == "sampled"
         batch.is_after_pull_BT[here] = segment.policy_version != first

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rlstreams.workers.trainer.parallel.deal import Task
 from rlstreams.workers.trainer.parallel.wire import Arrays, Head, Link, tasks_in
 
 ALIVE_EVERY_S = 1.0
@@ -113,10 +114,20 @@ def make_share(head: Head) -> Any:  # noqa: ANN401  (imported late)
     return RankLearner(spec, Path(head["file"]))
 
 
-def execute(share: Any, head: Head, arrays: Arrays) -> Head:  # noqa: ANN401  (imported late)
-    """One command."""
+def _learnt(share: Any, tasks: list[Task]) -> Head:  # noqa: ANN401
     from dataclasses import asdict
 
+    totals, squares = share.local_gradient(tasks)
+    return {"totals": asdict(totals), "squares": squares}
+
+
+def _looked(share: Any, tasks: list[Task]) -> Head:  # noqa: ANN401
+    found = share.local_look(tasks).items()
+    return {"looks": [[index, *(values.tolist() for values in look)] for index, look in found]}
+
+
+def execute(share: Any, head: Head, arrays: Arrays) -> Head:  # noqa: ANN401  (imported late)
+    """One command."""
     import msgspec
 
     from rlstreams.workers.config.loss import LossSection
@@ -124,8 +135,8 @@ def execute(share: Any, head: Head, arrays: Arrays) -> Head:  # noqa: ANN401  (i
 
     match head["do"]:
         case "gradient":
-            totals, squares = share.local_gradient(tasks_in(head["tasks"], arrays))
-            return {"totals": asdict(totals), "squares": squares}
+            tasks = tasks_in(head["tasks"], arrays)
+            return _looked(share, tasks) if head.get("looks") else _learnt(share, tasks)
         case "clip":
             share.local_clip(head["norm"])
         case "update":

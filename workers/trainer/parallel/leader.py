@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.token_scores import MakeMask
+from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look
 from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch
@@ -32,6 +35,8 @@ from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.trainer.parallel.wire import Arrays, Head, plain, tasks_out
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import LazyWeights, dtype_name, layout_difference, layout_of
+
+T = TypeVar("T")
 
 
 class Gathered(LazyWeights):
@@ -109,29 +114,48 @@ class Leader(RankLearner):
 
     def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
         """See `Learner`; on every rank its own rows."""
+        (totals, squares), answers = self._dealt(batch, self.local_gradient, {"do": "gradient"})
+        norm = math.sqrt(squares + sum(answer["squares"] for answer in answers))
+        self._team.together(lambda: self.local_clip(norm), {"do": "clip", "norm": norm})
+        return added([totals, *(LossTotals(**a["totals"]) for a in answers)]), norm
+
+    def _looks(self, batch: Batch) -> list[Look]:
+        """See `Learner`; likewise."""
+        head = {"do": "gradient", "looks": True}
+        found, answers = self._dealt(batch, self.local_look, head)
+        for answer in answers:
+            for index, *look in answer["looks"]:
+                logprobs_n, entropy_n = (np.array(values, np.float32) for values in look)
+                found[index] = logprobs_n, entropy_n
+        return [found.get(index, NOTHING) for index in range(len(batch.micro_batches))]
+
+    def _dealt(
+        self, batch: Batch, work: Callable[[list[Task]], T], head: Head
+    ) -> tuple[T, list[Head]]:
+        """What `work` gives on rank 0, and the followers' answers to `head`.
+
+        Raises:
+            OutOfMemoryError: memory ran out on a rank; all have met anew.
+        """
         hands = deal(batch, self._team.size)
         outgoing = []
         for hand in hands[1:]:
             heads, arrays = tasks_out(hand)
             outgoing.append(({"tasks": heads}, arrays))
         try:
-            (totals, squares), answers = self._team.together(
-                lambda: self._own_gradient(hands[0]), {"do": "gradient"}, outgoing
-            )
+            found = self._team.together(lambda: self._own(hands[0], work), head, outgoing)
         except OutOfMemoryError as err:
             failed = err.index, err.told
         else:
             self.num_micro_batches += sum(t.micro_batch is not None for h in hands[1:] for t in h)
-            norm = math.sqrt(squares + sum(answer["squares"] for answer in answers))
-            self._team.together(lambda: self.local_clip(norm), {"do": "clip", "norm": norm})
-            return added([totals, *(LossTotals(**a["totals"]) for a in answers)]), norm
+            return found
         self._meet_again()
         raise OutOfMemoryError(*failed)
 
-    def _own_gradient(self, hand: list[Task]) -> tuple[LossTotals, float]:
+    def _own(self, hand: list[Task], work: Callable[[list[Task]], T]) -> T:
         """Rank 0's part. A rank that fails in a pass leaves the group, for others wait for it."""
         try:
-            return self.local_gradient(hand)
+            return work(hand)
         except (RuntimeError, MemoryError, OutOfMemoryError) as err:
             failure = err.with_traceback(None)  # its frames hold the tensors
         self.leave()

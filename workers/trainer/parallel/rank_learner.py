@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from rlstreams.workers.model.folder import read_config, vocab_size_of
 from rlstreams.workers.model.model import load_model
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
+from rlstreams.workers.trainer.learn.batch_factors import Look
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
@@ -128,6 +130,16 @@ class RankLearner(Learner):
                 raise OutOfMemoryError(task.index, told)
             self.num_micro_batches += task.micro_batch is not None
         return sums.totals(), self._squares()
+
+    def local_look(self, tasks: Sequence[Task]) -> dict[int, Look]:
+        """This rank's part of a look at the batch, by micro-batch. Raises as `local_gradient`."""
+        found = {}
+        for task in tasks:
+            look = partial(self._look, task.micro_batch or empty())
+            scores = self._in_memory(task.index, look)
+            if task.micro_batch is not None:
+                found[task.index] = scores
+        return found
 
     def _pass(self, micro_batch: MicroBatch | None, sums: LossSums) -> None:
         if micro_batch is None:

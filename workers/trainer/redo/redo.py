@@ -131,8 +131,12 @@ def redo_steps(
         fact = ledger.steps[number]
         section = from_json(ledger.claims[fact.epoch].config).trainer
         event, payloads = read_step(bus, fact, while_waiting)
-        is_recut = change and change.micro_batch_tokens != section.micro_batch_tokens
-        cut = None if is_recut else recorded_cut(event)
+        cut: Cut | None = recorded_cut(event)
+        if change and (change.micro_batch_tokens, change.minibatches) != (
+            section.micro_batch_tokens,
+            section.minibatches,
+        ):
+            cut = None
         given = (training, change or section, event, payloads, cut)
         again: Trained = yield compute(_train, *given)
         step = RedoneStep(fact=fact, recorded=event, payloads=payloads, again=again)

@@ -38,7 +38,7 @@ from rlstreams.workers.model.routing_check import check_replay
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
-from rlstreams.workers.trainer.learn.advantage import group_advantages
+from rlstreams.workers.trainer.learn.advantage import advantages_by, shaped_rewards
 from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, num_tokens, pack
@@ -183,7 +183,8 @@ class Training:
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
         ended_s = time.monotonic()
         figures = result.seconds | {"hash_s": ended_s - hashing_s, "train_s": ended_s - started_s}
-        figures |= self._cost.figures(samples, batch.num_loss_tokens, figures["train_s"])
+        pass_s = figures["train_s"] / batch.epochs
+        figures |= self._cost.figures(samples, batch.num_loss_tokens, pass_s)
         reach(CrashPoint.FORWARD_AFTER)
         return Trained(
             loss=result.loss,
@@ -246,15 +247,11 @@ class Training:
         return tuple(found)
 
     def _advantages(self, samples: Sequence[ScoredTrajectory]) -> Float32s:
-        rewards = [sample.trajectory.reward for sample in samples]
+        rewards = shaped_rewards(samples, self._section.loss)
         if self._section.control == "permuted":
             rewards = permuted(rewards, self.learner.step_number)
-        return group_advantages(
-            rewards,
-            [sample.trajectory.group_id for sample in samples],
-            normalize_std=self._section.loss.normalize_std,
-            lone=self._section.loss.lone,
-        )
+        group_ids = [sample.trajectory.group_id for sample in samples]
+        return advantages_by(rewards, group_ids, self._section.loss)
 
     def _step(
         self,
@@ -278,6 +275,8 @@ class Training:
                 in_bins=not self.learner.why_padded,
                 cut=cut,
                 replay_routes=self._section.routing_replay,
+                minibatches=self._section.minibatches,
+                epochs=self._section.batch_epochs,
             )
             try:
                 return batch, self.learner.step(batch)

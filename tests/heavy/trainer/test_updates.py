@@ -1,0 +1,227 @@
+"""Steps with every setting of the loss: several updates of one batch, a look before the first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlstreams.debug.rerun.change import changed_config
+from rlstreams.debug.rerun.rerun import rerun
+from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, StepsRedone
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.model.model import configure_torch
+from rlstreams.workers.trainer.learn.advantage import advantages_by
+from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, StepResult
+from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
+from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.weights.layout import weight_hash
+from tests.heavy.trainer.trainer_stand import (
+    bury,
+    make_config,
+    make_log,
+    make_trainer,
+    read,
+    run_steps,
+    scored,
+    send,
+    steps,
+    turn_until,
+)
+from tests.unit.trainer.trainer_builders import TinyModel, floats, random_samples
+
+configure_torch(1)
+FAST = OptimizerSection(lr=1e-2, warmup_steps=0)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sapo": {"kind": "sapo"},
+    "dppo": {"kind": "dppo", "divergence": "kl"},
+    "m2po": {"kind": "m2po", "second_moment_max": 20.0},
+    "decoupled": {"proximal": "step_start"},
+    "interpolated": {"proximal": "interpolated"},
+    "bypass": {"proximal": "behavior", "correction": "none"},
+    "icepop": {"correction": "mask", "weight_floor": 0.5, "weight_cap": 5.0},
+    "mis": {"correction": "mask", "correction_level": "sequence", "weight_cap": 3.0},
+    "normalized": {"weight_normalize": True, "correction_level": "geometric"},
+    "rejection": {"rejection": "k3", "rejection_high": 0.05, "veto_low": 1e-4},
+    "entropy": {"entropy_coef": 0.01, "entropy_share": 0.5},
+    "rloo": {"advantage": "rloo", "overlong_tokens": 9, "overlong_buffer_tokens": 4},
+}
+
+
+def batch_of(by: LossSection, samples: list[ScoredTrajectory], **options: Any) -> Batch:
+    advantages = advantages_by(
+        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples], by
+    )
+    masked = options.pop("masked", [])
+    return pack(samples, advantages, masked, **{"policy_version": 3, "token_budget": 40} | options)
+
+
+def stepped(by: LossSection, *batches: Batch) -> tuple[StepResult, str]:
+    learner = Learner(TinyModel(), FAST, by)
+    found = [learner.step(batch) for batch in batches]
+    return found[-1], weight_hash(learner.weights())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_masked_tokens_change_nothing(name: str) -> None:
+    """Not a bit: whatever the log-probs of a masked segment are."""
+    by, samples = LossSection(**SETTINGS[name]), random_samples(8)
+    first = samples[0].trajectory
+    number = samples[0].scores[0].segment
+    segments = list(first.segments)
+    behavior = segments[number].behavior_logprobs
+    assert behavior is not None
+    segments[number] = replace(
+        segments[number], behavior_logprobs=floats(behavior.numpy() - np.float32(3))
+    )
+    moved = [
+        replace(samples[0], trajectory=replace(first, segments=tuple(segments))),
+        *samples[1:],
+    ]
+    mask = MaskedSegment(group_id=first.group_id, sample=first.sample, segment=number, staleness=9)
+    one, other = (stepped(by, batch_of(by, s, masked=[mask])) for s in (samples, moved))
+    assert one == other
+    assert one != stepped(by, batch_of(by, moved))
+
+
+@pytest.mark.parametrize("name", ["m2po", "normalized", "entropy", "decoupled"])
+def test_what_a_batch_decides_is_the_same_wherever_it_is_cut(name: str) -> None:
+    """One micro-batch or many: the same tokens are left out, the same loss comes out."""
+    by = LossSection(**SETTINGS[name] | {"second_moment_max": 1.0})
+    samples = random_samples(12)
+    few, many = (
+        stepped(by, batch_of(by, samples, token_budget=budget))[0] for budget in (10_000, 20)
+    )
+    assert few.loss == pytest.approx(many.loss, rel=1e-5, abs=1e-7)
+    for metric in ("weight_mean", "entropy", "rejected_fraction"):
+        assert few.metrics.get(metric, 0) == pytest.approx(many.metrics.get(metric, 0), rel=1e-5)
+
+
+def test_mini_batches_are_steps_of_their_own() -> None:
+    """The same bytes as steps on each part, divided by the tokens of the part."""
+    by = LossSection(proximal="sampled", kl_coef=0.0)
+    samples = sorted(random_samples(16), key=lambda s: s.trajectory.group_id)
+    groups = list(dict.fromkeys(s.trajectory.group_id for s in samples))
+    advantages = advantages_by(
+        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples], by
+    )
+    whole = pack(samples, advantages, [], policy_version=3, token_budget=40, minibatches=2)
+    halves = []
+    for own in (groups[: len(groups) // 2], groups[len(groups) // 2 :]):
+        places = [i for i, s in enumerate(samples) if s.trajectory.group_id in own]
+        part = [samples[i] for i in places]
+        halves.append(pack(part, advantages[places], [], policy_version=3, token_budget=40))
+    result, made = stepped(by, whole)
+    assert made == stepped(by, *halves)[1]
+    assert result.metrics["updates"] == 2
+    assert stepped(by, replace(whole, epochs=3))[0].metrics["updates"] == 6
+
+
+def test_the_step_s_start_stays_the_anchor() -> None:
+    """Of the first update the ratio is 1; of a later one it is not, and the clip is there."""
+    by, samples = LossSection(proximal="step_start"), random_samples(12)
+    first = stepped(by, batch_of(by, samples))[0].metrics
+    assert first["ratio_max"] == pytest.approx(1, abs=1e-5)
+    later = stepped(by, batch_of(by, samples, epochs=4))[0].metrics
+    assert later["ratio_max"] > 1.001
+    assert later["grad_norm_max"] >= later["grad_norm"]
+
+
+@pytest.mark.parametrize("error", [NumericsError, OutOfMemoryError])
+def test_a_later_update_that_fails_leaves_nothing(error: type[Exception]) -> None:
+    """Weights and moments are as before the step; the next one is as if it had never begun."""
+    by, samples = LossSection(), random_samples(12)
+    batch, calm = batch_of(by, samples, epochs=2), batch_of(by, random_samples(8, 5))
+
+    class Fragile(Learner):
+        """Fails in the second update."""
+
+        num_calls = 0
+
+        def _gradient(self, batch: Batch) -> Any:
+            self.num_calls += 1
+            totals, norm = super()._gradient(batch)
+            if self.num_calls == 2 and error is OutOfMemoryError:
+                raise OutOfMemoryError(0, "told so")
+            return totals, float("nan") if self.num_calls == 2 else norm
+
+    learner, other = Fragile(TinyModel(), FAST, by), Learner(TinyModel(), FAST, by)
+    before = weight_hash(learner.weights())
+    with pytest.raises(error):
+        learner.step(batch)
+    assert (weight_hash(learner.weights()), learner.step_number) == (before, 0)
+    learner.step(calm)
+    other.step(calm)
+    assert weight_hash(learner.weights()) == weight_hash(other.weights())
+
+
+def test_a_mini_batch_without_a_token_is_left_out() -> None:
+    """It has nothing to divide by."""
+    by, samples = LossSection(), sorted(random_samples(16), key=lambda s: s.trajectory.group_id)
+    groups = list(dict.fromkeys(s.trajectory.group_id for s in samples))
+    masks = [
+        MaskedSegment(
+            group_id=s.trajectory.group_id,
+            sample=s.trajectory.sample,
+            segment=n.segment,
+            staleness=9,
+        )
+        for s in samples
+        for n in s.scores
+        if s.trajectory.group_id in groups[: len(groups) // 2]
+    ]
+    batch = batch_of(by, samples, masked=masks, minibatches=2)
+    assert len(batch.updates) == 1
+    assert np.isfinite(stepped(by, batch)[0].loss)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_redo_is_equal_to_the_bit(name: str, tmp_path: Path) -> None:
+    """A trainer is killed after two steps of several updates; another does them again."""
+    changes = {f"trainer__loss__{k}": str(v).lower() for k, v in SETTINGS[name].items()}
+    changes |= {"trainer__groups_per_step": 2, "trainer__minibatches": 2, "trainer__steps": 3}
+    changes |= {"trainer__batch_epochs": 2, "trainer__optimizer__schedule": "cosine"}
+    changes |= {"trainer__optimizer__decay_steps": 9}
+    log, config = make_log(), make_config(tmp_path, **changes)
+    first = make_trainer(log, config)
+    for step in range(2):
+        groups = (2 * step, 2 * step + 1)
+        send(log, *(scored(g, s, step, reward=float(s)) for g in groups for s in range(2)))
+        run_steps(log, first, step + 1)
+    bury(first)
+    assert [s.metrics["updates"] for s in steps(log)] == [4, 4]
+    assert steps(log)[0].weight_hash != steps(log)[1].weight_hash
+    second = make_trainer(log, config, "two", takeover=True)
+    turn_until(second, lambda: second._reporter.policy_version >= 2)
+    second.close()
+    (redone,) = [e for e in read(log, STEPS.name) if isinstance(e, StepsRedone)]
+    assert (redone.first_step, redone.last_step, redone.num_equal) == (1, 2, 2)
+
+
+def test_a_step_is_tried_with_other_mini_batches(tmp_path: Path) -> None:
+    """`rerun-step`: equal as it was recorded, and cut anew where the change asks for it."""
+    log = make_log()
+    config = make_config(
+        tmp_path, trainer__groups_per_step=2, trainer__minibatches=2, trainer__steps=1
+    )
+    trainer = make_trainer(log, config)
+    send(log, *(scored(g, s, 0, reward=float(s)) for g in range(2) for s in range(2)))
+    run_steps(log, trainer, 1)
+    trainer.close()
+    found = rerun(
+        MemoryBus(log, "demo"),
+        config,
+        1,
+        checkpoints=[],
+        change=lambda c: changed_config(c, ["trainer.minibatches=1"]),
+    )
+    assert found.is_equal, [f for f in found.findings if not f.is_equal]
+    assert found.change is not None
+    assert "updates" not in found.change.metrics
+    assert found.change.weight_hash != found.again.weight_hash
