@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
-from rlstreams.show.report.template import number
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.streams.lineage.stages import Stage
 from rlstreams.up.live.visible import visible
+from rlstreams.up.live.words import number
 
 # Nats; a factor of 1.01, 1.05, 1.2, 2.7 in probability: steps that an eye can tell apart.
 DIFFERENCE_BOUNDS = (0.01, 0.05, 0.2, 1.0)
