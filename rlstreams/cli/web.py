@@ -44,7 +44,7 @@ def add(subparsers: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; 0 then, for that is how it ends."""
-    from rlstreams.show.web.app import serve
+    from rlstreams.show.web.app import server_of
     from rlstreams.show.web.beside import listening
     from rlstreams.show.web.reading import RunReader
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             readers[name] = reader
         host = f"[{args.host}]" if ":" in args.host else args.host
         print(f"page: http://{host}:{at.getsockname()[1]}/", file=sys.stderr, flush=True)
-        serve(readers, args.host, at)
+        server_of(readers, args.host).run(sockets=[at])
     return 0
 
 

@@ -168,11 +168,14 @@ def pulls_line(state: ViewState) -> str:
 def stations(state: ViewState, waiting: HopsState, now_ms: int) -> list[dict[str, Any]]:
     """Roles, and the topics between them, in the order in which a sample passes them."""
     flow, found = state.flow, state.throughput
+    lag = dict(flow.waiting)
+    rolled_out = [s for s in waiting.samples if s.is_rolled_out and not s.is_dead]
+    lag["scored-trajectories"] = max(0, len(rolled_out) - lag["trajectories"])
     ages = {
         "prompts": [
             s.issued_at_ms for s in waiting.samples if not s.is_rolled_out and s.issued_at_ms
         ],
-        "trajectories": [s.finished_at_ms for s in waiting.samples if s.is_rolled_out],
+        "trajectories": [s.finished_at_ms for s in rolled_out],
     }
     passed = {
         "prompts": flow.issued,
@@ -200,9 +203,8 @@ def stations(state: ViewState, waiting: HopsState, now_ms: int) -> list[dict[str
         if topic == "steps":
             lines = [f"{state.run.step:,} of {state.run.step_target:,}"]
         else:
-            num = flow.waiting[topic]
-            lines = [f"{passed[topic]:,} samples", f"lag {num:,}"]
-            if num and ages.get(topic):
+            lines = [f"{passed[topic]:,} samples", f"lag {lag[topic]:,}"]
+            if lag[topic] and ages.get(topic):
                 lines.append(f"oldest {clock(max(0, now_ms - min(ages[topic])) / 1000)}")
         listed.append({"name": topic, "is_topic": True, "lines": lines})
     return listed
@@ -221,11 +223,12 @@ def shown_tokens(detail: SampleDetail, color: str = "version") -> list[dict[str,
     values_N = table.behavior_N if color == "logprob" else table.difference_N
     found, start = [], 0
     for number, segment in enumerate(rollout.segments):
-        end = start + len(segment.token_ids)
+        num = len(segment.token_ids)
+        end = start + num
         is_policy = segment.author == "policy"
         version = f", version {segment.policy_version}" if is_policy else ""
         ended = f", {segment.finish_reason}" if segment.finish_reason else ""
-        title = f"{number + 1}. {segment.author}{version}, {end - start} tokens{ended}"
+        title = f"{number + 1}. {segment.author}{version}, {num} token{'s' * (num != 1)}{ended}"
         pieces = detail.words[start:end]
         if color == "version" or not is_policy:
             runs = [_run("".join(pieces), segment.policy_version if is_policy else -1)]

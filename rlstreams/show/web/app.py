@@ -91,9 +91,16 @@ class Guard:
         return True
 
 
-def application(readers: Mapping[str, RunReader], host: str = "127.0.0.1") -> ASGIApp:
-    """The app; it closes no reader."""
-    give = _Answers(readers)
+def application(
+    readers: Mapping[str, RunReader], host: str, is_over: Callable[[], bool]
+) -> ASGIApp:
+    """The app; it closes no reader.
+
+    Args:
+        host: a name that browsers may call it by.
+        is_over: ends the streams of news.
+    """
+    give = _Answers(readers, is_over)
     pages: dict[str, Page] = {
         "": views.run, "samples": views.samples, "steps": views.steps, "letters": views.letters,
         "flow": views.flow, "configuration": views.configuration,
@@ -124,8 +131,9 @@ def application(readers: Mapping[str, RunReader], host: str = "127.0.0.1") -> AS
 class _Answers:
     """One method for each address; the plain ones run on threads of their own."""
 
-    def __init__(self, readers: Mapping[str, RunReader]) -> None:
+    def __init__(self, readers: Mapping[str, RunReader], is_over: Callable[[], bool]) -> None:
         self._readers = readers
+        self._is_over = is_over
         self._names = list(readers)
         self._script = plotter()
 
@@ -176,9 +184,8 @@ class _Answers:
 
     async def events(self, _: Request) -> Response:
         headers = {"Cache-Control": "no-store"}
-        return StreamingResponse(
-            _news(self._readers), media_type="text/event-stream", headers=headers
-        )
+        news = _news(self._readers, self._is_over)
+        return StreamingResponse(news, media_type="text/event-stream", headers=headers)
 
     def library(self, _: Request) -> Response:
         headers = {"Cache-Control": "max-age=86400"}
@@ -190,11 +197,13 @@ class _Answers:
         return HTMLResponse(told, status)
 
 
-async def _news(readers: Mapping[str, RunReader]) -> AsyncIterator[str]:
+async def _news(
+    readers: Mapping[str, RunReader], is_over: Callable[[], bool]
+) -> AsyncIterator[str]:
     """A line whenever something was read, at most five a second."""
     before, silent_s = None, 0.0
-    while True:
-        now = [(r.name, r.fold.num_events, r.problem) for r in readers.values()]
+    while not is_over():
+        now = [(r.name, r.fold.num_events, r.reading, r.problem) for r in readers.values()]
         if now != before:
             before, silent_s = now, 0.0
             yield "data: new\n\n"
@@ -205,10 +214,17 @@ async def _news(readers: Mapping[str, RunReader]) -> AsyncIterator[str]:
         silent_s += LOOK_S
 
 
-def serve(readers: Mapping[str, RunReader], host: str, at: socket.socket) -> None:
-    """Answer until SIGINT or SIGTERM."""
-    config = uvicorn.Config(
-        application(readers, host), log_level="warning", access_log=False, lifespan="off",
-        timeout_graceful_shutdown=1, server_header=False,
-    )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[at])
+def server_of(readers: Mapping[str, RunReader], host: str = "127.0.0.1") -> uvicorn.Server:
+    """Runs until SIGINT, SIGTERM, or its `should_exit`."""
+    app = application(readers, host, lambda: server.should_exit)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=5,
+        )
+    )
+    return server

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
-
 from rlstreams.schemas.events import Event, Segment
-from rlstreams.show.web.app import application
+from rlstreams.show.web.app import server_of
 from rlstreams.show.web.beside import listening
 from rlstreams.show.web.reading import RunReader
 from rlstreams.streams.log.codec import outgoing
@@ -88,17 +86,16 @@ def segments(version: int, number: int) -> tuple[Segment, ...]:
 
 
 @contextmanager
-def served(runs: Mapping[str, MadeRun]) -> Iterator[str]:
-    """The address of the page of these runs."""
+def served(runs: Mapping[str, MadeRun], *, wait: bool = True) -> Iterator[str]:
+    """The address of the page of these runs; with `wait` once their logs are read."""
     readers = {name: RunReader(name, f"runs/{name}", run.opened) for name, run in runs.items()}
     with listening("127.0.0.1", 0) as at:
-        config = uvicorn.Config(application(readers), log_level="warning", lifespan="off",
-                                timeout_graceful_shutdown=1)  # fmt: skip
-        server = uvicorn.Server(config)
+        server = server_of(readers)
         thread = threading.Thread(target=server.run, args=([at],))
         thread.start()
         try:
-            wait_read(readers.values())
+            if wait:
+                wait_read(readers.values())
             yield f"http://127.0.0.1:{at.getsockname()[1]}"
         finally:
             server.should_exit = True

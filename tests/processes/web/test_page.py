@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from rlstreams.show.web.beside import listening
+from rlstreams.show.web.beside import LOG, listening, web_page
 from rlstreams.streams.log.errors import ConfigError
 from tests import factories
 from tests.html_pages import Balance
 from tests.processes.web.made_run import EVIL, MadeRun, served
+from tests.waiting import until
 
 VIEWS = ("", "samples", "steps", "steps/3", "samples/3/1", "letters", "flow", "configuration")
 
@@ -113,6 +117,15 @@ def test_a_port_in_use_is_refused_by_name() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be had"):
             listening("127.0.0.1", port)
+
+
+def test_a_page_that_cannot_be_shown_does_not_stop_its_run(tmp_path: Path) -> None:
+    """Its process says why in its log."""
+    (tmp_path / LOG).parent.mkdir()
+    said: list[str] = []
+    with web_page(tmp_path, 0, said.append):
+        asyncio.run(until(lambda: "no config.json" in (tmp_path / LOG).read_text("utf-8"), "no"))
+    assert re.fullmatch(r"page: http://127.0.0.1:\d+/", said[0])
 
 
 def test_a_browser_that_leaves_costs_nothing(client: httpx.Client) -> None:

@@ -62,7 +62,7 @@ function layoutOf(extra) {
     xaxis: { ...axis, ...extra.xaxis }, yaxis: { ...axis, ...extra.yaxis } };
 }
 
-function marks(chart, options) {
+function marks(chart, options, width) {
   const shapes = [], annotations = [];
   if (runs.length !== 1 || !data.runs[runs[0]]) return { shapes, annotations };
   const series = data.runs[runs[0]], place = scale(series, options.x);
@@ -70,7 +70,7 @@ function marks(chart, options) {
     const x = place(mark.step, mark.ms);
     shapes.push({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper",
       line: { color: color("--bad"), width: 1.2, dash: "dash" } });
-    if (chart.id === "learning" && series.marks.length <= 8) annotations.push({ x, y: 0.02 + 0.08 * (n % 3),
+    if (chart.id === "learning" && series.marks.length <= width / 100) annotations.push({ x, y: 0.02 + 0.08 * (n % 3),
       yref: "paper", text: mark.text, showarrow: false, font: { color: color("--bad"), size: 11 },
       xanchor: x > 0.8 * place(series.step.at(-1) ?? 1, series.ms.at(-1)) ? "right" : "left" });
   });
@@ -79,12 +79,13 @@ function marks(chart, options) {
 
 function draw(figure) {
   const chart = JSON.parse(figure.dataset.chart), options = chosen(), traces = tracesOf(chart, options);
+  const isSeveral = chart.lines.length * runs.length > 1;
   const limits = [options.from, options.to].map((text) => (text ? Number(text) : null));
-  const layout = layoutOf({ ...marks(chart, options), showlegend: traces.length > 1,
+  const layout = layoutOf({ ...marks(chart, options, figure.clientWidth - 300), showlegend: isSeveral,
     xaxis: { title: { text: options.x === "time" ? "minutes since the first step" : "optimizer step" },
       ...(limits.some((end) => end !== null) ? { range: limits, uirevision: limits.join() } : {}) },
     yaxis: { title: { text: chart.unit } } });
-  if (traces.length > 1) layout.margin.t = 30;
+  if (isSeveral) layout.margin.t = 30;
   return Plotly.react(figure.querySelector(".plot"), traces, layout, { displayModeBar: false, responsive: true });
 }
 
