@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlstreams.debug.inspect.sample_detail import sample_detail
+from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
 from rlstreams.debug.inspect.words import NUMBERS, Spelling
 from rlstreams.show.report.fold import FIRST, THEN, RunFold
 from rlstreams.show.report.page import (
@@ -19,6 +20,7 @@ from rlstreams.show.report.page import (
 )
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.lineage.fold import Lineage
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import TopicMismatchError
 from rlstreams.streams.log.topic import Topic
@@ -77,11 +79,20 @@ def collect(
         stopped=stopped,
         command=command,
         samples=[
-            (label, sample_detail(lineage, spelling))
+            (label, readable(lineage, spelling))
             for (label, _), lineage in zip(picks, details, strict=True)
         ],
         decode=spelling.plain,
     )
+
+
+def readable(lineage: Lineage, spelling: Spelling) -> SampleDetail:
+    """A sample to be shown; as numbers where a foreign writer's ids are no tokens of the model."""
+    try:
+        return sample_detail(lineage, spelling)
+    except (OverflowError, TypeError):
+        problem = "tokens are numbers: the tokenizer refuses them"
+        return dataclasses.replace(sample_detail(lineage, NUMBERS), problem=problem)
 
 
 def there(bus: Bus, topics: Sequence[Topic]) -> tuple[Topic, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -35,8 +34,7 @@ def web_page(folder: Path, port: int | None, say: Callable[[str], None]) -> Iter
     words = [sys.executable, "-m", "rlstreams", "web", str(folder), "--port", str(port)]
     with (folder / LOG).open("ab") as output:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )  # fmt: skip
     say(f"page: http://{HOST}:{port}/")
     try:

@@ -120,7 +120,9 @@ class RunReader:
                     self.fold, self.problem = fold, ""
                 # Of the larger ones the first that is behind; at the end all of them in turn.
                 due = next((n for n, num in enumerate(left) if num), len(feeds))
-                num = sum(feed.poll(POLL_S) for feed in feeds[: due + 1])
+                waits_s = [POLL_S if n == due or not sum(left) else 0.0 for n in range(len(feeds))]
+                polled = zip(feeds[: due + 1], waits_s, strict=False)
+                num = sum(feed.poll(wait_s) for feed, wait_s in polled)
                 self._answer(log, wait_s=0.0 if num or sum(left) or log.is_growing else 4 * POLL_S)
 
     def _answer(self, log: RunLog, wait_s: float) -> None:

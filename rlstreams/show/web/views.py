@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
+from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.show.report import facts
 from rlstreams.show.report.charts import series
+from rlstreams.show.report.collect import readable
 from rlstreams.show.report.html import clock_time, render, short
 from rlstreams.show.report.page import chart_values, kill_marks
 from rlstreams.show.report.rows import SampleRow, Wanted
@@ -117,7 +118,7 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
         lineages, spelled = reader.samples(name)
     except ValueError as err:
         raise NotThereError(str(err)) from err
-    detail = sample_detail(lineages[0], spelled)
+    detail = readable(lineages[0], spelled)
     if not detail.stages:
         raise NotThereError(f"the log of {reader.name} does not know sample {name}")
     color = query.get("color", "version")

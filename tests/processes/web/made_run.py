@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlstreams.schemas.events import Event, Segment
@@ -33,7 +34,7 @@ class Opened:
     """What commands have of an open run."""
 
     log: RunLog
-    model_path: str = "/nowhere"
+    model_path: str = str(Path(__file__).parents[3] / "infra/examples/demo/model")
 
 
 class MadeRun:

@@ -17,7 +17,17 @@ from tests.html_pages import Balance
 from tests.processes.web.made_run import EVIL, MadeRun, served
 from tests.waiting import until
 
-VIEWS = ("", "samples", "steps", "steps/3", "samples/3/1", "letters", "flow", "configuration")
+VIEWS = (
+    "",
+    "samples",
+    "steps",
+    "steps/3",
+    "samples/3/1",
+    "samples/50/0",
+    "letters",
+    "flow",
+    "configuration",
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +36,8 @@ def client() -> Iterator[httpx.Client]:
     for number in range(1, 6):
         run.make_step(number)
     run.write([factories.dead_letter(detail=EVIL, reason="<b>reward", worker=EVIL)])
+    odd = factories.policy_segment(3, token_ids=factories.int32s(3, start=-9))
+    run.write([factories.trajectory(group_id="50", sample=0, segments=(odd,))])
     run.write([factories.worker_report(worker="rollout-0", detail=EVIL, state="waiting")])
     with served({"run": run, "other": MadeRun()}) as address, httpx.Client(base_url=address) as got:
         yield got
@@ -48,7 +60,7 @@ def test_every_view_is_whole_and_runs_nothing_of_the_log(client: httpx.Client, v
 @pytest.mark.parametrize(
     ("query", "first"),
     [
-        ("", "5/7"),
+        ("?step=5", "5/7"),
         ("?sort=reward&up=1&page=1", "1/0"),
         ("?sort=step&up=0", "5/0"),
         ("?step=2&sort=at_ms&up=1", "2/0"),
