@@ -58,11 +58,6 @@ class Browser:
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height,
                    deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
 
-    def scheme(self, name: str) -> None:
-        """`light` or `dark`, as its person prefers."""
-        feature = {"name": "prefers-color-scheme", "value": name}
-        self._call("Emulation.setEmulatedMedia", features=[feature])
-
     def open(self, address: str, ready: str = "document.readyState === 'complete'") -> float:
         """Go there and wait until `ready` is true; returns the seconds that it took."""
         began_s = time.monotonic()

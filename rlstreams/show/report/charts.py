@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlstreams.show.report.fold import Life, RunFold
@@ -168,8 +168,7 @@ def charts_of(
 
 def _known(chart: Chart, values: Mapping[str, Sequence[float]]) -> Chart:
     """The chart with those of its lines that have numbers."""
-    lines = tuple(name for name in chart.lines if values.get(name))
-    return Chart(id=chart.id, title=chart.title, note=chart.note, unit=chart.unit, lines=lines)
+    return replace(chart, lines=tuple(name for name in chart.lines if values.get(name)))
 
 
 def spoken(chart: Chart, found: Mapping[str, Any]) -> str:

@@ -24,7 +24,6 @@ def save_curve(views: ViewState, kills: Sequence[KillMark], title: str, path: Pa
     _draw_curve(axes, views, kills)
     figure.subplots_adjust(top=0.9, right=0.97)
     axes.set_title(title, loc="left", fontsize=12, color=INK, pad=12)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=_DPI)
 
 

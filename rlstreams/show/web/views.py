@@ -26,14 +26,9 @@ VIEWS = (
     ("configuration", "Configuration"),
 )
 COLUMNS = (
-    ("reward", "reward"),
-    ("tokens", "length"),
-    ("version", "version"),
-    ("staleness", "staleness"),
-    ("mismatch", "mismatch"),
-    ("step", "step"),
-    ("at_ms", "sampled"),
-)
+    ("reward", "reward"), ("tokens", "length"), ("version", "version"), ("staleness", "staleness"),
+    ("mismatch", "mismatch"), ("step", "step"), ("at_ms", "sampled"),
+)  # fmt: skip
 PER_PAGE = 100
 TOKENS_LISTED = 2000
 Query = Mapping[str, str]

@@ -93,29 +93,6 @@ def test_every_view_is_reached_by_the_keyboard(browser: Browser, address: str) -
         assert [] == nameless
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read(browser: Browser, address: str, scheme: str) -> None:
-    """Contrast of every colour that text has, against both grounds: 4.5 and more (WCAG AA)."""
-    browser.scheme(scheme)
-    browser.open(f"{address}/r/run/", "document.querySelector('main')")
-    names = ["ink", "muted", "a", "c", "d", "e", "bad", "good"]
-    low = browser.run(f"""(() => {{
-      const css = getComputedStyle(document.documentElement);
-      const light = (name) => css.getPropertyValue("--" + name).trim()
-        .replace(/^#(.)(.)(.)$/, "#$1$1$2$2$3$3")
-        .match(/[0-9a-f]{{2}}/gi).map((x) => parseInt(x, 16) / 255)
-        .map((x) => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, x, n) => sum + x * [0.2126, 0.7152, 0.0722][n], 0);
-      const found = [];
-      for (const name of {names}) for (const ground of ["paper", "panel"]) {{
-        const [a, b] = [light(name), light(ground)].sort((x, y) => y - x);
-        if ((a + 0.05) / (b + 0.05) < 4.5) found.push([name, ground, (a + 0.05) / (b + 0.05)]);
-      }}
-      return found;
-    }})()""")
-    assert [] == low
-
-
 @WIDTHS
 def test_the_report_needs_no_server(browser: Browser, tmp_path: Path, width: int) -> None:
     """One file: its charts are drawn, and nothing is fetched."""

@@ -216,6 +216,27 @@ def test_runs_are_compared_in_the_same_charts() -> None:
     )
 
 
+def light_of(color: str) -> float:
+    """Relative luminance, as WCAG 2 defines it; `color` as `#fff` or `#1f2328`."""
+    digits = "".join(digit * 2 for digit in color) if len(color) == 3 else color
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return sum(x * share for x, share in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+
+
+def test_text_can_be_read() -> None:
+    """Each colour of text against both grounds, light and dark: 4.5 and more (WCAG AA)."""
+    style = (STATIC / "page.css").read_text("utf-8")
+    schemes = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    assert 2 == len(schemes)
+    for scheme in schemes:
+        colors = dict(re.findall(r"--(\w+): #(\w+)", scheme))
+        for ground in (colors.pop("paper"), colors.pop("panel")):
+            for name in colors.keys() - {"line"}:
+                low, high = sorted([light_of(colors[name]), light_of(ground)])
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (name, ground)
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     """It names the folder and what is missing."""
     with pytest.raises(ConfigError, match=r"no config\.json"):
