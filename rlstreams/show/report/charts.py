@@ -103,15 +103,14 @@ def series(fold: RunFold, kills: Sequence[KillMark] = (), after: int = 0) -> dic
         if p.step > after
     ]
     names = dict.fromkeys(name for _, row in rows for name in row)
-    points = state.evaluation.curve
+    step_of, curve = state.run.step_of, state.evaluation.curve
+    points = [[step_of(p.policy_version), p.finished_at_ms, _plain(p.accuracy), _plain(p.best)]
+              for p in curve]  # fmt: skip
     return {
         "step": [p.step for p, _ in rows],
         "ms": [p.finished_at_ms for p, _ in rows],
         "lines": {name: [_plain(row.get(name)) for _, row in rows] for name in names},
-        "held_out": [
-            [state.run.step_of(p.policy_version), p.finished_at_ms, p.accuracy, p.best]
-            for p in points
-        ],
+        "held_out": points,
         "marks": [{"step": k.step, "ms": _time_of(k, state), "text": str(k)} for k in kills],
         "target": state.run.step_target,
     }
@@ -147,7 +146,7 @@ def charts_of(
     values: dict[str, list[float]] = {}
     for one in found:
         evaluated = {"held_out": 2, "held_out_best": 3}
-        lines = {name: [point[at] for point in one["held_out"]] for name, at in evaluated.items()}
+        lines = {name: [p[at] for p in one["held_out"]] for name, at in evaluated.items()}
         for name, line in {**one["lines"], **lines}.items():
             values.setdefault(name, []).extend(value for value in line if value is not None)
     if values.get("held_out_best") == values.get("held_out"):

@@ -284,7 +284,5 @@ def differences(claims: Sequence[Sequence[TrainerStarted]]) -> list[list[str]]:
 
 def summary(name: str, state: ViewState) -> list[str]:
     """A row of a comparison."""
-    shown = {title: value for value, title in tiles(state, ())}
-    wanted = ("optimizer steps", "held-out accuracy", "newest reward", "samples trained",
-              "time, claim to last step")  # fmt: skip
-    return [name, *(shown[title] for title in wanted)]
+    accuracy, steps, reward, samples, seconds = (value for value, _ in tiles(state, ())[:5])
+    return [name, steps, accuracy, reward, samples, seconds]

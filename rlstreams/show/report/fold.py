@@ -33,7 +33,7 @@ THEN: tuple[Topic, ...] = (PROMPTS, TRAJECTORIES)
 LAST: tuple[Topic, ...] = (SCORED,)
 """For mismatch by sample alone."""
 LETTERS = 1000  # kept, the newest
-MARKS = 2000  # of one kind on the timeline
+MARKS = 500  # of one kind on the timeline
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
-    JSONResponse,
     PlainTextResponse,
     RedirectResponse,
     Response,
@@ -30,7 +29,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlstreams.show.report.charts import series, timeline
-from rlstreams.show.report.html import STATIC, plotter, render
+from rlstreams.show.report.html import STATIC, as_json, plotter, render
 from rlstreams.show.report.page import steps_csv
 from rlstreams.show.web import views
 from rlstreams.show.web.reading import RunReader
@@ -39,6 +38,7 @@ from rlstreams.streams.log.errors import StreamsError
 
 LOOK_S = 0.2  # between two looks whether something is new
 ALIVE_S = 15.0
+KEPT = 64  # answers that are shared
 # Nothing but our own files; styles also as empty elements, which the plotter fills by rules.
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -112,7 +112,6 @@ def application(
         Route("/steps/{step:int}", give.step),
         Route("/steps.csv", give.table),
         Route("/series.json", give.numbers),
-        Route("/timeline.json", give.lives),
     ]
     app = Starlette(
         routes=[
@@ -136,6 +135,7 @@ class _Answers:
         self._is_over = is_over
         self._names = list(readers)
         self._script = plotter()
+        self._kept: dict[tuple[str, str], tuple[int, str]] = {}
 
     def _of(self, request: Request) -> RunReader:
         name = request.path_params["run"]
@@ -149,7 +149,20 @@ class _Answers:
         return RedirectResponse("/compare" if len(self._names) > 1 else one, 307)
 
     def page(self, request: Request, make: Page) -> Response:
-        return HTMLResponse(make(self._of(request), request.query_params, self._names))
+        reader = self._of(request)
+        made = partial(make, reader, request.query_params, self._names)
+        return HTMLResponse(self._shared(request, reader, made))
+
+    def _shared(self, request: Request, reader: RunReader, make: Callable[[], str]) -> str:
+        """Made once for all who ask for the same between two news: ten pages cost what one does."""
+        key, at = (request.url.path, request.url.query), reader.news
+        kept = self._kept.get(key)
+        if kept is None or kept[0] != at:
+            kept = at, make()
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            self._kept[key] = kept
+        return kept[1]
 
     def sample(self, request: Request) -> Response:
         asked, reader = request.path_params, self._of(request)
@@ -170,12 +183,13 @@ class _Answers:
 
     def numbers(self, request: Request) -> Response:
         reader, after = self._of(request), int(request.query_params.get("after", 0))
-        return JSONResponse(series(reader.fold, views.kills_of(reader), after))
 
-    def lives(self, request: Request) -> Response:
-        reader = self._of(request)
-        restarts = reader.fold.state.throughput.restarts
-        return JSONResponse(timeline(reader.fold, views.kills_of(reader), restarts))
+        def made() -> str:
+            kills, restarts = views.kills_of(reader), reader.fold.state.throughput.restarts
+            lives = timeline(reader.fold, kills, restarts)
+            return as_json({**series(reader.fold, kills, after), "timeline": lives})
+
+        return Response(self._shared(request, reader, made), media_type="application/json")
 
     def compare(self, request: Request) -> Response:
         chosen = request.query_params.getlist("run") or self._names
@@ -203,7 +217,7 @@ async def _news(
     """A line whenever something was read, at most five a second."""
     before, silent_s = None, 0.0
     while not is_over():
-        now = [(r.name, r.fold.num_events, r.reading, r.problem) for r in readers.values()]
+        now = [reader.news for reader in readers.values()]
         if now != before:
             before, silent_s = now, 0.0
             yield "data: new\n\n"

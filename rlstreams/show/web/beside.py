@@ -62,5 +62,7 @@ def listening(host: str, port: int) -> socket.socket:
         found.listen()
     except OSError as err:
         found.close()
-        raise ConfigError(f"port {port} of {host} cannot be had: {err}; choose another") from err
+        raise ConfigError(
+            f"--host {host} --port {port} cannot be had: {err}; choose another"
+        ) from err
     return found

@@ -127,7 +127,7 @@ def test_a_port_in_use_is_refused_by_name() -> None:
     """Before anything else is done."""
     with listening("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be had"):
+        with pytest.raises(ConfigError, match=f"--port {port} cannot be had"):
             listening("127.0.0.1", port)
 
 

@@ -126,6 +126,7 @@ async function readPlotter() {
 async function readSeries(run) {
   const known = data.runs[run], after = known?.step.at(-1) ?? 0;
   const got = await (await fetch(address(run, `series.json?after=${after}`))).json();
+  data.timeline = got.timeline;
   if (!known || !known.step.length) { data.runs[run] = got; return; }
   const length = known.step.length;
   for (const name of Object.keys(got.lines)) known.lines[name] ??= Array(length).fill(null);
@@ -138,7 +139,6 @@ async function readSeries(run) {
 async function readNew() {
   const figures = document.querySelectorAll("figure[data-chart]");
   if (figures.length) await Promise.all(runs.map(readSeries));
-  if (document.querySelector("figure.timeline")) data.timeline = await (await fetch(address(runs[0], "timeline.json"))).json();
   repaint();
   if (!document.querySelector("[data-fresh]")) return;
   const page = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
