@@ -11,7 +11,7 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.show.report.html import clock_time, short
 from rlstreams.streams.views.feed import Answer, StepPoint, ViewState
 from rlstreams.streams.views.hops import HopsState
-from rlstreams.streams.views.pace import bottleneck, pace_line, ranks_of, shortage
+from rlstreams.streams.views.pace import pace_line, ranks_of, shortage
 from rlstreams.up.live.words import KillMark, clock, ends
 
 VERSION_COLORS = 5  # classes v0 to v4
@@ -208,11 +208,6 @@ def stations(state: ViewState, waiting: HopsState, now_ms: int) -> list[dict[str
                 lines.append(f"oldest {clock(max(0, now_ms - min(ages[topic])) / 1000)}")
         listed.append({"name": topic, "is_topic": True, "lines": lines})
     return listed
-
-
-def holds(state: ViewState) -> str:
-    """Who holds whom back."""
-    return bottleneck(state.run.steps) or "two steps are needed to say"
 
 
 def shown_tokens(detail: SampleDetail, color: str = "version") -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from rlstreams.show.report.page import chart_values, kill_marks
 from rlstreams.show.report.rows import SampleRow, Wanted
 from rlstreams.show.web.reading import RunReader
 from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.views.pace import bottleneck
 from rlstreams.up.live.words import KillMark
 
 VIEWS = (
@@ -219,7 +220,7 @@ def flow(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
     is_over = 0 < state.run.step_target <= state.run.step
     at_ms = state.throughput.now_ms if is_over else now_ms()
     return _page(
-        reader, "flow", "flow.html", "flow of", all_runs=all_runs, holds=facts.holds(state),
+        reader, "flow", "flow.html", "flow of", all_runs=all_runs, holds=bottleneck(state.run.steps),
         stations=facts.stations(state, reader.fold.open, at_ms), workers=facts.workers(state),
         pulls=facts.pulls_line(state), newest_pulls=newest,
     )  # fmt: skip
