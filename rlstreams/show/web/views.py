@@ -220,7 +220,8 @@ def flow(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
     is_over = 0 < state.run.step_target <= state.run.step
     at_ms = state.throughput.now_ms if is_over else now_ms()
     return _page(
-        reader, "flow", "flow.html", "flow of", all_runs=all_runs, holds=bottleneck(state.run.steps),
+        reader, "flow", "flow.html", "flow of", all_runs=all_runs,
+        holds=bottleneck(state.run.steps),
         stations=facts.stations(state, reader.fold.open, at_ms), workers=facts.workers(state),
         pulls=facts.pulls_line(state), newest_pulls=newest,
     )  # fmt: skip
