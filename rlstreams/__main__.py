@@ -39,6 +39,7 @@ COMMANDS = (
     "export-model",
     "metrics",
     "monitor",
+    "web",
     "report",
     "doctor",
     "record",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-VOID = {"meta", "br", "path", "rect", "circle", "input"}
+VOID = {"meta", "br", "path", "rect", "circle", "input", "link"}
 
 
 class Balance(HTMLParser):

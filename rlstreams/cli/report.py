@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
-
-if TYPE_CHECKING:
-    from rlstreams.workers.config.run import RunConfig
+from rlstreams.cli.arguments import Commands, add_run, command, opened, several
 
 
 def add(subparsers: Commands) -> None:
@@ -22,39 +17,37 @@ def add(subparsers: Commands) -> None:
         """
         one HTML page and the learning curve of a finished or running run
 
-        Reads the run's topics; writes report.html and curve.png into its folder.
+        Reads the run's topics; writes report.html, steps.csv and curve.png into its folder. Of
+        several runs' folders it writes comparison.html here: their charts, and what differs.
 
         --out DIR  folder for the files (the run's)
 
         rlstreams report runs/demo
         rlstreams report runs/demo --out public
+        rlstreams report runs/demo runs/demo-seed1
         """,
     )
-    add_run(parser)
+    add_run(parser, is_log=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the files and say where they are."""
     from datetime import UTC, datetime
 
-    from rlstreams.show.report.collect import collect, write
+    from rlstreams.debug.inspect.words import spelling
+    from rlstreams.show.report.collect import collect, write, write_comparison
 
-    config = configuration(args.config, args.overrides)
     made_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    with opened_run(config) as log:
-        given = collect(log.bus, config.run.id, decode=_decoder(config), made_at=made_at)
-    written = write(given, Path(args.out or config.folder))
+    found = []
+    for names in several(args.config):
+        with opened(names, args.overrides) as source:
+            spelled = spelling("", source.model_path)
+            name = source.config.run.id if source.config else source.folder.name
+            found.append(collect(source.log, name, spelling=spelled, made_at=made_at))
+            folder = source.folder
+    if len(found) > 1:
+        print(f"comparison: {write_comparison(found, Path(args.out or '.'))}")
+        return 0
+    written = write(found[0], Path(args.out or folder))
     print(f"report: {written.page}\ncurve:  {written.curve}")
     return 0
-
-
-def _decoder(config: RunConfig) -> Callable[[Sequence[int]], str]:
-    from rlstreams.streams.log.errors import ConfigError
-    from rlstreams.up.live.words import spell
-    from rlstreams.workers.config.hub import model_folder
-    from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
-
-    try:
-        return Tokenizer.load(model_folder(config.model.path)).decode
-    except (ConfigError, TokenizerError):
-        return spell  # the model folder is gone; numbers still show what changed

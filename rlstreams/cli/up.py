@@ -30,12 +30,15 @@ def add(subparsers: Commands) -> None:
         --steps N  optimizer steps; short for --trainer.steps
         --resume   continue a run that has steps
         --dry-run  write the configuration of each process, and start nothing
+        --web PORT  show the run in a browser, at this port of this machine; 0: a free one
 
         rlstreams up
         rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5
         rlstreams up run.toml --resume --steps 120
+        rlstreams up --web
         """,
         steps_={"type": whole(1)},
+        web_={"type": whole(0, 65535), "nargs": "?", "const": 9402, "metavar": "PORT"},
     )
     add_config(parser)
     add_no_live(parser)
@@ -64,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             is_resumed=args.resume,
             is_live=not args.no_live,
             steps_typed=args.steps or 0,
+            web_port=args.web,
         )
     )
 

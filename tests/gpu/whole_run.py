@@ -131,16 +131,17 @@ def pulls_by_role(events: Sequence[PolicyLoaded]) -> dict[str, Any]:
 def told_by_the_log(config: RunConfig) -> dict[str, Any]:
     """All figures, from topics alone."""
     with opened_run(config) as log:
-        given = collect(log.bus, config.run.id)
+        given = collect(log, config.run.id)
         pulls = pulls_by_role(list(loaded_events(log.bus)))
-    steps, throughput = given.views.run.steps, given.views.throughput
+    views = given.fold.state
+    steps, throughput = views.run.steps, views.throughput
     seconds = (steps[-1].finished_at_ms - steps[0].finished_at_ms) / 1000 if steps else 0.0
     training_s = sum(p.metrics["train_s"] for p in steps[1:])
     between_s = [(b.finished_at_ms - a.finished_at_ms) / 1000 for a, b in pairwise(steps)]
     mismatch = [p.metrics["mismatch_mean"] for p in steps if "mismatch_mean" in p.metrics]
     return {
         "accuracy": [[p.policy_version, p.accuracy, p.num_samples]
-                     for p in given.views.evaluation.curve],
+                     for p in views.evaluation.curve],
         "steps": len(steps),
         "reward": [point.reward for point in steps],
         "step_ends_s": [point.finished_at_ms / 1000 for point in steps],

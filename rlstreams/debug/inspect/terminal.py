@@ -17,10 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
-from rlstreams.show.report.template import number
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.streams.lineage.stages import Stage
-from rlstreams.up.live.words import visible
+from rlstreams.up.live.words import number, visible
 
 AUTHOR_STYLES = {"prompt": "bright_black", "environment": "magenta"}
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue", "green")

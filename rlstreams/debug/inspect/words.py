@@ -64,10 +64,12 @@ def spelling(named: str, of_run: str) -> Spelling:
     Raises:
         ConfigError: the named one cannot be loaded. That of the run may be gone: then numbers show.
     """
+    from rlstreams.workers.config.hub import found_folder
     from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
 
     try:
-        tokenizer = Tokenizer.load(Path(named or of_run))
+        folder = named or (of_run and found_folder(of_run)) or of_run
+        tokenizer = Tokenizer.load(Path(folder))
     except TokenizerError as err:
         if named:
             raise ConfigError(f"--tokenizer: {err}") from err

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import secrets
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,6 +19,7 @@ from rlstreams.schemas import SchemaTexts
 from rlstreams.show.monitor.answers import SMALL, Answer, Monitor
 from rlstreams.show.monitor.health import HealthWatch
 from rlstreams.show.monitor.options import credentials
+from rlstreams.show.web.beside import listening
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Partition
@@ -57,7 +57,8 @@ def serve(
         ConfigError: faust is not installed, the port cannot be had, or a broker option is unknown.
         BrokerError: Faust ended by itself.
     """
-    port = _port(host, port)
+    with listening(host, port) as held:  # Faust would only end with a traceback
+        port = held.getsockname()[1]
     monitor = Monitor(config.run.id, HealthWatch(config), schemas)
     with tempfile.TemporaryDirectory(prefix="rlstreams-monitor-") as folder:
         asyncio.run(_served(_app(config, bootstrap, host, port, folder), monitor, ends, say))
@@ -160,16 +161,3 @@ def _page(app: faust.App, path: str, answer: Callable[[], Answer]) -> None:
 
     get.__name__ = path.strip("/")  # Faust tells pages apart by it
     app.page(path)(get)
-
-
-def _port(host: str, port: int) -> int:
-    """The port, if it can be had; Faust would only end with a traceback."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as err:
-            raise ConfigError(
-                f"--host {host} --port {port} cannot be had: {err}; choose another"
-            ) from err
-        return int(probe.getsockname()[1])

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlstreams.show.report.page import ReportInput, curve_title, render
+from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
+from rlstreams.debug.inspect.words import NUMBERS, Spelling
+from rlstreams.show.report.fold import FIRST, THEN, RunFold
+from rlstreams.show.report.page import (
+    ReportInput,
+    curve_title,
+    kill_marks,
+    render_comparison,
+    render_report,
+    steps_csv,
+)
 from rlstreams.streams.audit.auditor import audit
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.lineage.fold import Lineage
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.views.feed import Feed, Restart, StepPoint, Views
-from rlstreams.up.live.words import KillMark, spell
+from rlstreams.streams.log.errors import TopicMismatchError
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.run.run_log import RunLog
+from rlstreams.streams.views.feed import Feed
+from rlstreams.up.live.words import KillMark
 
-PAGE_FILE = "report.html"
-CURVE_FILE = "curve.png"
+PAGE_FILE, CURVE_FILE, STEPS_FILE = "report.html", "curve.png", "steps.csv"
+COMPARISON_FILE = "comparison.html"
 READ_DEADLINE_S = 60.0
 
 
@@ -26,68 +42,87 @@ class Written:
 
 
 def collect(
-    bus: Bus,
+    log: RunLog,
     run: str,
     *,
-    decode: Callable[[Sequence[int]], str] = spell,
+    spelling: Spelling = NUMBERS,
     made_at: str = "",
-    settle_s: float = 0.0,
+    audited: AuditReport | None = None,
+    kills: Sequence[KillMark] = (),
+    stopped: str = "",
+    command: str = "",
 ) -> ReportInput:
     """All that the topics say of the run by now.
+
+    Args:
+        audited: the audit, if it was made already.
 
     Raises:
         DeadlineError: the topics could not be read up to their ends.
     """
-    report = audit(bus, settle_s=settle_s)
-    views = Views()
-    feed = Feed(bus, views)
+    report = audit(log.bus) if audited is None else audited
+    fold = RunFold()
+    feed = Feed(log.bus, fold, there(log.bus, (*FIRST, *THEN)))
     try:
         feed.catch_up(READ_DEADLINE_S)
     finally:
         feed.close()
-    state = views.state
+    picks = fold.samples.picks()
+    details = log.samples(*(row.name for _, row in picks)) if picks else []
+    state = fold.state
     return ReportInput(
         run=run,
-        views=state,
+        fold=fold,
         audit=report,
-        kills=kill_marks(state.throughput.restarts, state.run.steps),
+        kills=kill_marks(state.throughput.restarts, state.run.steps, kills),
         made_at=made_at,
-        decode=decode,
+        stopped=stopped,
+        command=command,
+        samples=[
+            (label, readable(lineage, spelling))
+            for (label, _), lineage in zip(picks, details, strict=True)
+        ],
+        decode=spelling.plain,
     )
+
+
+def readable(lineage: Lineage, spelling: Spelling) -> SampleDetail:
+    """A sample to be shown; as numbers where a foreign writer's ids are no tokens of the model."""
+    try:
+        return sample_detail(lineage, spelling)
+    except (OverflowError, TypeError):
+        problem = "tokens are numbers: the tokenizer refuses them"
+        return dataclasses.replace(sample_detail(lineage, NUMBERS), problem=problem)
+
+
+def there(bus: Bus, topics: Sequence[Topic]) -> tuple[Topic, ...]:
+    """Those of the topics that the log has: a recording may lack some."""
+
+    def is_there(topic: Topic) -> bool:
+        try:
+            bus.beginnings(topic.name)
+        except TopicMismatchError:
+            return False
+        return True
+
+    return tuple(filter(is_there, topics))
 
 
 def write(given: ReportInput, folder: Path) -> Written:
-    """Write `report.html` and `curve.png` into `folder`."""
+    """Write `report.html`, `steps.csv` and `curve.png` into `folder`."""
     from rlstreams.show.report.plot import save_curve
 
     folder.mkdir(parents=True, exist_ok=True)
-    written = Written(page=folder / PAGE_FILE, curve=folder / CURVE_FILE)
-    written.page.write_text(render(given), encoding="utf-8")
-    save_curve(given.views, given.kills, curve_title(given), written.curve)
+    written, state = Written(page=folder / PAGE_FILE, curve=folder / CURVE_FILE), given.fold.state
+    written.page.write_text(render_report(given), encoding="utf-8")
+    (folder / STEPS_FILE).write_text(steps_csv(state.run.steps), encoding="utf-8")
+    save_curve(state, given.kills, curve_title(given), written.curve)
     return written
 
 
-def kill_marks(
-    restarts: Sequence[Restart], steps: Sequence[StepPoint], kills: Sequence[KillMark] = ()
-) -> tuple[KillMark, ...]:
-    """Processes that came back without having said goodbye, by the step that was being made.
-
-    Args:
-        kills: those that `up` sent itself. The log does not tell them from a crash, from memory
-            that ran out, or from a machine that was switched off.
-    """
-    last = steps[-1].step if steps else 0
-
-    def killed_at_ms(restart: Restart) -> int:
-        times_ms = (k.killed_at_ms for k in kills if k.worker == restart.worker)
-        return next((t for t in times_ms if restart.last_seen_ms <= t <= restart.at_ms), 0)
-
-    return tuple(
-        KillMark(
-            step=next((p.step for p in steps if p.finished_at_ms > restart.last_seen_ms), last),
-            worker=restart.worker,
-            killed_at_ms=killed_at_ms(restart),
-        )
-        for restart in restarts
-        if not restart.was_clean
-    )
+def write_comparison(given: Sequence[ReportInput], folder: Path) -> Path:
+    """Write `comparison.html` into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / COMPARISON_FILE
+    page.write_text(render_comparison(given), encoding="utf-8")
+    return page

@@ -142,3 +142,14 @@ def passed_over_lines(redone: Sequence[StepsRedone]) -> list[str]:
         return told
     num_left = len(told) - REDONE_LINES
     return [f"{num_left} other checkpoints were passed over at restarts", *told[-REDONE_LINES:]]
+
+
+def number(value: float) -> str:
+    """A value, short: `0.25`, `1,200`, `2e-04`."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) < 0.001:
+        return f"{value:.0e}"
+    return f"{value:.3g}"

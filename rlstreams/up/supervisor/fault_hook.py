@@ -33,6 +33,7 @@ class UpOptions:
     is_resumed: bool
     is_live: bool
     steps_typed: int = 0  # by --steps, which is not in `command`; 0: the configured ones
+    web_port: int | None = None  # of the live page; None: none is wanted
 
     @property
     def resume(self) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, Written, kill_marks, write
-from rlstreams.show.report.page import ReportInput
+from rlstreams.debug.inspect.words import spelling
+from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, Written, collect, write
+from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.feed import EvaluationState, ViewState
 from rlstreams.up.live.words import over, redone_lines, visible
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.fleet import LOGS, Failure
-from rlstreams.up.supervisor.next_commands import model_lines, next_commands
+from rlstreams.up.supervisor.next_commands import NAME, model_lines, next_commands
+from rlstreams.workers.config.hub import model_folder
 
 _RESUMABLE = {
     Outcome.COMPLETE: "",
@@ -22,10 +24,10 @@ _RESUMABLE = {
 }
 
 
-def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> int:
+def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
     """Write the report and print the summary; 0 if the run did not fail and its audit is clean."""
     try:
-        written = _report(ended, state, decode)
+        written = _report(ended, log)
         told = [f"report: {written.page}", f"curve:  {written.curve}"]
     except OSError as err:  # a full disk ends no summary
         told = [f"report: not written, {err}"]
@@ -45,19 +47,21 @@ def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], 
     return 0 if ended.outcome is not Outcome.FAILED and ended.audit.ok else 1
 
 
-def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> Written:
-    folder = Path(ended.options.config.folder)
+def _report(ended: Ended, log: RunLog) -> Written:
+    config = ended.options.config
+    folder = Path(config.folder)
     written = Written(page=folder / PAGE_FILE, curve=folder / CURVE_FILE)
     if not ended.is_claimed and written.page.is_file():
         return written  # of the start before, which got farther
-    given = ReportInput(
-        run=ended.options.config.run.id,
-        views=state,
-        audit=ended.audit,
-        stopped="" if ended.failure is None else ended.failure.reason,
-        kills=kill_marks(state.throughput.restarts, state.run.steps, ended.kills),
+    given = collect(
+        log,
+        config.run.id,
+        spelling=spelling("", str(model_folder(config.model.path))),
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        decode=decode,
+        audited=ended.audit,
+        kills=ended.kills,
+        stopped="" if ended.failure is None else ended.failure.reason,
+        command=f"{NAME} {ended.options.command}",
     )
     return write(given, folder)
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from rlstreams.show.web.beside import web_page
 from rlstreams.start.doctor.diagnose import preflight
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.broker.embedded import EmbeddedBroker
@@ -19,6 +20,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.topics import CONTROL, STEPS
+from rlstreams.streams.run.run_log import BusLog
 from rlstreams.up.live.output import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.child import make_spawner
@@ -74,6 +76,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             epoch = watcher.epoch
             # Nothing was changed before: it may have been refused.
             stack.enter_context(configured(config, lambda: watcher.epoch))
+            stack.enter_context(web_page(folder, options.web_port, watcher.say))
             stack.enter_context(_nothing_lost(options))
             _say_running(bus, config)
             say, room_s = watcher.say, config.deadlines.stall_s
@@ -101,7 +104,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             is_claimed=watcher.epoch != epoch,
             audit=audit(bus),
         )
-        status = summarize(ended, watcher.state, decode)
+        status = summarize(ended, watcher.state, BusLog(bus, config.run.id))
         return status if hook is None else hook.conclude(bus, ended, status)
 
 

@@ -8,10 +8,13 @@ from functools import cache
 import numpy as np
 
 from rlstreams.schemas.events import Segment, Tensor
+from rlstreams.show.report.fold import RunFold
 from rlstreams.show.report.page import ReportInput
 from rlstreams.streams.audit.report import AuditReport
-from rlstreams.streams.views.feed import Views, ViewState
+from rlstreams.streams.views.feed import ViewState
 from rlstreams.up.live.words import KillMark
+from rlstreams.workers.config.load import resolved_json
+from rlstreams.workers.config.run import RunConfig
 from tests.factories import (
     NOW_MS,
     groups_dropped,
@@ -40,7 +43,7 @@ def accuracy_at(version: int) -> float:
     return 0.42 + 0.48 * (1 - math.exp(-version / 14))
 
 
-def answers(views: Views, version: int, rows: int = 64) -> None:
+def answers(views: RunFold, version: int, rows: int = 64) -> None:
     """One evaluation: row 0 is wrong until version 10, and spans two versions."""
     question = Segment(author="prompt", token_ids=_ids("7", "+", "8", "+", "3", "+", "9", "="))
     num_right = round(rows * accuracy_at(version))
@@ -69,9 +72,9 @@ def answers(views: Views, version: int, rows: int = 64) -> None:
         )
 
 
-def steps(views: Views, num_steps: int, noise: np.random.Generator) -> None:
+def steps(views: RunFold, num_steps: int, noise: np.random.Generator) -> None:
     """Steps whose reward follows the accuracy, with a claim and a drop among them."""
-    views.apply(trainer_started(run="demo", step_target=60))
+    views.apply(trainer_started(run="demo", step_target=60, config=resolved_json(RunConfig())))
     for step in range(1, num_steps + 1):
         reward = accuracy_at(step) + float(noise.normal(0, 0.04))
         end_ms = NOW_MS + step * STEP_MS
@@ -98,7 +101,7 @@ def steps(views: Views, num_steps: int, noise: np.random.Generator) -> None:
     views.apply(heartbeat())
 
 
-def processes(views: Views, num_steps: int) -> None:
+def processes(views: RunFold, num_steps: int) -> None:
     """Reports of five workers, one of which was killed in the middle."""
     for second in range(num_steps * STEP_MS // 1000 + 1):
         at_ms = NOW_MS + second * 1000
@@ -127,15 +130,32 @@ def processes(views: Views, num_steps: int) -> None:
 
 
 @cache
-def views_at(num_steps: int) -> ViewState:
-    """The state of all views after so many steps."""
-    views = Views()
+def fold_at(num_steps: int) -> RunFold:
+    """All that is shown of the run after so many steps."""
+    fold = RunFold()
     for version in range(0, num_steps + 1, 5):
-        answers(views, version)
-    answers(views, num_steps + 1, rows=1)
-    steps(views, num_steps, np.random.default_rng(0))
-    processes(views, num_steps)
-    return views.state
+        answers(fold, version)
+    answers(fold, num_steps + 1, rows=1)
+    steps(fold, num_steps, np.random.default_rng(0))
+    processes(fold, num_steps)
+    return fold
+
+
+def views_at(num_steps: int) -> ViewState:
+    """The state of its views."""
+    return fold_at(num_steps).state
+
+
+class FoldOf(RunFold):
+    """A fold whose views have the given state."""
+
+    def __init__(self, state: ViewState) -> None:
+        super().__init__()
+        self.given = state
+
+    @property
+    def state(self) -> ViewState:
+        return self.given
 
 
 def audit_report(**changes: object) -> AuditReport:
@@ -156,10 +176,10 @@ def audit_report(**changes: object) -> AuditReport:
     return AuditReport(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def report_input(**changes: object) -> ReportInput:
+def report_input(views: ViewState | None = None, **changes: object) -> ReportInput:
     values = {
         "run": "demo",
-        "views": views_at(20),
+        "fold": fold_at(20) if views is None else FoldOf(views),
         "audit": audit_report(),
         "kills": (KillMark(step=7, worker="rollout-0", killed_at_ms=NOW_MS),),
         "decode": decode,

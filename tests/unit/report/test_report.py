@@ -6,27 +6,26 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from rlstreams.cli.arguments import configuration, opened_run
 from rlstreams.schemas.events import NO_VERSION
-from rlstreams.show.report import plot
-from rlstreams.show.report.collect import kill_marks
-from rlstreams.show.report.page import render
-from rlstreams.show.report.template import number
+from rlstreams.show.report.charts import charts_of, series
+from rlstreams.show.report.html import STATIC
+from rlstreams.show.report.page import kill_marks, render_comparison, steps_csv
+from rlstreams.show.report.page import render_report as render
 from rlstreams.streams.audit.report import Breach, BreachKind
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.views.dead import DeadView
 from rlstreams.streams.views.evaluation import SamplesState, TokenRun
 from rlstreams.streams.views.feed import Restart, ViewState
-from rlstreams.up.live.words import KillMark
+from rlstreams.up.live.words import KillMark, number
 from rlstreams.workers.config.load import load
 from tests import factories
 from tests.factories import NOW_MS
 from tests.html_pages import Balance
-from tests.unit.report.sample_run import audit_report, report_input, views_at
+from tests.unit.report.sample_run import FoldOf, audit_report, fold_at, report_input, views_at
 from tests.unit.report.test_live import drawn, live_input
 
 
@@ -37,9 +36,10 @@ def test_the_page_is_whole_and_needs_nothing_else(views: ViewState) -> None:
     balance = Balance()
     balance.feed(page)
     assert balance.open == []
-    for chart in re.findall(r"<svg.*?</svg>", page):
-        assert ElementTree.fromstring(chart).get("role") == "img"
-    assert not re.search(r"https?://|src=|@import|url\((?!#)|<script", page)
+    assert not re.search(r"https?://|src=|@import|url\((?!#)", page)
+    assert json.loads(page.partition('id="data">')[2].partition("</script>")[0])["runs"]["demo"]
+    for file in STATIC.iterdir():
+        assert not re.search(r"https?://|@import|url\(", file.read_text("utf-8"))
 
 
 def test_the_page_says_what_happened() -> None:
@@ -54,10 +54,11 @@ def test_the_page_says_what_happened() -> None:
         "Engine mismatch",
         "Staleness",
         "Throughput",
-        "Time by role",
+        "Timeline of the processes",
         "7+8+3+9=",
         "policy version 21",
         "stale 1",
+        "16 groups",
     ):
         assert words in page
 
@@ -88,8 +89,8 @@ def test_what_the_environment_said_is_told_apart() -> None:
     problems = (dataclasses.replace(first, then=then), *others)
     samples = SamplesState(problems=problems)
     page = render(report_input(views=dataclasses.replace(views, samples=samples)))
-    assert 1 == page.count('<span class="muted" title="environment">')
-    assert "policy version -1" not in page
+    assert 1 == page.count('<span class="muted">')
+    assert "version -1" not in page
 
 
 def test_parts_of_the_reward_have_charts() -> None:
@@ -100,11 +101,11 @@ def test_parts_of_the_reward_have_charts() -> None:
         for p in views.run.steps
     ]
     run = dataclasses.replace(views.run, steps=steps)
-    page = render(report_input(views=dataclasses.replace(views, run=run)))
-    assert "<h2>Parts of the reward</h2>" in page
-    assert "form<small>" in page
-    assert "share of problems solved" not in page  # a reward of 2.5 is none
-    assert "Parts of the reward" not in render(report_input(views=views))
+    changed = FoldOf(dataclasses.replace(views, run=run))
+    _, _, flat = charts_of([series(changed)])
+    assert [("reward/form", "0.5")] == [(chart.id, value) for chart, value in flat][:1]
+    assert "reward/form" in render(report_input(fold=changed))
+    assert "reward/form" not in render(report_input(views=views))
 
 
 def test_a_breach_is_shown_as_one() -> None:
@@ -119,9 +120,9 @@ def test_a_breach_is_shown_as_one() -> None:
 
 def test_what_a_model_wrote_is_not_html() -> None:
     """Answers are escaped."""
-    page = render(report_input(decode=lambda _: "<script>alert(1)</script>"))
-    assert "<script>" not in page
-    assert "&lt;script&gt;" in page
+    page = render(report_input(decode=lambda _: "<script>alert(1)</script>\x1b[2J\u202e"))
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J\\u202e" in page
 
 
 def test_a_kill_is_a_process_that_came_back_without_goodbye() -> None:
@@ -173,11 +174,67 @@ def test_numbers_are_short(value: float, expected: str) -> None:
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:
-    """A NaN in a metric must not break the page."""
-    nan = float("nan")
-    assert "nan" not in plot.lines({"loss": [(1, 0.5), (2, nan)]}, "Loss", "loss")
-    assert "no data" in plot.lines({"loss": [(2, nan)]}, "Loss", "loss")
-    assert "no data" in plot.bars([("a", {})], "s", "Time")
+    """A NaN in a metric is no JSON: it is a gap in its line."""
+    views = views_at(5)
+    first, *others = views.run.steps
+    changed = dataclasses.replace(first, loss=float("nan"))
+    run = dataclasses.replace(views.run, steps=(changed, *others))
+    found = series(FoldOf(dataclasses.replace(views, run=run)))
+    assert [None, 0.25] == found["lines"]["loss"][:2]
+    json.dumps(found, allow_nan=False)
+
+
+def test_what_never_changes_is_a_number() -> None:
+    """A flat line says nothing that its value does not."""
+    first, others, flat = charts_of([series(fold_at(20))])
+    assert ["learning", "entropy", "mismatch", "staleness", "throughput"] == [c.id for c in first]
+    assert ("loss", "0.25") in [(chart.id, value) for chart, value in flat]
+    assert {"ratio_max", "mismatch_max"} <= {chart.id for chart in others}
+
+
+def test_only_new_steps_are_sent_again() -> None:
+    """With the same numbers as at first; evaluations and marks are whole each time."""
+    whole, new = series(fold_at(20)), series(fold_at(20), after=17)
+    assert [18, 19, 20] == new["step"]
+    assert whole["held_out"] == new["held_out"]
+    assert {name: line[17:] for name, line in whole["lines"].items()} == new["lines"]
+
+
+def test_the_steps_are_a_table_for_others() -> None:
+    """A row each, with every metric."""
+    head, *rows = steps_csv(views_at(5).run.steps).splitlines()
+    assert {"step", "reward", "entropy", "lr"} <= set(head.split(","))
+    assert [1, 2, 3, 4, 5] == [int(row.partition(",")[0]) for row in rows]
+
+
+def test_runs_are_compared_in_the_same_charts() -> None:
+    """And by what their configurations have otherwise."""
+    page = render_comparison([report_input(), report_input(run="<other>", fold=fold_at(5))])
+    assert "&lt;other&gt;" in page
+    assert {"demo", "<other>"} == set(
+        json.loads(page.partition('id="data">')[2].partition("</script>")[0])["runs"]
+    )
+
+
+def light_of(color: str) -> float:
+    """Relative luminance, as WCAG 2 defines it; `color` as `#fff` or `#1f2328`."""
+    digits = "".join(digit * 2 for digit in color) if len(color) == 3 else color
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return sum(x * share for x, share in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+
+
+def test_text_can_be_read() -> None:
+    """Each colour of text against both grounds, light and dark: 4.5 and more (WCAG AA)."""
+    style = (STATIC / "page.css").read_text("utf-8")
+    schemes = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    assert 2 == len(schemes)
+    for scheme in schemes:
+        colors = dict(re.findall(r"--(\w+): #(\w+)", scheme))
+        for ground in (colors.pop("paper"), colors.pop("panel")):
+            for name in colors.keys() - {"line"}:
+                low, high = sorted([light_of(colors[name]), light_of(ground)])
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (name, ground)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

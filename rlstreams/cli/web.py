@@ -1,0 +1,72 @@
+"""`rlstreams web RUN...`: the live page of one run or several."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+from rlstreams.cli.arguments import Commands, add_run, command, opened, several, whole
+
+NICE = 10  # the run goes first
+
+
+def add(subparsers: Commands) -> None:
+    """Add the command."""
+    parser = command(
+        subparsers,
+        "web",
+        run,
+        """
+        a live page of runs in the browser: charts, samples, steps, dead letters, flow
+
+        Reads the log of each run, live, finished or recorded, and writes nothing. Several folders
+        are compared in the same charts. The page needs no network, and answers this machine alone
+        unless --host says otherwise. Until Ctrl-C.
+
+        --host ADDRESS  to listen on; others than this machine can read everything (%(default)s)
+        --port N        to listen on; 0: a free one (%(default)s)
+
+        rlstreams web runs/demo
+        rlstreams web runs/demo runs/demo-seed1 --port 9410
+        rlstreams web recordings/demo
+        """,
+        host_={"default": "127.0.0.1"},
+        port_={"type": whole(0, 65535), "default": 9402},
+    )
+    add_run(parser, is_log=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; 0 then, for that is how it ends."""
+    from rlstreams.show.web.app import server_of
+    from rlstreams.show.web.beside import listening
+    from rlstreams.show.web.reading import RunReader
+
+    with suppress(OSError):
+        os.nice(NICE)
+    with ExitStack() as stack:
+        at = stack.enter_context(listening(args.host, args.port))
+        readers: dict[str, RunReader] = {}
+        for names in several(args.config):
+            print(f"opening {' '.join(names)}", file=sys.stderr, flush=True)
+            name = _name(names, readers)
+            open_again = partial(opened, names, args.overrides, lambda _: None)
+            reader = RunReader(name, shlex.join(names), open_again)
+            stack.callback(reader.close)
+            readers[name] = reader
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        print(f"page: http://{host}:{at.getsockname()[1]}/", file=sys.stderr, flush=True)
+        server_of(readers, args.host).run(sockets=[at])
+    return 0
+
+
+def _name(names: Sequence[str], taken: Collection[str]) -> str:
+    """What a run is called in addresses: the name of its folder or first file, told apart."""
+    name = Path(names[0]).resolve().name
+    return name if name not in taken else f"{name}-{len(taken) + 1}"

@@ -1,0 +1,283 @@
+"""What report and live page say of a run in tiles and tables: values in, text out. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlstreams.debug.inspect.sample_detail import SampleDetail
+from rlstreams.schemas.events import TrainerStarted
+from rlstreams.show.report.html import clock_time, short
+from rlstreams.streams.views.feed import Answer, StepPoint, ViewState
+from rlstreams.streams.views.hops import HopsState
+from rlstreams.streams.views.pace import pace_line, ranks_of, shortage
+from rlstreams.up.live.words import KillMark, clock, ends
+
+VERSION_COLORS = 5  # classes v0 to v4
+STEP_HEAD = ("step", "version", "reward", "loss", "KL", "entropy", "gradient", "clipped",
+             "mismatch", "staleness", "samples", "tokens", "seconds", "finished")  # fmt: skip
+_METRICS = ("kl", "entropy", "grad_norm", "clip_fraction", "mismatch_mean")
+_LEVELS = {"logprob": (0.1, 0.7, 2.3, 4.6), "mismatch": (1e-3, 1e-2, 0.05, 0.2)}  # nats
+LEGENDS = {
+    "version": "a small number before a piece is the policy version that sampled it",
+    "logprob": "underlined by how unlikely the sampling policy found a token: dotted below "
+    "probability 0.9, dashed 0.5, solid 0.1, double 0.01",
+    "mismatch": "underlined by the distance of proximal and behavior log-prob: dotted above 0.001 "
+    "nats, dashed 0.01, solid 0.05, double 0.2",
+}
+
+
+def config_of(claims: Sequence[TrainerStarted]) -> Mapping[str, Any]:
+    """The resolved configuration of the newest claim; empty before it."""
+    found: Mapping[str, Any] = json.loads(claims[-1].config) if claims else {}
+    return found
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields by dotted name."""
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def tiles(
+    state: ViewState, kills: Sequence[KillMark], lost: int | None = None
+) -> list[tuple[str, str]]:
+    """The run in a few figures: (value, name)."""
+    run, curve = state.run, state.evaluation.curve
+    gain = f"{curve[0].accuracy:.2f} to {curve[-1].accuracy:.2f}" if len(curve) > 1 else "-"
+    seconds = 0.0
+    if run.steps and run.claims:
+        seconds = (run.steps[-1].finished_at_ms - run.claims[0].started_at_ms) / 1000
+    return [
+        (gain, "held-out accuracy"),
+        (f"{run.step} of {run.step_target or '?'}", "optimizer steps"),
+        (short(run.steps[-1].reward if run.steps else None), "newest reward"),
+        (f"{sum(p.num_samples for p in run.steps):,}", "samples trained"),
+        (clock(seconds), "time, claim to last step"),
+        (str(len(kills)), f"processes {ends(kills)}"),
+        *([] if lost is None else [(f"{lost:,}", "samples lost")]),
+        (f"{state.dead.num:,}", "dead letters"),
+    ]
+
+
+def facts(state: ViewState) -> list[tuple[str, str]]:
+    """What is run: (name, value), of the newest claim."""
+    claims = state.run.claims
+    if not claims:
+        return []
+    found = dict(leaves(config_of(claims)))
+
+    def get(name: str) -> str:
+        value = found.get(name)
+        return "" if value in (None, "", [], {}) else str(value)
+
+    loss = f"{get('trainer.loss.kind')}, advantages " + (
+        "over the group's deviation" if found.get("trainer.loss.normalize_std") else "centred only"
+    )
+    loss += f", mean by {get('trainer.loss.reduce')}, KL coefficient {get('trainer.loss.kl_coef')}"
+    lora = f", LoRA of rank {get('trainer.lora.rank')}" if found.get("trainer.lora.rank") else ""
+    hosts = dict.fromkeys([*(c.host for c in claims), *(w.host for w in state.throughput.workers)])
+    versions = claims[-1].versions
+    ranks, device = get("trainer.ranks"), get("trainer.device")
+    told = {
+        "model": f"{get('model.path')} ({get('model.dtype')}){lora}",
+        "data": next(
+            (get(f"data.{n}") for n in ("train", "gym", "preset") if get(f"data.{n}")), ""
+        ),
+        "reward": get("reward.verifier"),
+        "environment": get("environment.name"),
+        "algorithm": loss,
+        "batch": f"{get('trainer.groups_per_step')} groups of {get('prompts.group_size')} samples",
+        "learning rate": get("trainer.optimizer.lr"),
+        "seed": get("run.seed"),
+        "engine": get("rollout.engine"),
+        "trainer's device": f"{versions.get('gpu', device)}{f' x {ranks}' if ranks != '1' else ''}",
+        "rollout's device": get("rollout.device"),
+        "largest staleness": get("trainer.max_staleness"),
+        "hosts": ", ".join(host for host in hosts if host),
+        "commit": versions.get("commit", ""),
+        "versions": ", ".join(
+            f"{name} {versions[name]}"
+            for name in ("rlstreams", "torch", "transformers", "python")
+            if name in versions
+        ),
+    }
+    if not found:  # a claim that names no configuration
+        told = {name: told[name] for name in ("hosts", "commit", "versions")}
+    return [(name, value) for name, value in told.items() if value.strip()]
+
+
+def pace_of(state: ViewState) -> str:
+    """How fast, who holds whom back, and memory that is short; "" before two steps."""
+    run = state.run
+    parts = (pace_line(run.steps, ranks_of(run.claims)), shortage(run.steps))
+    return "; ".join(text for text in parts if text)
+
+
+def step_row(p: StepPoint) -> list[str]:
+    """A step's cells, as `STEP_HEAD` names them."""
+    tokens = sum(p.staleness.values())
+    stale = sum(d * num for d, num in p.staleness.items()) / tokens if tokens else None
+    return [
+        str(p.step),
+        str(p.policy_version),
+        *(
+            short(value)
+            for value in (p.reward, p.loss, *(p.metrics.get(n) for n in _METRICS), stale)
+        ),
+        f"{p.num_samples:,}",
+        f"{p.num_tokens:,}",
+        f"{(p.finished_at_ms - p.started_at_ms) / 1000:.2f}",
+        clock_time(p.finished_at_ms),
+    ]
+
+
+def workers(state: ViewState) -> list[list[str]]:
+    """A row for each worker."""
+    rows = []
+    for worker in state.throughput.workers:
+        parts = [
+            (name, worker.seconds.get(name, 0.0)) for name in ("working", "waiting", "pulling")
+        ]
+        whole = sum(worker.seconds.values()) or 1.0
+        rows.append([
+            worker.worker, worker.state, worker.detail,
+            "-" if worker.policy_version < 0 else str(worker.policy_version),
+            worker.host, str(worker.restarts), clock_time(worker.at_ms),
+            ", ".join(f"{100 * value / whole:.0f} %" for _, value in parts),
+        ])  # fmt: skip
+    return rows
+
+
+def pulls_line(state: ViewState) -> str:
+    """All weight pulls in a sentence."""
+    pulls = state.pulls
+    if not pulls.num_pulls:
+        return "no weights were pulled yet"
+    return (
+        f"{pulls.num_pulls:,} weight pulls, {pulls.num_bytes / 1e6:,.1f} MB, "
+        f"{pulls.seconds / pulls.num_pulls:.3f} s each, generation paused "
+        f"{pulls.paused_s:.2f} s in all"
+    )
+
+
+def stations(state: ViewState, waiting: HopsState, now_ms: int) -> list[dict[str, Any]]:
+    """Roles, and the topics between them, in the order in which a sample passes them."""
+    flow, found = state.flow, state.throughput
+    lag = dict(flow.waiting)
+    rolled_out = [s for s in waiting.samples if s.is_rolled_out and not s.is_dead]
+    lag["scored-trajectories"] = max(0, len(rolled_out) - lag["trajectories"])
+    ages = {
+        "prompts": [
+            s.issued_at_ms for s in waiting.samples if not s.is_rolled_out and s.issued_at_ms
+        ],
+        "trajectories": [s.finished_at_ms for s in rolled_out],
+    }
+    passed = {
+        "prompts": flow.issued,
+        "trajectories": flow.rolled_out,
+        "scored-trajectories": flow.scored,
+    }
+    counters = {
+        "prompts": "samples",
+        "rollout": "tokens",
+        "logprob": "tokens",
+        "trainer": "samples",
+    }
+    listed: list[dict[str, Any]] = []
+    for role, topic in zip(counters, (*passed, "steps"), strict=True):
+        own = [w for w in found.workers if w.role == role]
+        unit = counters[role]
+        lines = [f"{len(own)} {'process' if len(own) == 1 else 'processes'}"]
+        lines += [f"{found.rate(role, unit):,.0f} {unit}/s"] if own else []
+        lines += [
+            f"{w.worker}: {w.state} {w.detail}"
+            for w in own
+            if w.state not in ("working", "stopped")
+        ]
+        listed.append({"name": role, "is_topic": False, "lines": lines})
+        if topic == "steps":
+            lines = [f"{state.run.step:,} of {state.run.step_target:,}"]
+        else:
+            lines = [f"{passed[topic]:,} samples", f"lag {lag[topic]:,}"]
+            if lag[topic] and ages.get(topic):
+                lines.append(f"oldest {clock(max(0, now_ms - min(ages[topic])) / 1000)}")
+        listed.append({"name": topic, "is_topic": True, "lines": lines})
+    return listed
+
+
+def shown_tokens(detail: SampleDetail, color: str = "version") -> list[dict[str, Any]]:
+    """Segments with their tokens as text, each marked by `color`: version, logprob or mismatch."""
+    rollout, table = detail.lineage.rollout, detail.tokens
+    if rollout is None or table is None:
+        return []
+    values_N = table.behavior_N if color == "logprob" else table.difference_N
+    found, start = [], 0
+    for number, segment in enumerate(rollout.segments):
+        num = len(segment.token_ids)
+        end = start + num
+        is_policy = segment.author == "policy"
+        version = f", version {segment.policy_version}" if is_policy else ""
+        ended = f", {segment.finish_reason}" if segment.finish_reason else ""
+        title = f"{number + 1}. {segment.author}{version}, {num} token{'s' * (num != 1)}{ended}"
+        pieces = detail.words[start:end]
+        if color == "version" or not is_policy:
+            runs = [_run("".join(pieces), segment.policy_version if is_policy else -1)]
+        else:
+            runs = [
+                {
+                    "text": text,
+                    "mark": "",
+                    "css": _level(float(value), color),
+                    "title": f"{value:.4g} nats",
+                }
+                for text, value in zip(pieces, values_N[start:end], strict=True)
+            ]
+        found.append({"title": title, "runs": runs})
+        start = end
+    return found
+
+
+def _run(text: str, version: int) -> dict[str, str]:
+    if version < 0:
+        return {"text": text, "mark": "", "css": "muted", "title": ""}
+    title = f"policy version {version}"
+    return {
+        "text": text,
+        "mark": f"v{version}",
+        "css": f"v{version % VERSION_COLORS}",
+        "title": title,
+    }
+
+
+def _level(value: float, color: str) -> str:
+    level = sum(abs(value) >= bound for bound in _LEVELS[color])
+    return f"q{level}" if level else ""
+
+
+def shown_answer(answer: Answer, pieces: Iterator[tuple[int, str]]) -> dict[str, Any]:
+    """A held-out answer, its pieces by version."""
+    runs = [_run(text, version) for version, text in pieces]
+    return {
+        "is_right": answer.is_right,
+        "version": answer.policy_version,
+        "shown": {"title": "", "runs": runs},
+    }
+
+
+def differences(claims: Sequence[Sequence[TrainerStarted]]) -> list[list[str]]:
+    """Fields in which the newest configurations of several runs differ, a column each."""
+    found = [dict(leaves(config_of(of_one))) for of_one in claims]
+    names = sorted({name for fields in found for name in fields})
+    rows = [[name, *(str(fields.get(name, "-")) for fields in found)] for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def summary(name: str, state: ViewState) -> list[str]:
+    """A row of a comparison."""
+    accuracy, steps, reward, samples, seconds = (value for value, _ in tiles(state, ())[:5])
+    return [name, steps, accuracy, reward, samples, seconds]

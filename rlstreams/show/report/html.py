@@ -1,0 +1,92 @@
+"""HTML of report and live page: one set of templates. What they print is escaped, all of it.
+
+Text of the log may be anything: control characters and those that turn the direction of text are
+spelled out, and HTML is escaped, before a template prints it.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gzip
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from rlstreams.up.live.visible import visible
+from rlstreams.up.live.words import number
+
+STATIC = Path(str(files("rlstreams.show.report") / "static"))
+NOTHING = "-"
+# What turns the direction of the text behind it, and halves of characters, which UTF-8 has not.
+_ODD = re.compile("[\u202a-\u202e\u2066-\u2069\u200e\u200f\ud800-\udfff]")
+
+
+def plain(value: object) -> object:
+    """What is printed for a value: text without what would steer a screen, `-` for None."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return _ODD.sub(lambda found: f"\\u{ord(found[0]):04x}", visible(value))
+    return value
+
+
+def short(value: float | None) -> str:
+    """A number, short; `-` for None."""
+    return NOTHING if value is None else number(value)
+
+
+def clock_time(at_ms: int) -> str:
+    """Date and time, UTC."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}" if at_ms else NOTHING
+
+
+def as_json(value: object) -> str:
+    """JSON that may stand in a `script`; of a dataclass its fields."""
+    given = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+    return json.dumps(given, separators=(",", ":")).replace("<", "\\u003c")
+
+
+@cache
+def environment() -> Environment:
+    """Of all templates."""
+    found = Environment(
+        loader=PackageLoader("rlstreams.show.report"),
+        autoescape=True,
+        finalize=plain,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    found.filters |= {"number": short, "time": clock_time, "as_json": as_json}
+    return found
+
+
+def render(template: str, **values: object) -> str:
+    """A page."""
+    given = {"inline": None, "runs": [], "run": "", "view": "", "views": (), "all_runs": (),
+             "has_charts": False, **values}  # fmt: skip
+    return environment().get_template(template).render(given)
+
+
+def plotter() -> bytes:
+    """The plotting library: one script, of the package `plotly` (MIT)."""
+    return (Path(str(files("plotly"))) / "package_data" / "plotly.min.js").read_bytes()
+
+
+def inlined(data: Mapping[str, Any]) -> dict[str, Markup]:
+    """What a page needs that stands alone: style sheet, scripts and numbers."""
+    packed = base64.b64encode(gzip.compress(plotter(), mtime=0)).decode()
+    return {
+        "css": Markup((STATIC / "page.css").read_text("utf-8")),
+        "js": Markup((STATIC / "page.js").read_text("utf-8")),
+        "plotter": Markup(packed),
+        "data": Markup(as_json(dict(data))),
+    }

@@ -1,0 +1,271 @@
+"""Pages of the live view, one function each: what a run's fold says, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from rlstreams.debug.inspect.sample_detail import SampleDetail
+from rlstreams.show.report import facts
+from rlstreams.show.report.charts import series
+from rlstreams.show.report.collect import readable
+from rlstreams.show.report.html import clock_time, render, short
+from rlstreams.show.report.page import chart_values, kill_marks
+from rlstreams.show.report.rows import SampleRow, Wanted
+from rlstreams.show.web.reading import RunReader
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.views.pace import bottleneck
+from rlstreams.up.live.words import KillMark
+
+VIEWS = (
+    ("", "Run"),
+    ("samples", "Samples"),
+    ("steps", "Steps"),
+    ("letters", "Dead letters"),
+    ("flow", "Flow"),
+    ("configuration", "Configuration"),
+)
+COLUMNS = (
+    ("reward", "reward"), ("tokens", "length"), ("version", "version"), ("staleness", "staleness"),
+    ("mismatch", "mismatch"), ("step", "step"), ("at_ms", "sampled"),
+)  # fmt: skip
+PER_PAGE = 100
+TOKENS_LISTED = 2000
+Query = Mapping[str, str]
+
+
+class NotThereError(Exception):
+    """What was asked for is not in the run; says what."""
+
+
+def kills_of(reader: RunReader) -> Sequence[KillMark]:
+    """Processes that came back without a goodbye."""
+    state = reader.fold.state
+    return kill_marks(state.throughput.restarts, state.run.steps)
+
+
+def _page(reader: RunReader, view: str, template: str, title: str, **values: object) -> str:
+    return render(
+        template,
+        title=f"{title} {reader.name}",
+        run=reader.name,
+        runs=[reader.name],
+        view=view,
+        views=VIEWS,
+        place=reader.place,
+        reading=reader.reading,
+        problem=reader.problem,
+        **values,
+    )
+
+
+def run(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
+    """Curves, and the run in figures."""
+    state, kills = reader.fold.state, kills_of(reader)
+    return _page(
+        reader, "", "run.html", "run", all_runs=all_runs, has_charts=True, state=state,
+        tiles=facts.tiles(state, kills), facts=facts.facts(state), pace=facts.pace_of(state),
+        charts=chart_values({reader.name: series(reader.fold, kills)}),
+    )  # fmt: skip
+
+
+def samples(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
+    """The table of samples: sorted, filtered, a hundred at a time."""
+    reward_max = query.get("reward_max", "")
+    wanted = Wanted(
+        sort=query.get("sort", "at_ms"),
+        ascending=query.get("up") == "1",
+        purpose=query.get("purpose", ""),
+        ended=query.get("ended", ""),
+        step=_whole(query, "step"),
+        version=_whole(query, "version"),
+        reward_max=float(reward_max) if reward_max else None,
+    )
+    with reader.fold.lock:
+        found = reader.fold.samples.find(wanted)
+    page, pages, rows = _some(found, query)
+
+    def sorted_by(name: str) -> str:
+        turned = name == wanted.sort and not wanted.ascending
+        return "?" + urlencode({**query, "sort": name, "up": int(turned), "page": 1})
+
+    return _page(
+        reader, "samples", "samples.html", "samples of", all_runs=all_runs, query=wanted,
+        rows=[_cells(row) for row in rows], columns=COLUMNS, total=len(found), page=page,
+        pages=pages, sorted_by=sorted_by, forgotten=reader.fold.samples.num_forgotten,
+        at_page=lambda number: "?" + urlencode({**query, "page": number}),
+    )  # fmt: skip
+
+
+def _cells(row: SampleRow) -> dict[str, Any]:
+    values = [clock_time(row.at_ms) if name == "at_ms" else short(getattr(row, name))
+              for name, _ in COLUMNS]  # fmt: skip
+    return {"name": row.name, "purpose": row.purpose, "ended": row.ended, "cells": values}
+
+
+def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) -> str:
+    """One sample: its tokens, what became of it, and where the log says so.
+
+    Raises:
+        NotThereError: the log knows no such sample.
+    """
+    try:
+        lineages, spelled = reader.samples(name)
+    except ValueError as err:
+        raise NotThereError(str(err)) from err
+    detail = readable(lineages[0], spelled)
+    if not detail.stages:
+        raise NotThereError(f"the log of {reader.name} does not know sample {name}")
+    color = query.get("color", "version")
+    color = color if color in facts.LEGENDS else "version"
+    prompt, rollout = detail.lineage.prompt, detail.lineage.rollout
+    with reader.fold.lock:
+        siblings = reader.fold.samples.groups(detail.lineage.sample.group_id)
+    trained = detail.lineage.trained
+    told = [
+        ("reward", short(rollout.reward if rollout else None)),
+        *(
+            (f"reward: {part}", short(v))
+            for part, v in (rollout.reward_parts if rollout else {}).items()
+        ),
+        ("tokens sampled", str(detail.num_sampled)),
+        ("versions", ", ".join(map(str, detail.versions)) or "-"),
+        ("staleness", ", ".join(map(str, detail.staleness)) or "-"),
+        ("largest mismatch", "-" if detail.mismatch != detail.mismatch else short(detail.mismatch)),
+        ("step", "-" if trained is None else str(trained.step.step)),
+        ("advantage", "-" if trained is None else short(trained.ref.advantage)),
+    ]
+    return _page(
+        reader, "samples", "sample.html", f"sample {name} of", all_runs=all_runs, name=name,
+        detail=detail, siblings=siblings, color=color, legend=facts.LEGENDS[color],
+        shown=facts.shown_tokens(detail, color), prompt=prompt.event if prompt else None,
+        sample_facts=told, token_rows=_token_rows(detail),
+    )  # fmt: skip
+
+
+def _token_rows(detail: SampleDetail) -> list[list[str]]:
+    table = detail.tokens
+    if table is None:
+        return []
+    columns = (table.behavior_N, table.proximal_N, table.difference_N, table.entropy_N)
+    return [
+        [
+            str(int(table.ids_N[n])),
+            repr(detail.words[n]),
+            table.authors[int(table.segment_N[n])],
+            "-" if table.version_N[n] < 0 else str(int(table.version_N[n])),
+            *("-" if value[n] != value[n] else f"{float(value[n]):.4g}" for value in columns),
+        ]
+        for n in range(min(len(table.ids_N), TOKENS_LISTED))
+    ]
+
+
+def steps(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
+    """The table of steps, the newest first."""
+    state = reader.fold.state.run
+    page, pages, points = _some(state.steps[::-1], query)
+    return _page(
+        reader, "steps", "steps.html", "steps of", all_runs=all_runs, page=page, pages=pages,
+        total=len(state.steps), claims=len(state.claims),
+        rows=[facts.step_row(point) for point in points],
+    )  # fmt: skip
+
+
+def step(reader: RunReader, _: Query, all_runs: Sequence[str], number: int) -> str:
+    """One step: its batch, and how to do it again.
+
+    Raises:
+        NotThereError: the log has no such step.
+    """
+    fold = reader.fold
+    with fold.lock:
+        fact = fold.views.run.ledger.steps.get(number)
+        rows = fold.samples.of_step(number)
+    point = next((p for p in fold.state.run.steps if p.step == number), None)
+    if point is None or fact is None:
+        raise NotThereError(f"the log of {reader.name} has no step {number}")
+    metrics = [(name, short(value)) for name, value in sorted(point.metrics.items())]
+    told = [
+        *zip(facts.STEP_HEAD, facts.step_row(point), strict=True),
+        ("epoch of its trainer", str(point.epoch)),
+        ("weight hash", fact.weight_hash),
+        ("masked segments", str(point.num_masked)),
+    ]
+    return _page(
+        reader, "steps", "step.html", f"step {number} of", all_runs=all_runs, number=number,
+        step_facts=told, rows=rows, metrics=metrics,
+    )  # fmt: skip
+
+
+def letters(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
+    """What was set aside, and why; with file and line where user code raised."""
+    reason = query.get("reason", "")
+    with reader.fold.lock:
+        found = [x for x in reversed(reader.fold.letters) if not reason or x.reason == reason]
+    return _page(
+        reader, "letters", "letters.html", "dead letters of", all_runs=all_runs,
+        state=reader.fold.state, reason=reason, letters=found[:PER_PAGE],
+    )  # fmt: skip
+
+
+def flow(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
+    """Topics and roles: who waits for whom."""
+    state = reader.fold.state
+    newest = [
+        [p.worker, str(p.policy_version), f"{p.num_bytes / 1e6:,.1f}", f"{p.seconds:.3f}",
+         f"{p.paused_s:.3f}", clock_time(p.loaded_at_ms)]
+        for p in state.pulls.newest[:-21:-1]
+    ]  # fmt: skip
+    is_over = 0 < state.run.step_target <= state.run.step
+    at_ms = state.throughput.now_ms if is_over else now_ms()
+    return _page(
+        reader, "flow", "flow.html", "flow of", all_runs=all_runs,
+        holds=bottleneck(state.run.steps),
+        stations=facts.stations(state, reader.fold.open, at_ms), workers=facts.workers(state),
+        pulls=facts.pulls_line(state), newest_pulls=newest,
+    )  # fmt: skip
+
+
+def configuration(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
+    """Fields, hashes and versions, as the claims name them."""
+    state = reader.fold.state
+    claims = state.run.claims
+    rows = []
+    for n, claim in enumerate(claims):
+        before = facts.differences([[claims[n - 1]], [claim]]) if n else []
+        changed = "; ".join(f"{name}: {was} -> {now}" for name, was, now in before)
+        rows.append([claim.epoch, claim.next_step, claim.policy_version, claim.host,
+                     clock_time(claim.started_at_ms), changed or "nothing"])  # fmt: skip
+    found = facts.config_of(claims)
+    return _page(
+        reader, "configuration", "configuration.html", "configuration of", all_runs=all_runs,
+        facts=facts.facts(state), claims=rows,
+        versions=list(claims[-1].versions.items()) if claims else [],
+        hashes=list(claims[-1].hashes.items()) if claims else [],
+        sections=[(name, [[k, str(v)] for k, v in facts.leaves({name: found[name]})])
+                  for name in sorted(found)],
+    )  # fmt: skip
+
+
+def compare(readers: Sequence[RunReader], all_runs: Sequence[str]) -> str:
+    """Several runs in the same charts."""
+    found = {reader.name: series(reader.fold) for reader in readers}
+    states = [reader.fold.state for reader in readers]
+    return render(
+        "compare.html", title="comparison", runs=list(found), all_runs=all_runs, view="compare",
+        has_charts=True, charts=chart_values(found),
+        summary=[facts.summary(r.name, s) for r, s in zip(readers, states, strict=True)],
+        differences=facts.differences([state.run.claims for state in states]),
+    )  # fmt: skip
+
+
+def _whole(query: Query, name: str) -> int | None:
+    return int(query[name]) if query.get(name) else None
+
+
+def _some(found: Sequence[Any], query: Query) -> tuple[int, int, Sequence[Any]]:
+    """The page that is asked for, how many there are, and what is on it."""
+    pages = max(1, -(-len(found) // PER_PAGE))
+    page = min(max(_whole(query, "page") or 1, 1), pages)
+    return page, pages, found[(page - 1) * PER_PAGE : page * PER_PAGE]

@@ -1,0 +1,108 @@
+"""The live page and the report in a real browser, on a desktop and on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlstreams.show.report.page import render_report
+from tests.browser import CHROMIUM, Browser
+from tests.processes.web.made_run import MadeRun, served
+from tests.unit.report.sample_run import report_input
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
+DRAWN = "document.querySelectorAll('.plot .main-svg').length > 3"
+POINTS = "document.querySelector('[data-chart] .plot').data.map(line => line.x.length)"
+WIDTHS = pytest.mark.parametrize("width", [1280, 390])
+HAS = {
+    "": "figure[data-chart]", "samples": "th[aria-sort=descending]", "samples/3/1": ".tokens sup",
+    "steps": "a[href$='/steps/3']", "steps/3": "pre", "letters": "#letters", "flow": ".flow .topic",
+    "configuration": "details", "../../compare": "figure[data-chart]",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def run() -> MadeRun:
+    run = MadeRun()
+    for number in range(1, 31):
+        run.make_step(number)
+    return run
+
+
+@pytest.fixture(scope="module")
+def address(run: MadeRun) -> Iterator[str]:
+    with served({"run": run, "other": MadeRun()}) as address:
+        yield address
+
+
+@WIDTHS
+def test_each_view_has_its_elements(browser: Browser, address: str, width: int) -> None:
+    """Nothing is wider than the window, nothing of the log was run, nobody else was asked."""
+    browser.resize(width, 850)
+    for view, element in HAS.items():
+        browser.open(f"{address}/r/run/{view}", f'document.querySelector("{element}")')
+        assert browser.run("document.documentElement.scrollWidth <= innerWidth"), view
+        assert "rlstreams" in browser.run("document.title")
+    asked = [url for url in browser.requests if not url.startswith(("about:", "data:"))]
+    assert [] == [url for url in asked if not url.startswith(address)]
+    assert [] == browser.errors
+
+
+@WIDTHS
+def test_charts_have_points_and_follow_the_controls(
+    browser: Browser, address: str, width: int
+) -> None:
+    """By step, or by time, smoothed, cut; the address says it, so that it can be sent."""
+    browser.resize(width, 2000)
+    browser.open(f"{address}/r/run/?smooth=0.5&from=5&to=20", DRAWN)
+    assert [30, 30] == browser.run(POINTS)[:2]  # a line, and the smoothed one
+    axis = "document.querySelector('[data-chart] .plot').layout.xaxis"
+    assert [5, 20] == browser.run(f"{axis}.range")
+    browser.run("document.querySelector('input[value=time]').click()")
+    browser.wait(f"{axis}.title.text.startsWith('minutes')")
+    assert "x=time" in browser.run("location.search")
+
+
+def test_a_new_step_appears_by_itself(browser: Browser, address: str, run: MadeRun) -> None:
+    """In the charts and in the figures, on a page that stays open."""
+    browser.resize(1280, 900)
+    browser.open(f"{address}/r/run/", DRAWN)
+    before = browser.run(POINTS)[0]
+    run.make_step(before + 1)
+    browser.wait(f"{POINTS}[0] === {before + 1}")
+    browser.wait(f"document.getElementById('head').textContent.includes('{before + 1} of')")
+
+
+def test_every_view_is_reached_by_the_keyboard(browser: Browser, address: str) -> None:
+    """What can be clicked can be focused, and has a name."""
+    for view in ("", "samples", "samples/3/1", "flow"):
+        browser.open(f"{address}/r/run/{view}", "document.querySelector('main')")
+        nameless = browser.run(
+            "[...document.querySelectorAll('a, button, input:not([type=hidden]), select, summary')]"
+            ".filter(e => e.tabIndex < 0 || !(e.textContent || e.closest('label')?.textContent))"
+            ".map(e => e.outerHTML)"
+        )
+        assert [] == nameless
+
+
+@WIDTHS
+def test_the_report_needs_no_server(browser: Browser, tmp_path: Path, width: int) -> None:
+    """One file: its charts are drawn, and nothing is fetched."""
+    page = tmp_path / "report.html"
+    page.write_text(render_report(report_input()), "utf-8")
+    browser.resize(width, 2000)
+    browser.requests.clear()
+    browser.open(f"file://{page}", DRAWN)
+    assert [20, 5] == browser.run(POINTS)
+    browser.run("document.querySelector('.timeline').scrollIntoView()")
+    browser.wait("document.querySelector('.timeline .plot').data?.length > 3")
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    assert [] == [url for url in browser.requests if not url.startswith(("file:", "data:"))]

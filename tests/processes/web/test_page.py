@@ -1,0 +1,148 @@
+"""The live page over HTTP: what each address answers, and whom it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rlstreams.show.web.beside import LOG, listening, web_page
+from rlstreams.streams.log.errors import ConfigError
+from tests import factories
+from tests.html_pages import Balance
+from tests.processes.web.made_run import EVIL, MadeRun, served
+from tests.waiting import until
+
+VIEWS = (
+    "",
+    "samples",
+    "steps",
+    "steps/3",
+    "samples/3/1",
+    "samples/50/0",
+    "letters",
+    "flow",
+    "configuration",
+)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    run = MadeRun()
+    for number in range(1, 6):
+        run.make_step(number)
+    run.write([factories.dead_letter(detail=EVIL, reason="<b>reward", worker=EVIL)])
+    odd = factories.policy_segment(3, token_ids=factories.int32s(3, start=-9))
+    run.write([factories.trajectory(group_id="50", sample=0, segments=(odd,))])
+    run.write([factories.worker_report(worker="rollout-0", detail=EVIL, state="waiting")])
+    with served({"run": run, "other": MadeRun()}) as address, httpx.Client(base_url=address) as got:
+        yield got
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_is_whole_and_runs_nothing_of_the_log(client: httpx.Client, view: str) -> None:
+    """Tags balance, what the log says is text, and the browser is told to run our files alone."""
+    answer = client.get(f"/r/run/{view}")
+    assert 200 == answer.status_code, answer.text
+    balance = Balance()
+    balance.feed(answer.text)
+    assert [] == balance.open
+    assert "<img src=x" not in answer.text
+    assert "\x1b" not in answer.text
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self';" in policy
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("?step=5", "5/7"),
+        ("?sort=reward&up=1&page=1", "1/0"),
+        ("?sort=step&up=0", "5/0"),
+        ("?step=2&sort=at_ms&up=1", "2/0"),
+        ("?ended=length", "5/4"),
+        ("?reward_max=0&version=3", "4/6"),
+    ],
+)
+def test_samples_are_sorted_and_filtered(client: httpx.Client, query: str, first: str) -> None:
+    """By address alone, so that it can be sent to somebody."""
+    body = client.get(f"/r/run/samples{query}").text.partition("<tbody>")[2]
+    assert first == body.partition('<a href="/r/run/samples/')[2].partition('"')[0]
+
+
+def test_a_step_has_its_batch_and_the_command_to_do_it_again(client: httpx.Client) -> None:
+    """As `rerun-step` takes it."""
+    page = client.get("/r/run/steps/3").text
+    assert "rlstreams rerun-step 3 runs/run" in page
+    assert 8 == page.count('<a href="/r/run/samples/3/')
+
+
+def test_dead_letters_by_reason(client: httpx.Client) -> None:
+    """With what user code said."""
+    assert "&lt;b&gt;reward" in client.get("/r/run/letters").text
+    assert "0 newest by other" in client.get("/r/run/letters?reason=other").text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/r/nobody/", 404, "there is no run nobody here; there are run, other"),
+        ("/r/run/samples/99/0", 404, "does not know sample 99/0"),
+        ("/r/run/samples/%3Cb%3E/0", 404, "a sample is written GROUP/SAMPLE"),
+        ("/r/run/steps/77", 404, "has no step 77"),
+        ("/r/run/samples?step=x", 400, "invalid literal"),
+        ("/r/run/nothing", 404, "Not Found"),
+    ],
+)
+def test_what_is_not_there_is_said(client: httpx.Client, path: str, status: int, said: str) -> None:
+    """In a sentence."""
+    answer = client.get(path)
+    assert (status, True) == (answer.status_code, said in answer.text), answer.text
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 421),
+        ("evil.example:9402", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+        ("localhost:9402", 200),
+        ("[::1]:9402", 200),
+        ("10.0.0.7", 200),
+    ],
+)
+def test_other_names_of_this_address_are_refused(
+    client: httpx.Client, host: str, status: int
+) -> None:
+    """A page of elsewhere whose name was pointed at us reads nothing (DNS rebinding)."""
+    assert status == client.get("/r/run/steps.csv", headers={"Host": host}).status_code
+
+
+def test_a_port_in_use_is_refused_by_name() -> None:
+    """Before anything else is done."""
+    with listening("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port {port} cannot be had"):
+            listening("127.0.0.1", port)
+
+
+def test_a_page_that_cannot_be_shown_does_not_stop_its_run(tmp_path: Path) -> None:
+    """Its process says why in its log."""
+    (tmp_path / LOG).parent.mkdir()
+    said: list[str] = []
+    with web_page(tmp_path, 0, said.append):
+        asyncio.run(until(lambda: "no config.json" in (tmp_path / LOG).read_text("utf-8"), "no"))
+    assert re.fullmatch(r"page: http://127.0.0.1:\d+/", said[0])
+
+
+def test_a_browser_that_leaves_costs_nothing(client: httpx.Client) -> None:
+    """Streams that are cut in the middle; the page answers on."""
+    for _ in range(20):
+        with client.stream("GET", "/events") as stream:
+            assert "data: new" == next(stream.iter_lines())
+    assert 200 == client.get("/r/run/").status_code
