@@ -79,15 +79,6 @@ class WorkerHop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulling:
-    """A pull that was asked for and not confirmed."""
-
-    instance: str
-    policy_version: int
-    requested_at_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HopsState:
     """All that can hold up a step, as the topics tell it."""
 
@@ -101,7 +92,7 @@ class HopsState:
     control: str = "running"
     samples: tuple[OpenSample, ...] = ()  # of open groups, by number
     workers: tuple[WorkerHop, ...] = ()  # by name
-    pulls: Mapping[str, Pulling] = field(default_factory=dict)  # by worker
+    pulls: Mapping[str, PullRequested] = field(default_factory=dict)  # not confirmed, by worker
 
     def of(self, role: str) -> tuple[WorkerHop, ...]:
         """The workers of a role that have reported."""
@@ -130,7 +121,7 @@ class HopsView:
         # Of a sample whose prompt was not read yet: topics are read beside each other.
         self._early: dict[tuple[int, int], OpenSample] = {}
         self._workers: dict[str, tuple[WorkerHop, Mapping[str, float]]] = {}
-        self._pulls: dict[str, Pulling] = {}
+        self._pulls: dict[str, PullRequested] = {}
 
     def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event, and where its record lies if that is known."""
@@ -141,11 +132,7 @@ class HopsView:
             case WorkerReport():
                 self._report(event)
             case PullRequested():
-                self._pulls[event.worker] = Pulling(
-                    instance=event.instance,
-                    policy_version=event.policy_version,
-                    requested_at_ms=event.requested_at_ms,
-                )
+                self._pulls[event.worker] = event
             case PolicyLoaded():
                 self._pulls.pop(event.worker, None)
             case PolicyPublished():

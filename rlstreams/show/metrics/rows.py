@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from rlstreams.schemas.events import Event, StepCompleted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position
-from rlstreams.streams.views.feed import EvaluationPoint, EvaluationView, StepPoint
-from rlstreams.streams.views.run import step_point
+from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationView
+from rlstreams.streams.views.run import StepPoint, step_point
 
 STEP, EVALUATION = "step", "evaluation"
 

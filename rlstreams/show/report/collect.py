@@ -9,7 +9,9 @@ from pathlib import Path
 from rlstreams.show.report.page import ReportInput, curve_title, render
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.views.feed import Feed, Restart, StepPoint, Views
+from rlstreams.streams.views.feed import Feed, Views
+from rlstreams.streams.views.run import StepPoint
+from rlstreams.streams.views.workers import Restart
 from rlstreams.up.live.words import KillMark, spell
 
 PAGE_FILE = "report.html"

@@ -11,8 +11,10 @@ from rlstreams.show.report import plot
 from rlstreams.show.report.template import NUM_VERSION_COLORS, figures, number, page, table
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.dead import list_command
-from rlstreams.streams.views.feed import Answer, StepPoint, ViewState
+from rlstreams.streams.views.evaluation import Answer
+from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import PARTS, pace_line, ranks_of, shortage
+from rlstreams.streams.views.run import StepPoint
 from rlstreams.up.live.words import (
     KillMark,
     clock,

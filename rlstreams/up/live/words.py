@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import StepsRedone
-from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint
+from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
+from rlstreams.streams.views.run import StepPoint
 
 REDONE_LINES = 3
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, Written, kill_marks, write
 from rlstreams.show.report.page import ReportInput
-from rlstreams.streams.views.feed import EvaluationState, ViewState
+from rlstreams.streams.views.evaluation import EvaluationState
+from rlstreams.streams.views.feed import ViewState
 from rlstreams.up.live.visible import visible
 from rlstreams.up.live.words import over, redone_lines
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlstreams.streams.views.feed import ThroughputView
+from rlstreams.streams.views.workers import ThroughputView
 from tests.factories import (
     NOW_MS,
     worker_report,

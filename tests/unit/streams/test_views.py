@@ -11,15 +11,11 @@ from rlstreams.schemas.tensor import Tensor
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import TRAJECTORIES
 from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.views.feed import (
-    Feed,
-    FlowView,
-    PullsView,
-    RunView,
-    SamplesView,
-    TokenRun,
-    Views,
-)
+from rlstreams.streams.views.evaluation import SamplesView, TokenRun
+from rlstreams.streams.views.feed import Feed, Views
+from rlstreams.streams.views.flow import FlowView
+from rlstreams.streams.views.run import RunView
+from rlstreams.streams.views.workers import PullsState, PullsView
 from tests.factories import (
     dead_letter,
     dropped_group,
@@ -181,17 +177,13 @@ def test_the_best_problem_is_one_that_was_learnt() -> None:
     assert best.row == 1
 
 
-def test_a_pull_ends_what_its_request_began() -> None:
-    """Who waits for which version, who holds which, and what it cost."""
+def test_finished_pulls_are_summed() -> None:
+    """What finished pulls cost."""
     view = PullsView()
     view.apply(pull_requested(2))
-    view.apply(pull_requested(2, worker="logprob-0", role="logprob"))
-    view.apply(policy_loaded(2, seconds=0.25, num_bytes=100))
-    state = view.state
-    assert state.waiting == {"logprob-0": 2}
-    assert state.versions == {"rollout-0": 2}
-    assert (state.num_pulls, state.num_bytes, state.seconds) == (1, 100, 0.25)
-    assert state.version("logprob-0") == -1
+    for _ in range(2):
+        view.apply(policy_loaded(2, seconds=0.25, num_bytes=100, paused_s=0.125))
+    assert view.state == PullsState(num_pulls=2, num_bytes=200, seconds=0.5, paused_s=0.25)
 
 
 @pytest.mark.parametrize("name", sorted(one_of_each()))
