@@ -67,7 +67,7 @@ class KafkaGroupConsumer(Closing):
         self._revoked: set[Partition] = set()
 
     def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:
-        """Whole records, at most `max_records`; returns early with what is there.
+        """See `GroupConsumer`.
 
         Raises:
             OffsetGoneError: the group's position is outside the log.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -24,7 +24,11 @@ from rlstreams.streams.log.errors import (
 )
 from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Committed, Partition
-from rlstreams.streams.memory.group import Group
+
+
+def named(run: str, partition: Partition) -> Partition:
+    """A run's partition as the log names it."""
+    return Partition(f"{run}.{partition.topic}", partition.number)
 
 
 class State(Enum):
@@ -96,6 +100,53 @@ class _Topic:
     settings: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Member:
+    """One consumer. `owned` is what it was told at its last poll."""
+
+    partitions: Sequence[Partition]  # of all topics that it subscribed to
+    owned: set[Partition] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Group:
+    """A partition has one owner at a time: it is given on only after its owner let it go."""
+
+    committed: dict[Partition, Committed] = field(default_factory=dict)
+    members: dict[int, Member] = field(default_factory=dict)  # by order of joining
+    _joined: int = 0
+
+    def join(self, partitions: Sequence[Partition]) -> int:
+        """Add a member: its id."""
+        self._joined += 1
+        self.members[self._joined] = Member(partitions)
+        return self._joined
+
+    def leave(self, member_id: int) -> None:
+        """Remove a member; without effect for one that is gone."""
+        self.members.pop(member_id, None)
+
+    def targets(self) -> Mapping[Partition, int]:
+        """The member that each partition should go to: in turn, over the sorted partitions."""
+        wanted = sorted({p for member in self.members.values() for p in member.partitions})
+        targets: dict[Partition, int] = {}
+        for turn, partition in enumerate(wanted):
+            ids = [i for i, m in self.members.items() if partition in m.partitions]
+            targets[partition] = ids[turn % len(ids)]
+        return targets
+
+    def revocations(self, member_id: int) -> frozenset[Partition]:
+        """What the member must let go."""
+        targets = self.targets()
+        owned = self.members[member_id].owned
+        return frozenset(p for p in owned if targets.get(p) != member_id)
+
+    def grants(self, member_id: int) -> Sequence[Partition]:
+        """What the member may take now: its target, as far as no other member has it."""
+        taken = {p for member in self.members.values() for p in member.owned}
+        return [p for p, owner in self.targets().items() if owner == member_id and p not in taken]
+
+
 class MemoryLog:
     """Topics, transactions and groups of one cluster."""
 
@@ -107,8 +158,6 @@ class MemoryLog:
         self._open: dict[str, Transaction] = {}
         self._faults: dict[str, Fault] = {}
         self._groups: dict[str, Group] = {}
-
-    # Topics and what they hold.
 
     def create(self, topic: str, partitions: int) -> None:
         """Make `topic`, empty; one of that name is replaced and gets another id."""
@@ -123,11 +172,7 @@ class MemoryLog:
             self._topic(topic).settings |= settings
 
     def settings(self, topic: str) -> Mapping[str, str]:
-        """Topic settings.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """Topic settings; raises as `partitions`."""
         with self.changed:
             return dict(self._topic(topic).settings)
 
@@ -149,11 +194,7 @@ class MemoryLog:
             return len(self._topic(topic).logs)
 
     def topic_id(self, topic: str) -> str:
-        """Its id, of this creation.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """Its id, of this creation; raises as `partitions`."""
         with self.changed:
             return self._topic(topic).topic_id
 
@@ -189,8 +230,6 @@ class MemoryLog:
 
     def _log(self, partition: Partition) -> _Log:
         return self._topic(partition.topic).logs[partition.number]
-
-    # Transactions.
 
     def initialise(self, transactional_id: str) -> int:
         """A new producer's epoch. Its predecessor is fenced and its transaction aborted."""
@@ -268,8 +307,6 @@ class MemoryLog:
             for group, offsets in transaction.offsets:
                 self.group(group).committed |= offsets
         self.changed.notify_all()
-
-    # Groups.
 
     def group(self, name: str) -> Group:
         """The group of that name. Hold `changed` while using it."""

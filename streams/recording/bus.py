@@ -24,11 +24,11 @@ class RecordingBus(Closing):
         self._recording = recording
 
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> RecordingReader:
-        """A reader, seeked to `offsets` if given."""
+        """See `Bus`."""
         return RecordingReader(self._recording, offsets or {})
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions that the topic had."""
+        """See `Bus`."""
         return self._topic(topic).partitions
 
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
@@ -99,7 +99,7 @@ class RecordingReader(Closing):
         self.seek(offsets)
 
     def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
-        """Whole records, at most `max_records`."""
+        """See `Reader`."""
         found: list[RawRecord] = []
         while len(found) < max_records:
             raw = next(self._records, None)
