@@ -35,15 +35,16 @@ from rlstreams.streams.broker.config import (
 )
 from rlstreams.streams.broker.jars import classpath
 from rlstreams.streams.broker.java import find_java
-from rlstreams.streams.broker.lock import FolderInUseError, FolderLock
 from rlstreams.streams.broker.password import broker_settings, controller_settings, make_password
 from rlstreams.streams.broker.ports import free_port, is_free, takes_connections
 from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
+from rlstreams.streams.log.owner_lock import OwnedError, held, is_held
 from rlstreams.streams.log.tail import tail
 
 START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s
 STOP_S = 15.0
+TAKE_S = 2.0  # somebody who asks whether the lock is held has it for a moment
 # A child that nobody refers to would be warned about while it rightly goes on living.
 _CHILDREN: list[subprocess.Popen[bytes]] = []
 
@@ -84,7 +85,7 @@ class EmbeddedBroker:
         has_password: bool = False,  # also where there is one in the folder
     ) -> None:
         self.folder = folder
-        self._lock = FolderLock(folder)
+        self._lock = folder / "broker.lock"
         self._port = port
         self._jars_dir = jars_dir
         self._data = folder / "data"
@@ -148,7 +149,7 @@ class EmbeddedBroker:
         """The living broker of this folder, or None."""
         _reap()
         state = self._read_state()
-        if not (state and state.pid and self._lock.is_held()):
+        if not (state and state.pid and is_held(self._lock)):
             return None
         return state if _is_alive(state.pid) else None  # else a start holds the lock, just begun
 
@@ -169,7 +170,7 @@ class EmbeddedBroker:
         begin = time.monotonic() + begin_s
         deadline = begin + START_S + FENCE_S
         while (state := self.status()) is None:
-            is_starting = self._lock.is_held()
+            is_starting = is_held(self._lock)
             if not is_starting and (time.monotonic() > begin or self._read_state() is None):
                 return None
             if time.monotonic() > deadline:
@@ -205,7 +206,7 @@ class EmbeddedBroker:
     def _end_orphan(self) -> None:
         """End the helper of a start whose starter was killed: it would hold the lock for ever."""
         state = self._read_state()
-        if state and state.helper and not _is_alive(state.starter) and self._lock.is_held():
+        if state and state.helper and not _is_alive(state.starter) and is_held(self._lock):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(state.helper, signal.SIGKILL)
 
@@ -221,9 +222,9 @@ class EmbeddedBroker:
     def _locked(self) -> Iterator[int]:
         self._end_orphan()
         try:
-            with self._lock.held() as fd:
+            with held(self._lock, wait_s=TAKE_S) as fd:
                 yield fd
-        except FolderInUseError:
+        except OwnedError:
             state = self._read_state()
             owner = f"process {state.pid}" if state and state.pid else "a starting broker"
             raise ConfigError(
