@@ -11,7 +11,6 @@ import pytest
 
 from rlstreams.schemas.avro import FOLDER
 from rlstreams.schemas.events import EVENTS, Event, Prompt, Trajectory
-from rlstreams.schemas.shapes import to_plain
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.codec import decoded, outgoing
@@ -22,6 +21,7 @@ from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import PROMPTS, SCHEMAS, TOPICS, TRAJECTORIES
 from tests import factories
 from tests.integration import stranger
+from tests.plain_events import to_plain
 
 PLAN = TopicPlan(rollout_workers=2, logprob_workers=1)
 SEED = 4

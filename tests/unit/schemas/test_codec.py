@@ -22,9 +22,9 @@ from rlstreams.schemas import (
 )
 from rlstreams.schemas.avro import parsing_form
 from rlstreams.schemas.projection import Projection
-from rlstreams.schemas.shapes import to_plain
 from rlstreams.schemas.varint import long_bytes
 from tests.factories import int32s, one_of_each, prompt, scored, trajectory
+from tests.plain_events import to_plain
 from tests.unit.schemas.strategies import events
 
 MARKER = b"\xc3\x01"
