@@ -24,7 +24,6 @@ FILE_CAP, MEDIAN_CAP, FUNCTION_CAP, FOLDER_CAP = 400, 150, 60, 20
 # Folders that are larger still. A number here only ever gets smaller.
 LARGE_FOLDERS = {
     "rlstreams.cli": 28,
-    "rlstreams.streams.log": 22,
     "rlstreams.workers.config": 22,
     "rlstreams.workers.engines.served": 22,
     "rlstreams.workers.weights.link": 21,

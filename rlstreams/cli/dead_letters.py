@@ -157,7 +157,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _unreadable(count: int) -> str:
-    from rlstreams.streams.log.counted import counted
+    from rlstreams.streams.log.text import counted
 
     return f"{counted(count, 'record')} in these topics could not be decoded"
 
@@ -166,8 +166,8 @@ def run_requeue(args: argparse.Namespace) -> int:
     """Ask; 0 only if each group that was named can be answered, and at least one was asked for."""
     from rlstreams.debug.letters.read import read_letters
     from rlstreams.debug.letters.requeue import request, select, select_by_reason
-    from rlstreams.streams.log.counted import counted
     from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.streams.log.text import counted
 
     groups = [w for w in args.config if _GROUP.fullmatch(w)]
     if bool(groups) == (args.all or bool(args.reason)):

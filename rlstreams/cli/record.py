@@ -101,7 +101,7 @@ def _recording_options(args: argparse.Namespace, bus: Bus, config: RunConfig) ->
 
 
 def _show(progress: Progress) -> None:
-    from rlstreams.streams.log.counted import counted
+    from rlstreams.streams.log.text import counted
 
     behind = f", {counted(progress.behind, 'offset')} behind" if progress.behind else ""
     line = f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
@@ -110,7 +110,7 @@ def _show(progress: Progress) -> None:
 
 def _tell(result: RecordingResult, options: RecordingOptions) -> int:
     """What is there; the exit status."""
-    from rlstreams.streams.log.counted import counted
+    from rlstreams.streams.log.text import counted
 
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
@@ -217,6 +217,6 @@ def _line(row: dict[str, object]) -> str:
 
 
 def _time(ms: object) -> str:
-    from rlstreams.streams.log.utc import utc_text
+    from rlstreams.streams.log.text import utc_text
 
     return utc_text(ms) if isinstance(ms, int) else "-"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from rlstreams.streams.audit.report import Breach, BreachKind
 from rlstreams.streams.kafka.admin_ask import NO_OPTIONS
 from rlstreams.streams.kafka.open_transactions import OpenTransaction, open_transactions
-from rlstreams.streams.log.utc import utc_text
+from rlstreams.streams.log.text import utc_text
 
 OVERDUE_S = 35.0  # the timeout of our own, and the time from one look of the broker to the next
 WATCH_S = 10.0  # a live worker ends its transaction well within it, or adds to it

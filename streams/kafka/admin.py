@@ -19,9 +19,8 @@ from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.kafka.facts import kept_in
 from rlstreams.streams.log.catalogue import publish_missing
 from rlstreams.streams.log.errors import TopicMismatchError
-from rlstreams.streams.log.topic import Retention
 from rlstreams.streams.log.topic_plan import FLUSH, TopicPlan
-from rlstreams.streams.log.topics import STEPS, TOPICS
+from rlstreams.streams.log.topics import STEPS, TOPICS, Retention
 
 _METADATA_4_3 = 30  # metadata.version 4.3-IV0, the highest that 4.3.x supports
 

@@ -174,9 +174,11 @@ class KafkaBus(Closing):
 
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:
         """See `Bus`."""
+        return KafkaReader(self._reader_feed(), offsets)
+
+    def _reader_feed(self) -> Feed:
         # The client insists on a group's name; it neither joins nor commits.
-        settings = {**_READER, "group.id": self._name("readers")}
-        return KafkaReader(self._feed(settings), offsets)
+        return self._feed({**_READER, "group.id": self._name("readers")})
 
     def _feed(self, settings: Mapping[str, str]) -> Feed:
         outage = Outage(self._bootstrap, self._outage_s)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rlstreams.streams.kafka.commit import KafkaCommit
 from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
 from rlstreams.streams.kafka.errors import aborted_transaction, error_of, lost_transaction
 from rlstreams.streams.kafka.reports import Reports
@@ -26,10 +25,13 @@ from rlstreams.streams.log.errors import (
 )
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
 
+T = TypeVar("T")
+
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _CALL_S = 5.0  # one try of a call, or what is left until the deadline; repeated until then
 _GRACE_S = 0.5  # in which a call whose time is over says so by itself
 _ABORT_S = 10.0
+_STUCK_S = 15.0  # beyond a commit's own deadline, in which an abort may end
 # The client's word for "duplicate": what we had sent never before may be missing from the log.
 _UNPLACED = "the broker acknowledged a record without an offset, it may be missing from the log"
 
@@ -229,15 +231,7 @@ class KafkaProducer(Closing):
         A call that never returns keeps its thread until the process exits, which is what an
         unknown outcome means.
         """
-        answer: Future[object] = Future()
-
-        def run() -> None:
-            try:
-                answer.set_result(call())
-            except BaseException as err:  # noqa: BLE001  (raised by the caller's result())
-                answer.set_exception(err)
-
-        threading.Thread(target=run, name="send-offsets", daemon=True).start()
+        answer = _on_a_thread(call, "send-offsets")
         try:
             answer.result(max(0.0, deadline - time.monotonic()) + _GRACE_S)
         except TimeoutError as err:
@@ -314,3 +308,49 @@ def _serve(call: Callable[[], object]) -> None:
     """
     with suppress(SystemError):
         call()
+
+
+def _on_a_thread(call: Callable[[], T], name: str) -> Future[T]:
+    """What `call` answers or raises. A daemon: one that never returns must not keep the process."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as err:  # noqa: BLE001  (raised by `result`)
+            answer.set_exception(err)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
+
+
+class KafkaCommit:
+    """The port `Commit` on Kafka: the role continues while the broker settles the transaction.
+
+    Args:
+        commit: what waits for the broker; keeps to `commit_s` by itself, as far as the client does.
+        transactional_id: for messages.
+        commit_s: how long it may take.
+    """
+
+    def __init__(self, commit: Callable[[], None], transactional_id: str, commit_s: float) -> None:
+        self._id = transactional_id
+        self._deadline = time.monotonic() + commit_s + _STUCK_S
+        self._answer = _on_a_thread(commit, "commit")
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `Commit`."""
+        if self._answer.done():
+            return True
+        if wait([self._answer], timeout_s).done:
+            return True
+        if time.monotonic() > self._deadline:
+            raise OutcomeUnknownError(
+                f"transactional id {self._id}: its commit does not return, long after its deadline "
+                "(the client is stuck); restart this process, the start settles it"
+            )
+        return False
+
+    def result(self) -> None:
+        """See `Commit`."""
+        self._answer.result(0)

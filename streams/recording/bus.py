@@ -12,8 +12,7 @@ from rlstreams.schemas import SchemaTexts
 from rlstreams.streams.log.bus import Closing, GroupConsumer, Producer
 from rlstreams.streams.log.errors import OffsetGoneError, TopicMismatchError
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
-from rlstreams.streams.recording.errors import RecordingError
-from rlstreams.streams.recording.manifest import RecordedTopic
+from rlstreams.streams.recording.manifest import RecordedTopic, RecordingError
 from rlstreams.streams.recording.reader import Recording
 
 

@@ -26,11 +26,18 @@ from rlstreams.schemas.avro import fingerprint_of_foreign
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.counted import counted
 from rlstreams.streams.log.record import Partition, Position, RawRecord, Record
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import TOPICS
-from rlstreams.streams.recording.errors import ForeignFileError, NotRecordedError, RecordingError
-from rlstreams.streams.recording.manifest import SUFFIX, Manifest, RecordedFile, load
+from rlstreams.streams.recording.manifest import (
+    SUFFIX,
+    ForeignFileError,
+    Manifest,
+    NotRecordedError,
+    RecordedFile,
+    RecordingError,
+    load,
+)
 from rlstreams.streams.recording.table import (
     RowGroup,
     read_footer,

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlstreams.schemas import DecodeError
-from rlstreams.streams.recording.errors import DamagedError
-from rlstreams.streams.recording.manifest import sha256_of
+from rlstreams.streams.recording.manifest import DamagedError, sha256_of
 from rlstreams.streams.recording.reader import Recording
 from rlstreams.streams.recording.table import RECORD, read_group, records_of
 

@@ -23,12 +23,12 @@ from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.record import Partition, RawRecord
-from rlstreams.streams.recording.errors import RecordingError
 from rlstreams.streams.recording.manifest import (
     MANIFEST_FILE,
     SUFFIX,
     Manifest,
     RecordedTopic,
+    RecordingError,
     load,
     recorded_file,
     replace_synced,

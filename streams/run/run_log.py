@@ -29,7 +29,6 @@ from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.partitioner import partition_of
 from rlstreams.streams.log.record import Partition, RawRecord, Record
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
@@ -39,6 +38,7 @@ from rlstreams.streams.log.topics import (
     STEPS,
     TOPICS,
     TRAJECTORIES,
+    Topic,
 )
 
 E = TypeVar("E", bound=Event)

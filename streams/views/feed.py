@@ -19,7 +19,6 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition, RawRecord, Record
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
@@ -28,6 +27,7 @@ from rlstreams.streams.log.topics import (
     STEPS,
     TRAJECTORIES,
     WORKER_EVENTS,
+    Topic,
 )
 from rlstreams.streams.views.dead import DeadState, DeadView
 from rlstreams.streams.views.evaluation import (

@@ -16,9 +16,8 @@ from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.done_set import covered, encode_done
 from rlstreams.streams.log.record import Committed, Outgoing, Partition
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topic_plan import TopicPlan
-from rlstreams.streams.log.topics import PROMPTS, SCHEMAS, TOPICS, TRAJECTORIES
+from rlstreams.streams.log.topics import PROMPTS, SCHEMAS, TOPICS, TRAJECTORIES, Topic
 from tests import factories
 from tests.integration import stranger
 from tests.plain_events import to_plain

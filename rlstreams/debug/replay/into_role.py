@@ -23,9 +23,9 @@ from rlstreams.debug.replay.weights import RecordedWeights
 from rlstreams.schemas import encode
 from rlstreams.schemas.events import Event, PolicyLoaded, ScoredTrajectory, Trajectory
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.counted import counted
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import WINDOW_HEADER, Outgoing, Position, Record
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,

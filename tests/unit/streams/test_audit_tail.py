@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from rlstreams.streams.audit.tail import Tail
+from rlstreams.streams.audit.auditor import Tail
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition, Position, RawRecord

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlstreams.streams.kafka.commit import KafkaCommit
+from rlstreams.streams.kafka.producer import KafkaCommit
 from rlstreams.streams.log.errors import FencedError, OutcomeUnknownError
 
 ENOUGH_S = 60.0

@@ -1,8 +1,13 @@
-"""A time of the log as text; whatever a producer's clock, or a changed byte, says."""
+"""Numbers and times as people read them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Args: number: how many; one: of what; many: more than one of it (`one` with an s)."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def utc_text(at_ms: int, between: str = " ") -> str:
