@@ -63,22 +63,6 @@ def test_a_step_is_folded_with_its_mean_reward() -> None:
     assert state.steps[0].num_tokens == 16
 
 
-def test_what_a_dethroned_trainer_writes_is_void() -> None:
-    """Only from the newer claim on: its steps before that stand."""
-    view = RunView()
-    view.apply(trainer_started(epoch=1))
-    view.apply(step_completed(1, epoch=1))
-    view.apply(trainer_started(epoch=2, instance="t2"))
-    view.apply(step_completed(2, epoch=1))
-    view.apply(groups_dropped(epoch=1))
-    view.apply(trainer_started(epoch=2, instance="t3"))
-    state = view.state
-    assert [point.step for point in state.steps] == [1]
-    assert [claim.instance for claim in state.claims] == ["t1", "t2"]
-    assert state.dropped == {}
-    assert state.num_void == 3
-
-
 def test_drops_are_counted_by_reason() -> None:
     """A report says why."""
     view = RunView()
