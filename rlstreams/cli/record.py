@@ -142,7 +142,7 @@ def _tell(result: RecordingResult, options: RecordingOptions) -> int:
 
 def _list(names: list[str], *, is_read: bool, as_json: bool) -> int:
     from rlstreams.streams.recording import Recording, RecordingError
-    from rlstreams.streams.recording.verify import verify
+    from rlstreams.streams.recording.reader import verify
     from rlstreams.streams.run.places import check_place
 
     for name in names:

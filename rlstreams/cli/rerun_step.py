@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _tell(args: argparse.Namespace, found: Rerun) -> int:
     from rlstreams.debug.rerun.text import as_json, lines
-    from rlstreams.streams.log.plain_json import plain_json
+    from rlstreams.streams.log.text import plain_json
 
     print(plain_json(as_json(found)) if args.json else "\n".join(lines(found)))
     return 0 if found.is_equal else 1

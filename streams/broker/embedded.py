@@ -39,7 +39,7 @@ from rlstreams.streams.broker.password import broker_settings, controller_settin
 from rlstreams.streams.broker.ports import free_port, is_free, takes_connections
 from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
 from rlstreams.streams.log.owner_lock import OwnedError, held, is_held
-from rlstreams.streams.log.tail import tail
+from rlstreams.streams.log.text import tail
 
 START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s

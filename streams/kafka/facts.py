@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
@@ -116,7 +115,12 @@ def _facts(admin: KafkaAdminClient, run: str) -> BrokerFacts:
 def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
     names = {f"{run}.{topic.name}": topic.name for topic in TOPICS}
     found = {
-        topic["name"]: {part["partition_index"]: _copies(part) for part in topic["partitions"]}
+        topic["name"]: {
+            part["partition_index"]: Copies(
+                assigned=tuple(part["replica_nodes"]), in_sync=tuple(part["isr_nodes"])
+            )
+            for part in topic["partitions"]
+        }
         for topic in admin.describe_topics(list(names))
         if topic["partitions"]
     }
@@ -135,10 +139,6 @@ def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
         )
         for name, count in counts.items()
     }
-
-
-def _copies(partition: Mapping[str, Any]) -> Copies:
-    return Copies(assigned=tuple(partition["replica_nodes"]), in_sync=tuple(partition["isr_nodes"]))
 
 
 def kept_in(

@@ -1,8 +1,16 @@
-"""Numbers and times as people read them."""
+"""Text that people and other programs read: counts, times, ends of log files, JSON."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+TAIL_BYTES = 1 << 16  # of a log file: after days, one may be larger than memory
 
 
 def counted(number: int, one: str, many: str = "") -> str:
@@ -17,3 +25,52 @@ def utc_text(at_ms: int, between: str = " ") -> str:
     except (ValueError, OverflowError, OSError):
         return f"{at_ms} ms"
     return f"{when:%Y-%m-%d}{between}{when:%H:%M:%S}"
+
+
+def tail(path: Path, num_lines: int) -> Sequence[str]:
+    """The last lines of a file, of its last `TAIL_BYTES` at the most; none if there is no file."""
+    if not path.is_file():
+        return ()
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        text = file.read().decode("utf-8", "replace")
+    return text.splitlines()[-num_lines:]
+
+
+def plain_json(
+    value: object,
+    *,
+    indent: int | None = None,
+    sort_keys: bool = False,
+    default: Callable[[Any], Any] | None = None,
+    separators: tuple[str, str] | None = None,
+) -> str:
+    """`value` as JSON that every reader takes; the options are those of `json.dumps`.
+
+    A number that is none (NaN, infinity) is null: Python's bare words for them are none of RFC 8259.
+    """
+
+    def dumped(given: object) -> str:
+        return json.dumps(
+            given,
+            indent=indent,
+            sort_keys=sort_keys,
+            default=default,
+            separators=separators,
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+
+    try:
+        return dumped(value)
+    except ValueError:  # rare, so only then is the tree walked
+        return dumped(_finite(value))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -30,6 +30,8 @@ from rlstreams.streams.run.places import check_place
 from rlstreams.streams.run.recorded_log import RecordedLog, is_recording
 from rlstreams.streams.run.run_log import BusLog, RunLog
 
+SAY_EVERY_S = 0.5
+
 
 def open_run(
     name: str | Path | RunPlace,
@@ -75,9 +77,6 @@ def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
             raise ConfigError(f"there is no run {place.run!r}: {err}; runs there: {there}") from err
         return BusLog(bus, place.run, close=stack.pop_all().close)
     raise AssertionError
-
-
-SAY_EVERY_S = 0.5
 
 
 class TalkingBus(KafkaBus):

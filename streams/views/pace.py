@@ -33,7 +33,6 @@ class Pace:
     train_s: float  # in which the trainer computes
     wait_samples_s: float
     wait_scores_s: float
-    publish_s: float
     trained_per_s: float  # tokens of trained samples, prompts included
     sampled_per_s: float  # their answers' tokens: what rollout sampled for nothing is not in it
     padding: float  # tokens computed over tokens of samples; 0: not told
@@ -60,7 +59,6 @@ def pace(steps: Sequence[StepPoint], num: int = STEPS) -> Pace | None:
         train_s=mean("train_s"),
         wait_samples_s=mean("wait_samples_s"),
         wait_scores_s=mean("wait_scores_s"),
-        publish_s=mean("publish_s"),
         trained_per_s=sum(p.num_tokens for p in newest) / span_s,
         sampled_per_s=answers / span_s,
         padding=mean("tokens_computed") / real if real else 0.0,

@@ -34,8 +34,7 @@ from rlstreams.streams.log.topics import (
     TRAJECTORIES,
 )
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.streams.recording.facts import facts_of
-from rlstreams.streams.recording.selection import Selection
+from rlstreams.streams.recording.selection import Selection, facts_of
 
 AHEAD = 4  # windows that were sent and are not scored yet
 DEADLINE_S = 120.0  # without any output

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from rlstreams.streams.log.plain_json import plain_json
+from rlstreams.streams.log.text import plain_json
 
 
 def strictly(text: str) -> object:

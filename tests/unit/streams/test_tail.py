@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlstreams.streams.log.tail import TAIL_BYTES, tail
+from rlstreams.streams.log.text import TAIL_BYTES, tail
 
 
 def test_the_last_lines_in_order(tmp_path: Path) -> None:
