@@ -38,6 +38,7 @@ ROLLOUT_GROUP = "rollout"
 LOGPROB_GROUP = "logprob"
 SETTLE_S = 35.0  # longer than any transaction may stay open (30 s)
 READ_DEADLINE_S = 60.0  # longest wait for a single next record
+BATCH = 100  # records of a poll; few enough for memory where each has megabytes
 
 # In the order in which their ends are asked for, after that of `steps`; read in the opposite one,
 # so that a record is read behind what it refers to.
@@ -167,9 +168,6 @@ class Auditor(Closing):
 
 def _may_heal(report: AuditReport) -> bool:
     return any(breach.kind in _MAY_HEAL for breach in report.breaches)
-
-
-BATCH = 100  # records of a poll; few enough for memory where each has megabytes
 
 
 class Tail(Closing):

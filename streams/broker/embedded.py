@@ -129,7 +129,7 @@ class EmbeddedBroker:
             child = self._spawn((*java, "kafka.Kafka", str(self._settings)), lock_fd)
             self._child = child
             with _killed_on_error(child):
-                state = BrokerState(**{**asdict(state), "pid": child.pid})
+                state = replace(state, pid=child.pid)
                 self._write_state(state)
         with _killed_on_error(child):
             self._await_ready(child, log_start)
@@ -260,10 +260,8 @@ class EmbeddedBroker:
     def _read_state(self) -> BrokerState | None:
         try:
             return BrokerState(**json.loads((self.folder / "broker.json").read_text("utf-8")))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (ValueError, TypeError):  # a power cut emptied it: the data know themselves
-            return None
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            return None  # not there, or emptied by a power cut: the data know themselves
 
     def _write_state(self, state: BrokerState) -> None:
         beside = self.folder / "broker.json.tmp"

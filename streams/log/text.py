@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,34 +38,16 @@ def tail(path: Path, num_lines: int) -> Sequence[str]:
     return text.splitlines()[-num_lines:]
 
 
-def plain_json(
-    value: object,
-    *,
-    indent: int | None = None,
-    sort_keys: bool = False,
-    default: Callable[[Any], Any] | None = None,
-    separators: tuple[str, str] | None = None,
-) -> str:
+def plain_json(value: object, **options: Any) -> str:  # noqa: ANN401
     """`value` as JSON that every reader takes; the options are those of `json.dumps`.
 
-    A number that is none (NaN, infinity) is null: Python's bare words for them are none of RFC 8259.
+    A number that is none (NaN, infinity) is null: Python's words for these are no JSON (RFC 8259).
     """
-
-    def dumped(given: object) -> str:
-        return json.dumps(
-            given,
-            indent=indent,
-            sort_keys=sort_keys,
-            default=default,
-            separators=separators,
-            ensure_ascii=False,
-            allow_nan=False,
-        )
-
+    plain = {"ensure_ascii": False, "allow_nan": False, **options}
     try:
-        return dumped(value)
+        return json.dumps(value, **plain)
     except ValueError:  # rare, so only then is the tree walked
-        return dumped(_finite(value))
+        return json.dumps(_finite(value), **plain)
 
 
 def _finite(value: object) -> object:

@@ -185,11 +185,7 @@ class MemoryLog:
             self.changed.notify_all()
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """Number of partitions. Raises TopicMismatchError: no such topic."""
         with self.changed:
             return len(self._topic(topic).logs)
 
@@ -207,10 +203,7 @@ class MemoryLog:
     def read(self, partition: Partition, offset: int) -> tuple[Message | None, int]:
         """The next committed message from `offset` on, and the offset after it.
 
-        Without one: None, and the last stable offset.
-
-        Raises:
-            OffsetGoneError: outside the log.
+        Without one: None, and the last stable offset. Raises OffsetGoneError: outside the log.
         """
         with self.changed:
             log = self._log(partition)
@@ -240,11 +233,7 @@ class MemoryLog:
             return self._epochs[transactional_id]
 
     def begin(self, transactional_id: str, epoch: int) -> Transaction:
-        """An open transaction.
-
-        Raises:
-            FencedError: a newer producer has the id.
-        """
+        """An open transaction. Raises FencedError: a newer producer has the id."""
         with self.changed:
             self._check(transactional_id, epoch)
             self._open[transactional_id] = Transaction(transactional_id, epoch)
@@ -269,12 +258,7 @@ class MemoryLog:
             transaction.offsets.append((group, dict(offsets)))
 
     def end(self, transaction: Transaction, state: State) -> None:
-        """Commit or abort.
-
-        Raises:
-            AbortedError, OutcomeUnknownError: an injected fault.
-            FencedError: a newer producer has the id.
-        """
+        """Commit or abort. Raises as `begin`, and what an injected fault raises."""
         with self.changed:
             name = transaction.transactional_id
             self._check(name, transaction.epoch)
@@ -315,13 +299,8 @@ class MemoryLog:
     def is_stable(self, group: str, partition: Partition) -> bool:
         """Whether no open transaction carries a position of this partition."""
         with self.changed:
-            pending = (
-                partition in offsets
-                for transaction in self._open.values()
-                for name, offsets in transaction.offsets
-                if name == group
-            )
-            return not any(pending)
+            pending = (found for open_ in self._open.values() for found in open_.offsets)
+            return not any(name == group and partition in offsets for name, offsets in pending)
 
     def wait_until(self, predicate: Callable[[], bool], deadline: float) -> bool:
         """Wait for a change that makes `predicate` true, until `deadline` (monotonic)."""

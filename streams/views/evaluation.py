@@ -89,7 +89,10 @@ class EvaluationView:
             tally.dead.add(key)
         elif key not in tally.answered:
             tally.answered.add(key)
-            _add(tally, event)
+            sampled = (s for s in event.segments if s.author == "policy")
+            tally.reward += event.reward
+            tally.tokens += sum(len(segment.token_ids) for segment in sampled)
+            tally.finished_at_ms = max(tally.finished_at_ms, event.finished_at_ms)
             if event.group_size > 1:
                 tally.best[row] = max(event.reward, tally.best.get(row, event.reward))
         tally.point = self._snapshot = None
@@ -104,13 +107,6 @@ class EvaluationView:
                 )
             )
         return self._snapshot
-
-
-def _add(tally: _Tally, event: Trajectory) -> None:
-    sampled = [segment for segment in event.segments if segment.author == "policy"]
-    tally.reward += event.reward
-    tally.tokens += sum(len(segment.token_ids) for segment in sampled)
-    tally.finished_at_ms = max(tally.finished_at_ms, event.finished_at_ms)
 
 
 def _point(version: int, tally: _Tally) -> EvaluationPoint:
