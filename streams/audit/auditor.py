@@ -67,29 +67,28 @@ Hanging = Callable[[], Sequence[Breach]]
 Ends = Mapping[Partition, int]
 
 
-def audit(
-    bus: Bus,
-    *,
-    settle_s: float = SETTLE_S,
-    hanging: Hanging = tuple,
-) -> AuditReport:
+def audit(bus: Bus, *, settle_s: float = SETTLE_S) -> AuditReport:
     """Audit the run that `bus` is bound to, once.
 
     Args:
         bus: the run's topics.
         settle_s: how long breaches may take to heal before they are believed.
-        hanging: asks for transactions that are open beyond their timeout; by default nobody.
 
     Raises:
         TopicMismatchError: a topic of the run is missing.
         DeadlineError: a partition did not deliver up to its end.
     """
-    with Auditor(bus, hanging=hanging) as auditor:
+    with Auditor(bus) as auditor:
         return auditor.round(settle_s)
 
 
 class Auditor(Closing):
-    """Audits again and again, each time from where it was; see `audit` for its arguments."""
+    """Audits again and again, each time from where it was; raises as `audit`.
+
+    Args:
+        bus: the run's topics.
+        hanging: asks for transactions that are open beyond their timeout; by default nobody.
+    """
 
     def __init__(self, bus: Bus, *, hanging: Hanging = tuple) -> None:
         self._bus = bus

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -79,7 +79,6 @@ class EmbeddedBroker:
         port: int = 0,
         jars_dir: str = "",
         heap_mb: int = 256,
-        say: Callable[[str], None] = _to_stderr,
         settings: Mapping[str, str] = MappingProxyType({}),  # broker properties beside ours
         *,
         has_password: bool = False,  # also where there is one in the folder
@@ -93,7 +92,6 @@ class EmbeddedBroker:
         self._log = folder / "server.log"
         self._output = folder / "jvm.out"
         self._heap_mb = heap_mb
-        self._say = say
         self._extra = dict(settings)
         self._child: subprocess.Popen[bytes] | None = None
         self._has_password = has_password
@@ -116,7 +114,7 @@ class EmbeddedBroker:
             self._write_state(state)
             java = java_command(
                 find_java(),
-                classpath(self._jars_dir, self._say),
+                classpath(self._jars_dir, _to_stderr),
                 self.folder,
                 self._heap_mb,
             )
@@ -189,7 +187,7 @@ class EmbeddedBroker:
             return False
         os.kill(state.pid, signal.SIGTERM)
         if not self._gone_within(STOP_S):
-            self._say(f"broker {state.pid} ignored SIGTERM for {STOP_S:.0f} s, killing it")
+            _to_stderr(f"broker {state.pid} ignored SIGTERM for {STOP_S:.0f} s, killing it")
             os.kill(state.pid, signal.SIGKILL)
             if not self._gone_within(STOP_S):
                 raise DeadlineError(f"broker {state.pid} outlived SIGKILL by {STOP_S:.0f} s")

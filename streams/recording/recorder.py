@@ -30,6 +30,7 @@ _POLL_BYTES = 16_000_000  # of one poll, about
 _MAX_POLL = 1000
 _POLL_S = 0.2
 _ASK_EVERY_S = 5.0
+DEADLINE_S = 60.0  # longest wait for the next record below a known end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,6 @@ class Recorder(Closing):
         bus: of the run.
         writer: of the recording; a resumed one goes on at its positions.
         selection: what is written; positions move on over the rest.
-        deadline_s: longest wait for the next record below a known end.
         on_progress: called after each poll.
     """
 
@@ -62,13 +62,11 @@ class Recorder(Closing):
         writer: RecordingWriter,
         selection: Selection,
         *,
-        deadline_s: float = 60.0,
         on_progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         self._bus = bus
         self._writer = writer
         self._selection = selection
-        self._deadline_s = deadline_s
         self._on_progress = on_progress
         self._first = self._offsets(bus.beginnings)
         begun = {p: at for p, (_, at) in writer.spans.items() if p in self._first}
@@ -97,15 +95,13 @@ class Recorder(Closing):
             OffsetGoneError: retention removed what a resumed recording would go on with.
         """
         self._ends = self._offsets(self._bus.ends)
-        deadline_s = time.monotonic() + self._deadline_s
+        deadline_s = time.monotonic() + DEADLINE_S
         while behind := self._behind():
             if self.step(_POLL_S) or self._behind() != behind:
-                deadline_s = time.monotonic() + self._deadline_s
+                deadline_s = time.monotonic() + DEADLINE_S
             elif time.monotonic() > deadline_s:
                 where = ", ".join(f"{p} at {at}" for p, at in sorted(self._positions().items()))
-                raise DeadlineError(
-                    f"recording: nothing delivered for {self._deadline_s:g} s; {where}"
-                )
+                raise DeadlineError(f"recording: nothing delivered for {DEADLINE_S:g} s; {where}")
         self.commit()
 
     def step(self, timeout_s: float) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from rlstreams.schemas.events import EVALUATE, DeadLetter, Event, Prompt, Segment, Trajectory
 from rlstreams.streams.log.group_ids import evaluation_id
 
+ROWS = 8  # whose answers are kept
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPoint:
@@ -175,14 +177,13 @@ class SamplesState:
 
 
 class SamplesView:
-    """Keeps sample 0 of the held-out rows below `rows`, where its tokens can be read.
+    """Keeps sample 0 of the held-out rows below `ROWS`, where its tokens can be read.
 
     An answer with tokens that are none is a foreign writer's: nothing of it can be shown, and who
     watches a run must not end with it.
     """
 
-    def __init__(self, rows: int = 8) -> None:
-        self._rows = rows
+    def __init__(self) -> None:
         self._then: dict[int, Answer] = {}
         self._now: dict[int, Answer] = {}
 
@@ -191,7 +192,7 @@ class SamplesView:
         if not isinstance(event, Trajectory) or event.purpose != EVALUATE or event.sample != 0:
             return
         identity = evaluation_id(event.group_id)
-        if identity is None or identity[1] >= self._rows:
+        if identity is None or identity[1] >= ROWS:
             return
         version, row = identity
         try:

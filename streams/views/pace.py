@@ -39,12 +39,12 @@ class Pace:
     mfu: float  # 0: the device's peak is not known
 
 
-def pace(steps: Sequence[StepPoint], num: int = STEPS) -> Pace | None:
-    """Over the last `num` steps; None before the first."""
-    newest = steps[-num:]
+def pace(steps: Sequence[StepPoint]) -> Pace | None:
+    """Over the last `STEPS` steps; None before the first."""
+    newest = steps[-STEPS:]
     if not newest:
         return None
-    first = steps[-num - 1] if len(steps) > num else None
+    first = steps[-STEPS - 1] if len(steps) > STEPS else None
     started_ms = first.finished_at_ms if first else newest[0].started_at_ms
     span_s = max(newest[-1].finished_at_ms - started_ms, 1) / 1000
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from rlstreams.schemas.events import Event, PolicyLoaded, WorkerReport
 
+WINDOW_S = 10.0
 SILENT_S = 6.0  # a worker that reported nothing for this long is shown as silent
 
 
@@ -80,14 +81,13 @@ class _Worker:
 
 
 class ThroughputView:
-    """Folds `worker-events`. Rates are over the newest `window_s` of each worker's reports.
+    """Folds `worker-events`. Rates are over the newest `WINDOW_S` of each worker's reports.
 
     Clocks of hosts differ. Which worker is silent is asked of one clock, the first host's: another
     host's is put beside it by its first report, which was written when ours had come so far.
     """
 
-    def __init__(self, window_s: float = 10.0) -> None:
-        self._window_ms = window_s * 1000
+    def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
         self._restarts: list[Restart] = []
         self._ahead_ms: dict[str, int] = {}  # a host's clock, of the fold's
@@ -115,7 +115,7 @@ class ThroughputView:
     def _advance(self, worker: _Worker, event: WorkerReport) -> None:
         worker.last = event
         worker.window.append(event)
-        start_ms = event.at_ms - self._window_ms
+        start_ms = event.at_ms - WINDOW_S * 1000
         while len(worker.window) > 2 and worker.window[1].at_ms <= start_ms:
             worker.window.popleft()
 

@@ -95,11 +95,11 @@ def test_a_snapshot_does_not_change() -> None:
 
 def test_the_same_problem_then_and_now() -> None:
     """The oldest and the newest evaluation of a row, whatever order they come in."""
-    view = SamplesView(rows=2)
+    view = SamplesView()
     view.apply(answer(5, row=1, reward=1.0))
     view.apply(answer(0, row=1, reward=0.0))
     view.apply(answer(3, row=1, reward=0.0))
-    view.apply(answer(9, row=7))
+    view.apply(answer(9, row=8))
     (problem,) = view.state.problems
     assert problem.row == 1
     assert (problem.then.policy_version, problem.then.is_right) == (0, False)
