@@ -54,10 +54,6 @@ class ThroughputState:
         """Roles that reported, in order of name."""
         return tuple(sorted({worker.role for worker in self.workers}))
 
-    def rate(self, role: str, counter: str) -> float:
-        """`counter` per second, summed over the workers of `role`."""
-        return sum(w.rates.get(counter, 0.0) for w in self.workers if w.role == role)
-
     def total(self, role: str, counter: str) -> float:
         """`counter` since the run began, summed over the workers of `role`."""
         return sum(w.totals.get(counter, 0.0) for w in self.workers if w.role == role)
