@@ -18,7 +18,7 @@ from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, REQUEST_MS, asked
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.kafka.facts import kept_in
 from rlstreams.streams.log.catalogue import publish_missing
-from rlstreams.streams.log.errors import TopicMismatchError
+from rlstreams.streams.log.errors import AbortedError, TopicMismatchError
 from rlstreams.streams.log.topic_plan import FLUSH, TopicPlan
 from rlstreams.streams.log.topics import STEPS, TOPICS, Retention
 
@@ -81,7 +81,7 @@ def apply(
             try:
                 publish_missing(bus, f"apply-{secrets.token_hex(4)}", schemas)
                 break
-            except TopicMismatchError:  # just created: not every node of a cluster knows it yet
+            except (AbortedError, TopicMismatchError):  # just created: not every node knows it yet
                 if time.monotonic() > until_s:
                     raise
             time.sleep(0.2)
