@@ -26,8 +26,7 @@ from rlstreams.streams.recording.writer import RecordingWriter
 _FIRST = (t.SCHEMAS, t.STEPS, t.DEAD_LETTERS, t.POLICY_VERSIONS, t.SCORED, t.TRAJECTORIES)
 ORDER = (*_FIRST, t.PROMPTS, t.POLICY_PULLS, t.CONTROL, t.WORKER_EVENTS)
 DONE = "done"
-_POLL_BYTES = 16_000_000  # of one poll, about
-_MAX_POLL = 1000
+_BATCH = 100  # records of a poll; few enough for memory where each has megabytes
 _POLL_S = 0.2
 _ASK_EVERY_S = 5.0
 DEADLINE_S = 60.0  # longest wait for the next record below a known end
@@ -72,7 +71,7 @@ class Recorder(Closing):
         begun = {p: at for p, (_, at) in writer.spans.items() if p in self._first}
         self._reader = bus.reader(self._first | begun)
         self._ends: dict[Partition, int] = {}
-        self._num_bytes, self._num_poll = 0, 1
+        self._num_bytes = 0
         self._unread: Counter[bytes] = Counter()  # records by the fingerprint that nobody knew
         self._ask_at_s = 0.0
         self.trainer_state = ""  # what the newest epoch's trainer said last
@@ -106,11 +105,7 @@ class Recorder(Closing):
 
     def step(self, timeout_s: float) -> int:
         """Record what is there; the number of records that were read."""
-        raws = self._reader.poll(self._num_poll, timeout_s)
-        if raws:
-            largest = max(len(raw.value) for raw in raws)
-            fitting = max(1, _POLL_BYTES // (largest + 1))
-            self._num_poll = min(_MAX_POLL, 2 * self._num_poll, fitting)
+        raws = self._reader.poll(_BATCH, timeout_s)
         for raw in raws:
             if raw.position.offset < self._ends.get(raw.partition, raw.position.offset + 1):
                 self._take(raw)
