@@ -15,8 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlstreams.schemas.shapes import fields_of, shape_of
-from rlstreams.schemas.source import Source
+from rlstreams.schemas.shapes import Source, fields_of, shape_of
 from rlstreams.schemas.varint import read_count, read_length, read_long
 
 # (record, view of it, start) -> (what was read, end); `end` may lie past a record that was cut.

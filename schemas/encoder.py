@@ -1,60 +1,40 @@
 """Generated functions event -> Avro bytes, one for each class.
 
-Texts and small integers repeat from record to record: their bytes are looked up. Only what our
-events use is supported; anything else fails when the class is compiled, not when a record is
-written.
+Only what our events use is supported; anything else fails when the class is compiled, not when a
+record is written.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
-from rlstreams.schemas.shapes import fields_of, shape_of
-from rlstreams.schemas.source import Source
+from rlstreams.schemas.shapes import Source, fields_of, shape_of
 from rlstreams.schemas.tensor import Buffer
 from rlstreams.schemas.varint import long_bytes
-
-_TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
-
-
-class _Table(dict[Any, bytes]):
-    """The bytes of values; those of at most `max_bytes` are remembered."""
-
-    def __init__(self, encoded: Callable[[Any], bytes], max_bytes: int) -> None:
-        super().__init__()
-        self._encoded = encoded
-        self._max_bytes = max_bytes
-
-    def __missing__(self, value: Any) -> bytes:  # noqa: ANN401
-        encoded = self._encoded(value)
-        if len(encoded) <= self._max_bytes:
-            if len(self) >= _TABLE_ENTRIES:
-                self.clear()
-            self[value] = encoded
-        return encoded
 
 
 def _text_bytes(text: str) -> bytes:
     if not isinstance(text, str):
         raise TypeError(f"expected text, got {text!r}")
     utf8 = text.encode()
-    return long_bytes(len(utf8)) + utf8
+    return _LONG(len(utf8)) + utf8
 
 
-# Counts and lengths repeat; times and seeds do not, nor do long texts.
+_LONG = lru_cache(maxsize=8192, typed=True)(long_bytes)  # small integers repeat, and so do names
 _SCOPE = {
-    "LONG": _Table(long_bytes, 3),
-    "TEXT": _Table(_text_bytes, 80),
+    "LONG": _LONG,
+    "TEXT": lru_cache(maxsize=2048)(_text_bytes),
     "double": struct.Struct("<d").pack,
 }
 _PIECES = {
-    "long": "LONG[{0}]",
-    "string": "TEXT[{0}]",
+    "long": "LONG({0})",
+    "string": "TEXT({0})",
     "double": "double({0})",
     "boolean": "b'\\x01' if {0} else b'\\x00'",
-    "bytes": "LONG[len({0})], {0}",
+    "bytes": "LONG(len({0})), {0}",
 }
 
 
@@ -113,7 +93,7 @@ class _Writer:
         self.flush(depth)
         item, key = self.source.name(), self.source.name()
         each = f"{item} in {value}" if shape == "array" else f"{key}, {item} in {value}.items()"
-        self.source.add(depth, f"if {value}:", f"    out.append(LONG[len({value})])")
+        self.source.add(depth, f"if {value}:", f"    out.append(LONG(len({value})))")
         self.source.add(depth + 1, f"for {each}:")
         if shape == "map":
             self.value(str, key, depth + 2)

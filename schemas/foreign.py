@@ -45,17 +45,13 @@ def _least_bytes(schema: Any, names: dict[str, int | None]) -> int:  # noqa: ANN
         if not _least_bytes(inner, names) and kind == "array":
             raise ValueError(f"items of an array take no bytes: {inner}")
         return 1
-    return _least_of_named(schema, names) if "name" in schema else _least_bytes(kind, names)
-
-
-def _least_of_named(schema: Any, names: dict[str, int | None]) -> int:  # noqa: ANN401
-    """Of a record, an enum or a fixed."""
-    name = schema["name"]
-    names[name] = None
+    if "name" not in schema:
+        return _least_bytes(kind, names)
+    names[schema["name"]] = None  # a record, an enum or a fixed
     least = int(schema.get("size", 1))
     if "fields" in schema:
         least = sum(_least_of_field(field, names) for field in schema["fields"])
-    names[name] = least
+    names[schema["name"]] = least
     return least
 
 

@@ -56,11 +56,7 @@ def read_long(buf: Buffer, i: int) -> tuple[int, int]:
 
 
 def read_length(buf: Buffer, i: int) -> tuple[int, int]:
-    """The length of a text or of bytes at `i`, at most what is left of the buffer.
-
-    Raises:
-        IndexError, ValueError: as `read_long`, or the length cannot be.
-    """
+    """The length of a text or of bytes at `i`; raises as `read_long`, or where it cannot be."""
     n, i = read_long(buf, i)
     if not 0 <= n <= len(buf) - i:
         raise ValueError(f"length {n} at byte {i}, but {len(buf) - i} bytes are left")
@@ -70,10 +66,7 @@ def read_length(buf: Buffer, i: int) -> tuple[int, int]:
 def read_count(buf: Buffer, i: int) -> tuple[int, int]:
     """The number of items of an array or map block at `i`; a negative one carries a byte size.
 
-    Every item takes a byte at least, so a corrupt count cannot ask for more than is there.
-
-    Raises:
-        IndexError, ValueError: as `read_long`, or the count cannot be.
+    Raises as `read_long`, or where it cannot be: every item takes a byte at least.
     """
     n, i = read_long(buf, i)
     if n < 0:

@@ -62,8 +62,8 @@ class Ledger:
             steps out, as a recording of some of them does. Otherwise nothing counts before the
             first claim, and a step only if it is the one behind the last.
         keeps_steps: also keep `steps`, and `hashes` and `made_by` of all versions.
-        on_claim, on_step, on_drop, on_drift, on_redone: called with each event that counts, once it
-            is folded, and with the position that `apply` was given.
+        on_step, on_drop, on_redone: called with each event that counts, once it is folded, and with
+            the position that `apply` was given.
     """
 
     def __init__(
@@ -71,16 +71,13 @@ class Ledger:
         *,
         begins_anywhere: bool = False,
         keeps_steps: bool = False,
-        on_claim: Callable[[TrainerStarted, Position], None] = _ignore,
         on_step: Callable[[StepCompleted, Position], None] = _ignore,
         on_drop: Callable[[GroupsDropped, Position], None] = _ignore,
-        on_drift: Callable[[RedoDrifted, Position], None] = _ignore,
         on_redone: Callable[[StepsRedone, Position], None] = _ignore,
     ) -> None:
         self._begins_anywhere = begins_anywhere
         self._keeps_steps = keeps_steps
-        self._on_claim, self._on_step, self._on_drop = on_claim, on_step, on_drop
-        self._on_drift, self._on_redone = on_drift, on_redone
+        self._on_step, self._on_drop, self._on_redone = on_step, on_drop, on_redone
         self._above: frozenset[int] = frozenset()
         self.claims: dict[int, TrainerStarted] = {}  # by epoch: each names its configuration
         self.claim: TrainerStarted | None = None  # the newest
@@ -115,7 +112,6 @@ class Ledger:
         match event:
             case TrainerStarted():
                 self._claim(event)
-                self._on_claim(event, position)
             case StepCompleted():
                 self._step(event, position)
                 self._on_step(event, position)
@@ -124,7 +120,6 @@ class Ledger:
                 self._on_drop(event, position)
             case RedoDrifted():
                 self._drift(event)
-                self._on_drift(event, position)
             case StepsRedone():
                 self._on_redone(event, position)
             case TrainerHeartbeat():

@@ -14,10 +14,10 @@ from rlstreams.schemas import decode
 from rlstreams.schemas.avro import fingerprint, parsing_form, schema_text
 from rlstreams.schemas.binary import MARKER
 from rlstreams.schemas.events import EVENTS, Event
-from rlstreams.schemas.shapes import to_plain
 from rlstreams.streams.log.bus import Bus, Closing, GroupConsumer, Producer
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
 from rlstreams.streams.log.topics import SCHEMAS
+from tests.plain_events import to_plain
 
 FIELD = {"name": "mood", "type": "string", "default": "calm"}
 

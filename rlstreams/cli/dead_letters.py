@@ -148,7 +148,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _tell_unreadable(count: int) -> None:
-    from rlstreams.streams.log.counted import counted
+    from rlstreams.streams.log.text import counted
 
     if count:
         print(f"{counted(count, 'record')} in these topics could not be decoded")
@@ -157,8 +157,8 @@ def _tell_unreadable(count: int) -> None:
 def run_requeue(args: argparse.Namespace) -> int:
     """Ask; 0 only if each group that was named can be answered, and at least one was asked for."""
     from rlstreams.debug.letters.requeue import read_letters, request, select, select_by_reason
-    from rlstreams.streams.log.counted import counted
     from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.streams.log.text import counted
 
     groups = [w for w in args.config if _GROUP.fullmatch(w)]
     if bool(groups) == (args.all or bool(args.reason)):

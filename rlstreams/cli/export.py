@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("export needs --out FILE.parquet, --out FILE.jsonl, or --out -")
     from rlstreams.debug.inspect.words import spelling
     from rlstreams.show.export.write import check_name, write
-    from rlstreams.streams.log.counted import counted
+    from rlstreams.streams.log.text import counted
 
     check_name(args.out)
     with opened(args.config, args.overrides) as source:

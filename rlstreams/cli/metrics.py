@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             _serve(log.bus, config.run.id, args.port)
             return 0
         from rlstreams.show.metrics.reading import read_rows
-        from rlstreams.streams.log.counted import counted
+        from rlstreams.streams.log.text import counted
 
         with _sink(args) as sink, suppress(KeyboardInterrupt):
             has_held_out = config.data.has_held_out

@@ -99,7 +99,7 @@ def _recording_options(args: argparse.Namespace, bus: Bus, config: RunConfig) ->
 
 
 def _show(progress: Progress) -> None:
-    from rlstreams.streams.log.counted import counted
+    from rlstreams.streams.log.text import counted
 
     behind = f", {counted(progress.behind, 'offset')} behind" if progress.behind else ""
     line = f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
@@ -108,7 +108,7 @@ def _show(progress: Progress) -> None:
 
 def _tell(result: RecordingResult, options: RecordingOptions) -> int:
     """What is there; the exit status."""
-    from rlstreams.streams.log.counted import counted
+    from rlstreams.streams.log.text import counted
 
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
@@ -140,7 +140,7 @@ def _tell(result: RecordingResult, options: RecordingOptions) -> int:
 
 def _list(names: list[str], *, is_read: bool) -> int:
     from rlstreams.streams.recording import Recording, RecordingError
-    from rlstreams.streams.recording.verify import verify
+    from rlstreams.streams.recording.reader import verify
     from rlstreams.streams.run.places import check_place
 
     for name in names:
@@ -180,7 +180,7 @@ def _folders(folder: Path) -> list[Path]:
 
 def _line(recording: Recording) -> str:
     from rlstreams.schemas.events import StepCompleted
-    from rlstreams.streams.log.utc import utc_text
+    from rlstreams.streams.log.text import utc_text
 
     manifest, span = recording.manifest, recording.time_span
     steps = [record.event.step for record in recording.events(StepCompleted)]

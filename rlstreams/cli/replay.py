@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import Commands, Progress, command, options, set_threads
 from rlstreams.cli.ranges import add_selection, selection_of
-from rlstreams.streams.log.counted import counted
+from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
     from rlstreams.debug.replay.player import Played

@@ -11,7 +11,7 @@ open; so what looks wrong is read again until such transactions are over.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 
@@ -20,10 +20,9 @@ from rlstreams.streams.audit.classes import Classes, Reached
 from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.ledger import UnreadStep
 from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
-from rlstreams.streams.audit.tail import Tail
 from rlstreams.streams.log.bus import Bus, Closing
-from rlstreams.streams.log.record import Partition, Position
-from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
@@ -32,12 +31,14 @@ from rlstreams.streams.log.topics import (
     SCORED,
     STEPS,
     TRAJECTORIES,
+    Topic,
 )
 
 ROLLOUT_GROUP = "rollout"
 LOGPROB_GROUP = "logprob"
 SETTLE_S = 35.0  # longer than any transaction may stay open (30 s)
 READ_DEADLINE_S = 60.0  # longest wait for a single next record
+BATCH = 100  # records of a poll; few enough for memory where each has megabytes
 
 # In the order in which their ends are asked for, after that of `steps`; read in the opposite one,
 # so that a record is read behind what it refers to.
@@ -66,29 +67,28 @@ Hanging = Callable[[], Sequence[Breach]]
 Ends = Mapping[Partition, int]
 
 
-def audit(
-    bus: Bus,
-    *,
-    settle_s: float = SETTLE_S,
-    hanging: Hanging = tuple,
-) -> AuditReport:
+def audit(bus: Bus, *, settle_s: float = SETTLE_S) -> AuditReport:
     """Audit the run that `bus` is bound to, once.
 
     Args:
         bus: the run's topics.
         settle_s: how long breaches may take to heal before they are believed.
-        hanging: asks for transactions that are open beyond their timeout; by default nobody.
 
     Raises:
         TopicMismatchError: a topic of the run is missing.
         DeadlineError: a partition did not deliver up to its end.
     """
-    with Auditor(bus, hanging=hanging) as auditor:
+    with Auditor(bus) as auditor:
         return auditor.round(settle_s)
 
 
 class Auditor(Closing):
-    """Audits again and again, each time from where it was; see `audit` for its arguments."""
+    """Audits again and again, each time from where it was; raises as `audit`.
+
+    Args:
+        bus: the run's topics.
+        hanging: asks for transactions that are open beyond their timeout; by default nobody.
+    """
 
     def __init__(self, bus: Bus, *, hanging: Hanging = tuple) -> None:
         self._bus = bus
@@ -167,3 +167,60 @@ class Auditor(Closing):
 
 def _may_heal(report: AuditReport) -> bool:
     return any(breach.kind in _MAY_HEAL for breach in report.breaches)
+
+
+class Tail(Closing):
+    """A reader that remembers where it is.
+
+    Args:
+        beginnings: where each partition begins.
+        deadline_s: longest wait for the next record below a known end.
+    """
+
+    def __init__(
+        self, bus: Bus, topic: Topic, beginnings: Mapping[Partition, int], deadline_s: float
+    ) -> None:
+        self.topic = topic
+        self._beginnings = dict(beginnings)
+        self._reader = bus.reader(self._beginnings)
+        self._deadline_s = deadline_s
+        self._ahead: list[RawRecord] = []  # delivered, but beyond the stretch
+
+    def up_to(self, ends: Mapping[Partition, int]) -> Iterator[RawRecord]:
+        """The records below `ends` that no earlier stretch had.
+
+        Raises:
+            DeadlineError: a partition did not deliver up to its end; names it.
+        """
+        waiting, self._ahead = self._ahead, []
+        yield from self._below(ends, waiting)
+        at = self._positions()
+        last_progress = time.monotonic()
+        while behind := [partition for partition, end in ends.items() if at[partition] < end]:
+            records = self._reader.poll(BATCH, 0.2)
+            yield from self._below(ends, records)
+            before, at = at, self._positions()
+            if records or any(at[partition] != before[partition] for partition in behind):
+                last_progress = time.monotonic()
+            elif time.monotonic() - last_progress > self._deadline_s:
+                where = [f"{p} is at {at[p]} of {ends[p]}" for p in sorted(behind)]
+                raise DeadlineError(
+                    f"audit: {', '.join(where)}: nothing delivered for {self._deadline_s:g} s"
+                )
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()
+
+    def _below(
+        self, ends: Mapping[Partition, int], records: Iterable[RawRecord]
+    ) -> Iterator[RawRecord]:
+        for raw in records:
+            if raw.position.offset < ends.get(raw.partition, 0):
+                yield raw
+            else:
+                self._ahead.append(raw)
+
+    def _positions(self) -> Mapping[Partition, int]:
+        """Where each partition is now."""
+        return {**self._beginnings, **self._reader.positions()}

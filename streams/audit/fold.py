@@ -7,6 +7,7 @@ cannot be read is counted and named, and costs nothing but itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -24,7 +25,6 @@ from rlstreams.schemas.events import (
 from rlstreams.schemas.projection import Projection
 from rlstreams.schemas.rollouts import EVALUATE
 from rlstreams.streams.audit.ledger import Ledger, UnreadStep
-from rlstreams.streams.audit.replayed import Replay
 from rlstreams.streams.audit.report import Breaches, BreachKind, Named
 from rlstreams.streams.audit.samples import (
     MAX_SAMPLES,
@@ -39,8 +39,49 @@ from rlstreams.streams.audit.staleness import Staleness
 from rlstreams.streams.audit.versions import Versions
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.group_ids import MAX_DIGITS
-from rlstreams.streams.log.record import ID_HEADER, Partition, Position, RawRecord
+from rlstreams.streams.log.record import (
+    ID_HEADER,
+    REPLAY_HEADER,
+    REPLAY_SCOPE_HEADER,
+    Partition,
+    Position,
+    RawRecord,
+)
 from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
+
+_ORIGIN = re.compile(
+    rb"(?P<run>.+)/(?P<topic>[a-z-]+)\[(?P<partition>\d{1,9})\]@(?P<offset>\d{1,18})"
+)
+
+
+class Replay:
+    """Notes what the records of a run's topics say; one that is no replay says nothing."""
+
+    def __init__(self) -> None:
+        self.run = ""  # that was recorded; empty: this is no replay
+        self.is_part = False  # chosen records only, or into one role alone
+        # A trainer that ran here itself names positions of this log.
+        self.has_own_steps = False
+        self.first: dict[Partition, int] = {}  # lowest recorded offset that was replayed
+
+    @property
+    def is_by_origin(self) -> bool:
+        """Whether positions in events are those of the recorded log."""
+        return bool(self.run) and not self.has_own_steps
+
+    def take(self, raw: RawRecord) -> Position | None:
+        """Note a record; where it lay in the recorded log, None if it is this log's own."""
+        text = raw.headers.get(REPLAY_HEADER)
+        found = None if text is None else _ORIGIN.fullmatch(bytes(text))
+        if found is None or found["topic"].decode() != raw.position.topic:
+            return None
+        origin = Position(raw.position.topic, int(found["partition"]), int(found["offset"]))
+        self.run = self.run or found["run"].decode("utf-8", "replace")
+        self.is_part = self.is_part or REPLAY_SCOPE_HEADER in raw.headers
+        partition = Partition(origin.topic, origin.partition)
+        self.first[partition] = min(origin.offset, self.first.get(partition, origin.offset))
+        return origin
+
 
 POLICY = "policy"  # author of a segment
 NEVER = 1 << 62  # no offset is higher

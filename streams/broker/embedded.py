@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -35,15 +35,16 @@ from rlstreams.streams.broker.config import (
 )
 from rlstreams.streams.broker.jars import classpath
 from rlstreams.streams.broker.java import find_java
-from rlstreams.streams.broker.lock import FolderInUseError, FolderLock
 from rlstreams.streams.broker.password import broker_settings, controller_settings, make_password
 from rlstreams.streams.broker.ports import answers, free_port, is_free
 from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
-from rlstreams.streams.log.tail import tail
+from rlstreams.streams.log.owner_lock import OwnedError, held, is_held
+from rlstreams.streams.log.text import tail
 
 START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s
 STOP_S = 15.0
+TAKE_S = 2.0  # somebody who asks whether the lock is held has it for a moment
 # A child that nobody refers to would be warned about while it rightly goes on living.
 _CHILDREN: list[subprocess.Popen[bytes]] = []
 
@@ -78,13 +79,12 @@ class EmbeddedBroker:
         port: int = 0,
         jars_dir: str = "",
         heap_mb: int = 256,
-        say: Callable[[str], None] = _to_stderr,
         settings: Mapping[str, str] = MappingProxyType({}),  # broker properties beside ours
         *,
         has_password: bool = False,  # also where there is one in the folder
     ) -> None:
         self.folder = folder
-        self._lock = FolderLock(folder)
+        self._lock = folder / "broker.lock"
         self._port = port
         self._jars_dir = jars_dir
         self._data = folder / "data"
@@ -92,7 +92,6 @@ class EmbeddedBroker:
         self._log = folder / "server.log"
         self._output = folder / "jvm.out"
         self._heap_mb = heap_mb
-        self._say = say
         self._extra = dict(settings)
         self._child: subprocess.Popen[bytes] | None = None
         self._log_start = 0  # where the log of the broker that this object started begins
@@ -117,7 +116,7 @@ class EmbeddedBroker:
             self._write_state(state)
             java = java_command(
                 find_java(),
-                classpath(self._jars_dir, self._say),
+                classpath(self._jars_dir, _to_stderr),
                 self.folder,
                 self._heap_mb,
             )
@@ -129,7 +128,7 @@ class EmbeddedBroker:
             child = self._spawn((*java, "kafka.Kafka", str(self._settings)), lock_fd)
             self._child = child
             with _killed_on_error(child):
-                state = BrokerState(**{**asdict(state), "pid": child.pid})
+                state = replace(state, pid=child.pid)
                 self._write_state(state)
         with _killed_on_error(child):
             self._await_ready(child)
@@ -149,7 +148,7 @@ class EmbeddedBroker:
         """The living broker of this folder, or None."""
         _reap()
         state = self._read_state()
-        if not (state and state.pid and self._lock.is_held()):
+        if not (state and state.pid and is_held(self._lock)):
             return None
         return state if _is_alive(state.pid) else None  # else a start holds the lock, just begun
 
@@ -170,7 +169,7 @@ class EmbeddedBroker:
         begin = time.monotonic() + begin_s
         deadline = begin + START_S + FENCE_S
         while (state := self.status()) is None:
-            is_starting = self._lock.is_held()
+            is_starting = is_held(self._lock)
             if not is_starting and (time.monotonic() > begin or self._read_state() is None):
                 return None
             if time.monotonic() > deadline:
@@ -189,7 +188,7 @@ class EmbeddedBroker:
             return False
         os.kill(state.pid, signal.SIGTERM)
         if not self._gone_within(STOP_S):
-            self._say(f"broker {state.pid} ignored SIGTERM for {STOP_S:.0f} s, killing it")
+            _to_stderr(f"broker {state.pid} ignored SIGTERM for {STOP_S:.0f} s, killing it")
             os.kill(state.pid, signal.SIGKILL)
             if not self._gone_within(STOP_S):
                 raise DeadlineError(f"broker {state.pid} outlived SIGKILL by {STOP_S:.0f} s")
@@ -206,7 +205,7 @@ class EmbeddedBroker:
     def _end_orphan(self) -> None:
         """End the helper of a start whose starter was killed: it would hold the lock for ever."""
         state = self._read_state()
-        if state and state.helper and not _is_alive(state.starter) and self._lock.is_held():
+        if state and state.helper and not _is_alive(state.starter) and is_held(self._lock):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(state.helper, signal.SIGKILL)
 
@@ -222,9 +221,9 @@ class EmbeddedBroker:
     def _locked(self) -> Iterator[int]:
         self._end_orphan()
         try:
-            with self._lock.held() as fd:
+            with held(self._lock, wait_s=TAKE_S) as fd:
                 yield fd
-        except FolderInUseError:
+        except OwnedError:
             state = self._read_state()
             owner = f"process {state.pid}" if state and state.pid else "a starting broker"
             raise ConfigError(
@@ -260,10 +259,8 @@ class EmbeddedBroker:
     def _read_state(self) -> BrokerState | None:
         try:
             return BrokerState(**json.loads((self.folder / "broker.json").read_text("utf-8")))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (ValueError, TypeError):  # a power cut emptied it: the data know themselves
-            return None
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            return None  # not there, or emptied by a power cut: the data know themselves
 
     def _write_state(self, state: BrokerState) -> None:
         beside = self.folder / "broker.json.tmp"

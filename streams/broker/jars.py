@@ -82,8 +82,7 @@ def classpath(jars_dir: str = "", say: Callable[[str], None] = lambda _: None) -
             check(Path(jars_dir) / jar.file_name, jar)
         return tuple(Path(jars_dir) / jar.file_name for jar in jars)
     folder = cache_folder() / "jars"
-    missing = [jar for jar in jars if not _is_intact(folder / jar.file_name, jar)]
-    if missing:
+    if missing := _missing(jars):
         say(
             f"downloading {len(missing)} jars of Apache Kafka {KAFKA_VERSION} "
             f"(about {len(missing) * _MB_PER_JAR:.0f} MB) to {folder}"
@@ -94,8 +93,7 @@ def classpath(jars_dir: str = "", say: Callable[[str], None] = lambda _: None) -
 
 def num_missing() -> int:
     """How many of the locked jars the cache lacks or holds with another content."""
-    jars = locked(lock_file().read_text(encoding="utf-8"))
-    return sum(not _is_intact(cache_folder() / "jars" / jar.file_name, jar) for jar in jars)
+    return len(_missing(locked(lock_file().read_text(encoding="utf-8"))))
 
 
 def check(path: Path, jar: Jar) -> None:
@@ -114,8 +112,10 @@ def check(path: Path, jar: Jar) -> None:
         )
 
 
-def _is_intact(path: Path, jar: Jar) -> bool:
-    return path.is_file() and _sha256(path) == jar.sha256
+def _missing(jars: Sequence[Jar]) -> list[Jar]:
+    folder = cache_folder() / "jars"
+    paths = {jar: folder / jar.file_name for jar in jars}
+    return [jar for jar, at in paths.items() if not at.is_file() or _sha256(at) != jar.sha256]
 
 
 def _sha256(path: Path) -> str:

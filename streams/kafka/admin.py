@@ -1,26 +1,26 @@
-"""Make the broker match the table of topics, and say what it holds. Uses kafka-python only.
+"""Make the broker match the table of topics, and say what it holds. Uses kafka-python.
 
 `options` are the roles' own (`broker.options`, secrets resolved): TLS and SASL hold here as well.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
+from kafka import TopicPartition
+from kafka.admin import ConfigResource, KafkaAdminClient
 
-from rlstreams.schemas.avro import fingerprint, schema_text
-from rlstreams.schemas.events import EVENTS
 from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, REQUEST_MS, asked
-from rlstreams.streams.kafka.admin_options import admin_settings
-from rlstreams.streams.log.errors import DeadlineError, TopicMismatchError
-from rlstreams.streams.log.topic import Retention
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.kafka.facts import kept_in
+from rlstreams.streams.log.catalogue import publish_missing
+from rlstreams.streams.log.errors import AbortedError, TopicMismatchError
 from rlstreams.streams.log.topic_plan import FLUSH, TopicPlan
-from rlstreams.streams.log.topics import SCHEMAS, STEPS, TOPICS
+from rlstreams.streams.log.topics import STEPS, TOPICS, Retention
 
 _METADATA_4_3 = 30  # metadata.version 4.3-IV0, the highest that 4.3.x supports
 
@@ -73,9 +73,18 @@ def apply(
         if plan.fsync and found:
             admin.alter_configs([ConfigResource("TOPIC", name, {FLUSH: "1"}) for name in found])
         _lengthen(admin, run, plan, found)
-        _publish_schemas(bootstrap, f"{run}.{SCHEMAS.name}", options, schemas)
 
     asked(bootstrap, options, ask)
+    until_s = time.monotonic() + REQUEST_MS / 1000
+    with KafkaBus(bootstrap, run, options=options) as bus:
+        while True:
+            try:
+                publish_missing(bus, f"apply-{secrets.token_hex(4)}", schemas)
+                break
+            except (AbortedError, TopicMismatchError):  # just created: not every node knows it yet
+                if time.monotonic() > until_s:
+                    raise
+            time.sleep(0.2)
     return tuple(created)
 
 
@@ -118,9 +127,15 @@ def listing(
         BrokerError: the broker cannot be reached, or refused.
     """
 
-    def ask(admin: KafkaAdminClient) -> tuple[dict[str, list[int]], dict[str, int]]:
+    def ask(admin: KafkaAdminClient) -> tuple[dict[str, list[int]], Counter[str]]:
         found = _replicas(admin, [f"{run}.{topic.name}" for topic in TOPICS])
-        return found, _num_records(admin, {name: len(parts) for name, parts in found.items()})
+        every = [
+            TopicPartition(name, i) for name, parts in found.items() for i in range(len(parts))
+        ]
+        held: Counter[str] = Counter()
+        for partition, kept in kept_in(admin, every, {}).items() if every else ():
+            held[partition.topic] += kept.end - kept.begin
+        return found, held
 
     found, held = asked(bootstrap, options, ask)
     return tuple(
@@ -128,7 +143,7 @@ def listing(
             name=topic.name,
             partitions=len(found.get(f"{run}.{topic.name}", ())),
             replicas=min(found.get(f"{run}.{topic.name}", (0,))),
-            num_records=held.get(f"{run}.{topic.name}", 0),
+            num_records=held[f"{run}.{topic.name}"],
             key=topic.key,
             written_by=topic.written_by,
             read_by=topic.read_by,
@@ -177,50 +192,3 @@ def _replicas(admin: KafkaAdminClient, names: list[str]) -> dict[str, list[int]]
         for topic in admin.describe_topics(names)
         if topic["partitions"]
     }
-
-
-def _num_records(admin: KafkaAdminClient, partitions: Mapping[str, int]) -> dict[str, int]:
-    every = [TopicPartition(name, i) for name, count in partitions.items() for i in range(count)]
-    if not every:
-        return {}
-    first = admin.list_partition_offsets(dict.fromkeys(every, OffsetSpec.EARLIEST))
-    last = admin.list_partition_offsets(dict.fromkeys(every, OffsetSpec.LATEST))
-    held = dict.fromkeys(partitions, 0)
-    for partition in every:
-        held[partition.topic] += last[partition].offset - first[partition].offset
-    return held
-
-
-def _publish_schemas(
-    bootstrap: str, topic: str, options: Mapping[str, str], more: Collection[str]
-) -> None:
-    """Key: fingerprint as it stands on the wire, in hex. Value: the schema's JSON text."""
-    texts = [*more, *(schema_text(event.__name__) for event in EVENTS)]
-    published = _keys(bootstrap, topic, options)
-    missing = {fingerprint(text).hex().encode(): text.encode() for text in texts}
-    missing = {key: text for key, text in missing.items() if key not in published}
-    if not missing:
-        return
-    servers, settings = bootstrap.split(","), admin_settings(options)
-    with closing(KafkaProducer(bootstrap_servers=servers, acks="all", **settings)) as producer:
-        sent = [producer.send(topic, text, key, partition=0) for key, text in missing.items()]
-        for future in sent:
-            future.get(timeout=REQUEST_MS / 1000)
-
-
-def _keys(bootstrap: str, topic: str, options: Mapping[str, str]) -> set[bytes]:
-    """Keys of every record that the topic's one partition holds now."""
-    partition = TopicPartition(topic, 0)
-    deadline = time.monotonic() + REQUEST_MS / 1000
-    keys: set[bytes] = set()
-    servers, settings = bootstrap.split(","), admin_settings(options)
-    with closing(KafkaConsumer(bootstrap_servers=servers, **settings)) as consumer:
-        consumer.assign([partition])
-        consumer.seek_to_beginning(partition)
-        end = consumer.end_offsets([partition])[partition]
-        while consumer.position(partition) < end:
-            if time.monotonic() > deadline:
-                raise DeadlineError(f"broker {bootstrap}: {topic} not read after {REQUEST_MS} ms")
-            for records in consumer.poll(timeout_ms=500).values():
-                keys.update(record.key for record in records)
-    return keys

@@ -16,7 +16,6 @@ from typing import TypeVar
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError
 
-from rlstreams.streams.kafka.admin_options import admin_settings
 from rlstreams.streams.log.errors import BrokerError
 
 T = TypeVar("T")
@@ -28,6 +27,26 @@ RETRY_S = 20.0  # longer than a dead node stays in the metadata
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 _PAUSE_S = 0.3
 _UNREACHABLE = (KafkaConnectionError, NodeNotReadyError)
+# librdkafka's property, as `broker.options` has it: kafka-python's argument, and how its value is
+# read (librdkafka's CONFIGURATION.md; keyword arguments of `KafkaAdminClient`).
+_NAMES: dict[str, tuple[str, Callable[[str], object]]] = {
+    "security.protocol": ("security_protocol", str.upper),  # librdkafka takes `sasl_ssl` as well
+    "sasl.mechanism": ("sasl_mechanism", str.upper),
+    "sasl.mechanisms": ("sasl_mechanism", str.upper),
+    "sasl.username": ("sasl_plain_username", str),
+    "sasl.password": ("sasl_plain_password", str),
+    "sasl.kerberos.service.name": ("sasl_kerberos_service_name", str),
+    "ssl.ca.location": ("ssl_cafile", str),
+    "ssl.certificate.location": ("ssl_certfile", str),
+    "ssl.key.location": ("ssl_keyfile", str),
+    "ssl.key.password": ("ssl_password", str),
+    "ssl.crl.location": ("ssl_crlfile", str),
+    "ssl.endpoint.identification.algorithm": (
+        "ssl_check_hostname",
+        lambda text: text.strip().lower() == "https",
+    ),
+    "client.id": ("client_id", str),
+}
 
 
 def asked(
@@ -119,3 +138,13 @@ def _problem(address: str) -> str:
     except (OSError, ValueError) as error:
         return str(error)
     return ""
+
+
+def admin_settings(options: Mapping[str, str]) -> dict[str, object]:
+    """Keyword arguments for kafka-python; properties that it has no word for are passed by.
+
+    Args:
+        options: librdkafka properties, secrets resolved.
+    """
+    known = {name: text for name, text in options.items() if name in _NAMES}
+    return {_NAMES[name][0]: _NAMES[name][1](text) for name, text in known.items()}

@@ -160,11 +160,7 @@ class KafkaBus(Closing):
                 return
 
     def consumer(self, group: str, topics: Sequence[str]) -> KafkaGroupConsumer:
-        """A member of `group`.
-
-        Raises:
-            TopicMismatchError: a topic does not exist.
-        """
+        """See `Bus`."""
         for topic in topics:
             self.partitions(topic)
         settings = {"group.id": self._name(group), "group.protocol": "consumer"}
@@ -177,10 +173,12 @@ class KafkaBus(Closing):
         )
 
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:
-        """A reader, seeked to `offsets` if given."""
+        """See `Bus`."""
+        return KafkaReader(self._reader_feed(), offsets)
+
+    def _reader_feed(self) -> Feed:
         # The client insists on a group's name; it neither joins nor commits.
-        settings = {**_READER, "group.id": self._name("readers")}
-        return KafkaReader(self._feed(settings), offsets)
+        return self._feed({**_READER, "group.id": self._name("readers")})
 
     def _feed(self, settings: Mapping[str, str]) -> Feed:
         outage = Outage(self._bootstrap, self._outage_s)
@@ -188,11 +186,7 @@ class KafkaBus(Closing):
         return Feed(client, self._run, self._bootstrap, outage)
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """See `Bus`."""
         name = self._name(topic)
         found = self._ask(
             lambda: self._admin.list_topics(name, timeout=ASK_S), f"looking up {name}"
@@ -202,11 +196,7 @@ class KafkaBus(Closing):
         return len(found.partitions)
 
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
-        """The id of each topic; a re-created one has another.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """See `Bus`."""
         return {topic: self._topic_id(topic) for topic in topics}
 
     def _topic_id(self, topic: str) -> str:
@@ -219,11 +209,7 @@ class KafkaBus(Closing):
         return str(self._ask(ask, f"describing {name}", missing=name).topic_id)
 
     def settings(self, topic: str) -> Mapping[str, str]:
-        """The topic's configuration, the broker's defaults included.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """See `Bus`; the broker's defaults included."""
         name = self._name(topic)
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
 
@@ -240,15 +226,15 @@ class KafkaBus(Closing):
         return str(self._ask(ask, "asking for the cluster's id").cluster_id)
 
     def schemas(self) -> Catalogue:
-        """Schema texts from the topic `schemas`."""
+        """See `Bus`."""
         return self._catalogue
 
     def beginnings(self, topic: str) -> Mapping[Partition, int]:
-        """First offset that each partition still has."""
+        """See `Bus`."""
         return self._offsets(topic, OffsetSpec.earliest())
 
     def ends(self, topic: str) -> Mapping[Partition, int]:
-        """Last stable offset of each partition: a reader that reached it has read all of now."""
+        """See `Bus`."""
         return self._offsets(topic, OffsetSpec.latest())
 
     def _offsets(self, topic: str, spec: Any) -> Mapping[Partition, int]:  # noqa: ANN401
@@ -269,10 +255,7 @@ class KafkaBus(Closing):
         return self._ask(ask, f"listing the offsets of {name}", missing=name)
 
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
-        """The group's positions, after pending transactions on them are settled.
-
-        Partitions without a commit are left out.
-        """
+        """See `Bus`."""
         name = self._name(topic)
         tps = [TopicPartition(name, number) for number in range(self.partitions(topic))]
         client = self._client(Consumer, {**_CONSUMER, "group.id": self._name(group)})

@@ -67,7 +67,7 @@ class KafkaGroupConsumer(Closing):
         self._revoked: set[Partition] = set()
 
     def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:
-        """Whole records, at most `max_records`; returns early with what is there.
+        """See `GroupConsumer`.
 
         Raises:
             OffsetGoneError: the group's position is outside the log.
@@ -90,7 +90,9 @@ class KafkaGroupConsumer(Closing):
         )
 
     def _take(self, max_records: int, deadline: float, max_bytes: int) -> None:
-        self._wake()
+        if self._hushed:
+            self._hushed = False
+            self._resume(self._stopped - self._paused)
         self._release(max_records)
         while len(self._records) < max_records and self._num_bytes < max_bytes:
             wait_s = 0.0 if self._has_news() else deadline - time.monotonic()
@@ -149,11 +151,6 @@ class KafkaGroupConsumer(Closing):
                     self._hold(batch)
             if self._has_news() or time.monotonic() >= deadline:
                 return
-
-    def _wake(self) -> None:
-        if self._hushed:
-            self._hushed = False
-            self._resume(self._stopped - self._paused)
 
     def positions(self) -> Mapping[Partition, int]:
         """For each assigned partition the offset up to which everything was delivered."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
 from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, asked
-from rlstreams.streams.kafka.open_transactions import idle_transactions
+from rlstreams.streams.kafka.open_transactions import OpenTransaction, open_in
 from rlstreams.streams.log.record import LogRange
 from rlstreams.streams.log.topic_plan import FLUSH
 from rlstreams.streams.log.topics import TOPICS
@@ -21,8 +19,6 @@ _BROKER_SETTINGS = (
     "transaction.max.timeout.ms",
     "message.max.bytes",
 )
-_WATCH_S = 2.0  # a commit takes well under a second
-_READ_COMMITTED = 1  # `isolation_level` of a ListOffsets request
 _TOPIC_SETTINGS = (
     "retention.ms",
     "retention.bytes",
@@ -50,17 +46,6 @@ class TopicFacts:
     settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that it has
     kept: Mapping[int, LogRange] = field(default_factory=dict)  # by partition
     copies: Mapping[int, Copies] = field(default_factory=dict)  # by partition
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTransaction:
-    """A transaction that blocks every reader of its partition."""
-
-    partition: str  # `topic[number]`, with the run's prefix
-    producer_id: int
-    first_offset: int
-    age_s: float  # since its producer last wrote there, by its clock
-    transactional_id: str = ""  # as the coordinator knows it; empty: it knows none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,26 +107,20 @@ def _facts(admin: KafkaAdminClient, run: str) -> BrokerFacts:
         },
         settings={name: int(value) for name, value in settings.items()},
         topics=_topics(admin, run),
-        transactions=_transactions(admin, run),
+        transactions=open_in(admin, run),
         disk_free_bytes=_disk_free(admin),
     )
-
-
-def open_transactions(
-    bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS
-) -> tuple[OpenTransaction, ...]:
-    """Open transactions in the run's topics, each with whose it is and how long it has stood.
-
-    Raises:
-        BrokerError: the broker cannot be reached, or refused.
-    """
-    return asked(bootstrap, options, lambda admin: _transactions(admin, run))
 
 
 def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
     names = {f"{run}.{topic.name}": topic.name for topic in TOPICS}
     found = {
-        topic["name"]: {part["partition_index"]: _copies(part) for part in topic["partitions"]}
+        topic["name"]: {
+            part["partition_index"]: Copies(
+                assigned=tuple(part["replica_nodes"]), in_sync=tuple(part["isr_nodes"])
+            )
+            for part in topic["partitions"]
+        }
         for topic in admin.describe_topics(list(names))
         if topic["partitions"]
     }
@@ -149,7 +128,8 @@ def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
     if not counts:
         return {}
     settings = _settings(admin, "TOPIC", list(counts), _TOPIC_SETTINGS)
-    kept = _kept(admin, [TopicPartition(name, i) for name, n in counts.items() for i in range(n)])
+    every = [TopicPartition(name, i) for name, n in counts.items() for i in range(n)]
+    kept = kept_in(admin, every, _sizes(admin, sorted(counts)))
     return {
         names[name]: TopicFacts(
             partitions=count,
@@ -161,66 +141,35 @@ def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
     }
 
 
-def _copies(partition: Mapping[str, Any]) -> Copies:
-    return Copies(assigned=tuple(partition["replica_nodes"]), in_sync=tuple(partition["isr_nodes"]))
-
-
-def _kept(
-    admin: KafkaAdminClient, partitions: Sequence[TopicPartition]
+def kept_in(
+    admin: KafkaAdminClient,
+    partitions: Sequence[TopicPartition],
+    sizes: Mapping[TopicPartition, int],
 ) -> Mapping[TopicPartition, LogRange]:
+    """The offsets that each partition holds, with the sizes that are known."""
     first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
     last = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
-    sizes: dict[TopicPartition, int] = {}
-    for broker in admin.describe_log_dirs(sorted({p.topic for p in partitions})):
-        for folder in broker["log_dirs"]:
-            for topic in folder["topics"]:
-                for part in topic["partitions"]:
-                    key = TopicPartition(topic["name"], part["partition_index"])
-                    sizes[key] = max(sizes.get(key, 0), part["partition_size"])
     return {
         p: LogRange(begin=first[p].offset, end=last[p].offset, num_bytes=sizes.get(p, 0))
         for p in partitions
     }
 
 
+def _sizes(admin: KafkaAdminClient, topics: Sequence[str]) -> Mapping[TopicPartition, int]:
+    """Bytes of each partition, of its largest copy."""
+    sizes: dict[TopicPartition, int] = {}
+    for broker in admin.describe_log_dirs(topics):
+        for folder in broker["log_dirs"]:
+            for topic in folder["topics"]:
+                for part in topic["partitions"]:
+                    key = TopicPartition(topic["name"], part["partition_index"])
+                    sizes[key] = max(sizes.get(key, 0), part["partition_size"])
+    return sizes
+
+
 def _disk_free(admin: KafkaAdminClient) -> int:
     every = [folder for broker in admin.describe_log_dirs() for folder in broker["log_dirs"]]
     return min((int(folder.get("usable_bytes", -1)) for folder in every), default=-1)
-
-
-def _transactions(admin: KafkaAdminClient, run: str) -> tuple[OpenTransaction, ...]:
-    """Open transactions of the partitions whose last stable offset lies below their end.
-
-    Without those that end, or are added to, while we look.
-    """
-    topics = admin.describe_topics([f"{run}.{topic.name}" for topic in TOPICS])
-    every = [
-        TopicPartition(topic["name"], part["partition_index"])
-        for topic in topics
-        for part in topic["partitions"]
-    ]
-    if not every:
-        return ()
-    wanted = dict.fromkeys(every, OffsetSpec.LATEST)
-    ends = admin.list_partition_offsets(wanted)
-    stable = admin.list_partition_offsets(wanted, isolation_level=_READ_COMMITTED)
-    held = [p for p in every if stable[p].offset < ends[p].offset]
-    if not held:
-        return ()
-    found = idle_transactions(admin, held, watch_s=_WATCH_S)
-    now_ms = time.time() * 1000
-    listed = admin.list_transactions()
-    ids = {t.producer_id: t.transactional_id for some in listed.values() for t in some}
-    return tuple(
-        OpenTransaction(
-            partition=f"{one.partition.topic}[{one.partition.partition}]",
-            producer_id=one.producer_id,
-            first_offset=one.first_offset,
-            age_s=max(0.0, one.age_s(now_ms)),
-            transactional_id=ids.get(one.producer_id, ""),
-        )
-        for one in found
-    )
 
 
 def _settings(

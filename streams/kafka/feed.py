@@ -23,12 +23,7 @@ from rlstreams.streams.kafka.errors import (
 )
 from rlstreams.streams.log.errors import OffsetGoneError, StreamsError, TopicMismatchError
 from rlstreams.streams.log.parts import Assembler, Message, RecordKey
-from rlstreams.streams.log.record import (
-    PART_HEADER,
-    Partition,
-    Position,
-    RawRecord,
-)
+from rlstreams.streams.log.record import PART_HEADER, Partition, Position, RawRecord
 
 ASK_S = 10.0  # one question to the broker
 # One that is asked again anyhow, on the way: whoever polls waits for it.
@@ -59,8 +54,6 @@ class Feed:
         self.bootstrap = bootstrap
         self._prefix = f"{run}."
         self._outage = outage
-        self._partitions: dict[tuple[str, int], Partition] = {}  # by the client's names
-        self._named: dict[Partition, Any] = {}  # the client's, without an offset
         # By incomplete record: since when, and the end of the log that must have brought the rest.
         self._waiting: dict[RecordKey, tuple[float, int | None]] = {}
 
@@ -100,42 +93,29 @@ class Feed:
                 self._outage.over()
                 topic, number = message.topic(), message.partition()
                 messages: list[Any] = []
-                batches.append(Fetched(self._partition(topic, number), messages))
+                partition = Partition(topic.removeprefix(self._prefix), number)
+                batches.append(Fetched(partition, messages))
             messages.append(message)
         return batches, None
 
-    def _partition(self, topic: str, number: int) -> Partition:
-        partition = self._partitions.get((topic, number))
-        if partition is None:
-            partition = Partition(topic.removeprefix(self._prefix), number)
-            self._partitions[topic, number] = partition
-        return partition
-
     def records(self, batch: Fetched) -> list[RawRecord]:
-        """The records that it makes whole, and the torn ones that it proves.
-
-        Every record that we read passes here. So tuples are made without their constructors, which
-        check the number of fields, and only what may be a part becomes a `Message`.
-        """
+        """The records that it makes whole, and the torn ones that it proves."""
         partition, messages = batch
         topic, number = partition
-        new = tuple.__new__
         records: list[RawRecord] = []
         for message in messages:
-            offset, pairs = message.offset(), message.headers()
-            # `dict(pairs)` takes a quarter longer: it looks at each pair for its length.
-            headers = {name: value for name, value in pairs} if pairs else {}  # noqa: C416
+            offset, headers = message.offset(), dict(message.headers() or ())
             key, value = message.key() or b"", message.value() or b""
             timestamp_ms = message.timestamp()[1]
+            record: RawRecord | None
             if PART_HEADER in headers:
                 part = Message(partition, offset, key, value, headers, timestamp_ms)
                 record = self.assembler.add(part)
-                if record is None:
-                    continue
             else:
-                at = new(Position, (topic, number, offset))
-                record = new(RawRecord, (at, (offset,), key, value, headers, timestamp_ms))
-            records.append(record)
+                at = Position(topic, number, offset)
+                record = RawRecord(at, (offset,), key, value, headers, timestamp_ms)
+            if record is not None:
+                records.append(record)
         return records
 
     def _meaning(self, message: Any) -> StreamsError | None:  # noqa: ANN401
@@ -218,16 +198,12 @@ class Feed:
         Args:
             starts: where each partition began: before its first message the client knows nothing.
         """
-        named = [self._named.get(partition) or self._name(partition) for partition in starts]
-        found = self.consumer.position(named)  # in the order in which it was asked
+        # In the order in which it was asked.
+        found = self.consumer.position([self.theirs(partition) for partition in starts])
         return {
             partition: start if tp.offset < start else tp.offset
             for (partition, start), tp in zip(starts.items(), found, strict=True)
         }
-
-    def _name(self, partition: Partition) -> Any:  # noqa: ANN401
-        self._named[partition] = self.theirs(partition)
-        return self._named[partition]
 
     def read(
         self, starts: Mapping[Partition, int], held: Iterable[Fetched] = ()

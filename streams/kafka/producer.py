@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rlstreams.streams.kafka.commit import KafkaCommit
 from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
 from rlstreams.streams.kafka.errors import aborted_transaction, error_of, lost_transaction
 from rlstreams.streams.kafka.reports import Reports
@@ -27,11 +25,13 @@ from rlstreams.streams.log.errors import (
 )
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
 
+T = TypeVar("T")
+
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _CALL_S = 5.0  # one try of a call, or what is left until the deadline; repeated until then
 _GRACE_S = 0.5  # in which a call whose time is over says so by itself
 _ABORT_S = 10.0
-_LEARN_S = 2.0
+_STUCK_S = 15.0  # beyond a commit's own deadline, in which an abort may end
 # The client's word for "duplicate": what we had sent never before may be missing from the log.
 _UNPLACED = "the broker acknowledged a record without an offset, it may be missing from the log"
 
@@ -69,15 +69,9 @@ class KafkaProducer(Closing):
         consumed: Mapping[Partition, Committed] | None = None,
         consumer: GroupConsumer | None = None,
     ) -> Sequence[Position]:
-        """One whole transaction: all records and all positions, or nothing.
+        """See `Producer`.
 
         Without records and positions nothing is sent, which proves nothing about who owns the id.
-
-        Raises:
-            AbortedError: nothing happened; handle revocations (poll), then send again.
-            BrokerError: nothing happened, and sending it again would be refused again.
-            FencedError: final for this process.
-            OutcomeUnknownError: no answer before the deadline; exit.
         """
         self._check_free()
         if not records and not consumed:
@@ -96,14 +90,10 @@ class KafkaProducer(Closing):
         consumed: Mapping[Partition, Committed] | None = None,
         consumer: GroupConsumer | None = None,
     ) -> KafkaCommit:
-        """`commit`; what waits for the broker does so on a thread of its own.
+        """See `Producer`; what waits for the broker does so on a thread of its own.
 
         The records are handed to the client before this returns: beside the role's thread that
         would cost both of them the interpreter's lock with every record.
-
-        Raises:
-            AbortedError: positions of partitions that are not ours; nothing was started.
-            FencedError, OutcomeUnknownError: how an earlier one ended.
         """
         self._check_free()
         member = _member(consumed or {}, consumer)
@@ -125,33 +115,6 @@ class KafkaProducer(Closing):
 
         self._started = KafkaCommit(end, self._id, self._commit_s)
         return self._started
-
-    def commit_stream(self, records: Iterable[Outgoing]) -> None:
-        """One whole transaction of records as they come, which need not tell where they lie.
-
-        Sends while `records` are still being made. What they raise ends the transaction, and
-        nothing of it happened.
-
-        Raises:
-            ValueError: a record names no partition.
-            AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
-        """
-        self._check_free()
-        left = iter(records)
-        first = next(left, None)
-        if first is None:
-            return
-        reports = Reports(partial(self._enqueue, None), self._prefix)
-        with self._judged():
-            try:
-                self._open(reports, map(_placed, itertools.chain((first,), left)), None)
-            except (KafkaException, FencedError, OutcomeUnknownError):
-                raise
-            except BaseException:  # of who makes the records: they end here, and so does this
-                if (reason := self._abort()) is not None:
-                    self._ended = lost_transaction(reason, self._id)
-                raise
-            self._settle(reports, {}, None, time.monotonic() + self._commit_s)
 
     def _check_free(self) -> None:
         """One transaction at a time, and none behind one that was final."""
@@ -229,16 +192,14 @@ class KafkaProducer(Closing):
 
     def _enqueue(
         self,
-        deadline: float | None,
+        deadline: float,
         *message: Any,  # noqa: ANN401
         **settings: Any,  # noqa: ANN401
     ) -> None:
-        """Args: deadline: None: `commit_s` from the first time that the client's queue is full."""
         while True:
             try:
                 self._client.produce(*message, **settings)
             except BufferError:  # let it send
-                deadline = deadline or time.monotonic() + self._commit_s
                 if time.monotonic() >= deadline:
                     raise self._too_late(None) from None
                 _serve(lambda: self._client.poll(0.05))
@@ -270,15 +231,7 @@ class KafkaProducer(Closing):
         A call that never returns keeps its thread until the process exits, which is what an
         unknown outcome means.
         """
-        answer: Future[object] = Future()
-
-        def run() -> None:
-            try:
-                answer.set_result(call())
-            except BaseException as err:  # noqa: BLE001  (raised by the caller's result())
-                answer.set_exception(err)
-
-        threading.Thread(target=run, name="send-offsets", daemon=True).start()
+        answer = _on_a_thread(call, "send-offsets")
         try:
             answer.result(max(0.0, deadline - time.monotonic()) + _GRACE_S)
         except TimeoutError as err:
@@ -329,12 +282,6 @@ class KafkaProducer(Closing):
             _serve(client.close)
 
 
-def _placed(record: Outgoing) -> Outgoing:
-    if record.partition is None:
-        raise ValueError(f"a record of a stream names its partition, key {record.key!r}")
-    return record
-
-
 def _left_s(deadline: float) -> float:
     """Seconds for one try. Never 0, which the client takes for a question without a wait."""
     return min(_CALL_S, max(0.01, deadline - time.monotonic()))
@@ -361,3 +308,49 @@ def _serve(call: Callable[[], object]) -> None:
     """
     with suppress(SystemError):
         call()
+
+
+def _on_a_thread(call: Callable[[], T], name: str) -> Future[T]:
+    """What `call` answers or raises. A daemon: one that never returns must not keep the process."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as err:  # noqa: BLE001  (raised by `result`)
+            answer.set_exception(err)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
+
+
+class KafkaCommit:
+    """The port `Commit` on Kafka: the role continues while the broker settles the transaction.
+
+    Args:
+        commit: what waits for the broker; keeps to `commit_s` by itself, as far as the client does.
+        transactional_id: for messages.
+        commit_s: how long it may take.
+    """
+
+    def __init__(self, commit: Callable[[], None], transactional_id: str, commit_s: float) -> None:
+        self._id = transactional_id
+        self._deadline = time.monotonic() + commit_s + _STUCK_S
+        self._answer = _on_a_thread(commit, "commit")
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `Commit`."""
+        if self._answer.done():
+            return True
+        if wait([self._answer], timeout_s).done:
+            return True
+        if time.monotonic() > self._deadline:
+            raise OutcomeUnknownError(
+                f"transactional id {self._id}: its commit does not return, long after its deadline "
+                "(the client is stuck); restart this process, the start settles it"
+            )
+        return False
+
+    def result(self) -> None:
+        """See `Commit`."""
+        self._answer.result(0)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 from rlstreams.streams.kafka.feed import Feed
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler
 from rlstreams.streams.log.record import Partition, RawRecord
-
-T = TypeVar("T")
 
 # A seek takes effect in the client's own time; until then it answers with its old position.
 _SEEK_S = 1.0
@@ -32,7 +29,7 @@ class KafkaReader(Closing):
             self.seek(offsets)
 
     def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
-        """Whole records, at most `max_records`; returns early with what is there.
+        """See `Reader`.
 
         Raises:
             OffsetGoneError: the offset is outside the log; names the range that is there. Raised

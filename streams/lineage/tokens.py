@@ -34,7 +34,6 @@ class TokenTable:
     reference_N: Floats  # log-prob under the reference policy, nats
     entropy_N: Floats  # of the distribution that the token was rescored in, nats
     experts: Tensor | None = None  # [N - 1, layers, top_k]
-    experts_mask: Tensor | None = None  # [N - 1]; 1: recorded
 
     @property
     def difference_N(self) -> Floats:
@@ -73,7 +72,6 @@ def token_table(trajectory: Trajectory, scored: ScoredTrajectory | None = None) 
         reference_N=per_token({n: score.reference_logprobs for n, score in scores.items()}),
         entropy_N=per_token({n: score.entropy for n, score in scores.items()}),
         experts=trajectory.routed_experts,
-        experts_mask=trajectory.routed_experts_mask,
     )
 
 

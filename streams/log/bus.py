@@ -7,7 +7,7 @@ Topics, groups and transactional ids are named without the run's prefix; the bus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -131,18 +131,6 @@ class Producer(Closing, Protocol):
                 next commit may be aborted, for the client skips the numbers of what was refused.
             FencedError: final for this process.
             OutcomeUnknownError: no answer before the deadline; exit.
-        """
-
-    def commit_stream(self, records: Iterable[Outgoing]) -> None:
-        """One whole transaction of records that each name their partition, sent as they come.
-
-        Does not tell where they lie, and so sends several times as many a second as `commit`. What
-        `records` raises is raised, and nothing happened. It has to end within the transaction's
-        timeout.
-
-        Raises:
-            ValueError: a record names no partition.
-            AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
         """
 
     def start(

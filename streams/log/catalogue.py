@@ -1,16 +1,16 @@
 """Writers' schemas of other releases, from the topic `schemas`, when a record asks for one.
 
 Who starts a newer release into a run publishes its schemas before it writes a record under them
-(`topics apply` and `up` by `streams.kafka.admin`, a worker without `up` by `publish_missing`), so a
-look that begins after a record was read finds its schema, or there is none. Looks are bounded, for
-anybody can write ten bytes that name a schema: what the topic holds is read once, in the order in
-which it grows; a fingerprint that is not there is remembered, and asks again for the topic's end at
-most every `RETRY_S`.
+(`publish_missing`), so a look that begins after a record was read finds its schema, or there is
+none. Looks are bounded, for anybody can write ten bytes that name a schema: what the topic holds is
+read once, in the order in which it grows; a fingerprint that is not there is remembered, and asks
+again for the topic's end at most every `RETRY_S`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas.avro import fingerprint, fingerprint_of_foreign, schema_text
@@ -97,18 +97,19 @@ class Catalogue:
             self._texts[print_] = text
 
 
-def publish_missing(bus: Bus, writer: str) -> int:
+def publish_missing(bus: Bus, writer: str, more: Collection[str] = ()) -> int:
     """Publish the schemas of this release that the run does not have; returns how many those were.
 
     Args:
         writer: nobody else who publishes at the same time has this name.
+        more: texts of other releases, which are published beside ours.
 
     Raises:
         TopicMismatchError: the run has no such topic; nothing makes one here.
         StreamsError: the broker cannot be asked, or refused.
     """
     bus.partitions(SCHEMAS.name)
-    texts = {fingerprint(text): text for text in (schema_text(cls.__name__) for cls in EVENTS)}
+    texts = {fingerprint(t): t for t in (*more, *(schema_text(cls.__name__) for cls in EVENTS))}
     published = Catalogue(bus)
     missing = [
         Outgoing(topic=SCHEMAS.name, key=print_.hex().encode(), value=[text.encode()], partition=0)

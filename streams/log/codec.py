@@ -18,7 +18,7 @@ from rlstreams.streams.log.record import (
     RawRecord,
     Record,
 )
-from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import Topic
 
 
 def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Outgoing:

@@ -55,8 +55,7 @@ def arm(hook: Hook | None) -> None:
 def arm_from(text: str) -> None:
     """Arm as `text` says: `"commit.before"`, `"send.after:3"`, `"poll.after:2:stop:12"`.
 
-    `kill` (default) sends SIGKILL to this process at the COUNT-th time; `stop` sleeps SECONDS,
-    as a process that is stopped and continued does.
+    At the COUNT-th time `kill` (default) sends this process SIGKILL; `stop` sleeps SECONDS.
 
     Raises:
         ConfigError: no such point or action.

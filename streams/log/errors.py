@@ -1,16 +1,5 @@
 """The exceptions that this layer raises, in one hierarchy.
 
-    StreamsError
-    |-- AbortedError          nothing of the transaction happened; the same batch may be sent again
-    |-- FencedError           another producer owns our transactional id: exit at once, status 75
-    |-- OutcomeUnknownError   a commit may or may not have happened: exit; startup resolves it
-    |-- DeadlineError         a wait timed out; names who and what was waited for
-    |-- OffsetGoneError       an offset that the topic no longer, or not yet, has
-    |-- TopicMismatchError    the broker's topic is not as the table says
-    |-- BrokerError           the broker refused, or cannot be reached
-    |   `-- RefusedError      because of what a record is; nothing of the transaction happened
-    `-- ConfigError           a value from the user, with its field
-
 Undecodable records raise `schemas.DecodeError`: a fact about a record, not about the stream.
 """
 
@@ -22,15 +11,15 @@ class StreamsError(Exception):
 
 
 class AbortedError(StreamsError):
-    """The transaction was aborted; nothing of it happened and the producer is usable."""
+    """Nothing of the transaction happened, the producer is usable: the same batch may go again."""
 
 
 class FencedError(StreamsError):
-    """A newer producer took our transactional id, or a stall made the broker think so."""
+    """A newer producer has our transactional id, or a stall made the broker think so: exit, 75."""
 
 
 class OutcomeUnknownError(StreamsError):
-    """A commit's deadline passed without an answer."""
+    """A commit may or may not have happened: exit; the next start settles it."""
 
 
 class DeadlineError(StreamsError):
@@ -38,7 +27,7 @@ class DeadlineError(StreamsError):
 
 
 class OffsetGoneError(StreamsError):
-    """A reader asked for an offset outside the partition's log."""
+    """An offset that the partition no longer, or not yet, has."""
 
 
 class TopicMismatchError(StreamsError):

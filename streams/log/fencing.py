@@ -19,11 +19,9 @@ from rlstreams.schemas.events import (
 class FirstRecords:
     """Tells the first record of each sample by offset from its copies. One object for one topic.
 
-    The records of a sample share their key, so they lie in one partition, and reading that in order
-    is all that it takes. The first one counts whatever it says: if it cannot be used, its reader
-    writes a dead letter, and the sample ends there. A later record is a copy, also where that one
-    could have been used. The trainer's planner, whose state is made anew by reading, keeps the same
-    rule by offsets (`Group.is_copy`).
+    The records of a sample share their key, so they lie in one partition, which is read in order.
+    The first one counts whatever it says: if it cannot be used, its reader writes a dead letter,
+    and the sample ends there. The trainer's planner keeps the same rule by offsets.
     """
 
     def __init__(self) -> None:

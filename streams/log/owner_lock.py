@@ -1,9 +1,15 @@
-"""An exclusive lock in a file that says who holds it; it goes with its process."""
+"""An exclusive lock in a file that says who holds it; it goes with its process.
+
+The lock belongs to the open file: a child that the descriptor was passed to holds it as well.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -34,9 +40,46 @@ def take(path: Path) -> int:
             raise OwnedError(
                 os.read(fd, 20).decode("ascii", "replace").strip() or "unknown"
             ) from None
-        os.truncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode("ascii"))
+        size_bytes = os.write(fd, f"{os.getpid()}\n".encode("ascii"))
+        os.truncate(fd, size_bytes)  # afterwards: on a full disk a file keeps the block it has
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+@contextmanager
+def held(path: Path, *, wait_s: float) -> Iterator[int]:
+    """Hold it for the block: its descriptor, for children that are to hold it beyond.
+
+    Raises:
+        OwnedError: another process has held it for `wait_s`.
+    """
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            fd = take(path)
+            break
+        except OwnedError:
+            if time.monotonic() > until_s:
+                raise
+        time.sleep(0.02)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process holds it. Takes a shared lock for a moment: who takes it has to wait."""
+    try:
+        fd = os.open(path, os.O_RDONLY)  # it may be another user's
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

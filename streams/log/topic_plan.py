@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlstreams.streams.log.topic import Retention, Topic
-from rlstreams.streams.log.topics import PROMPTS, SCORED, TOPICS, TRAJECTORIES
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TOPICS, TRAJECTORIES, Retention, Topic
 
 _DAY_MS = 24 * 3600 * 1000
 FLUSH = "flush.messages"

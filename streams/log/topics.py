@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
+
 from rlstreams.schemas.events import (
     ControlState,
     DeadLetter,
+    Event,
     GroupsDropped,
     PolicyLoaded,
     PolicyPublished,
@@ -20,7 +24,29 @@ from rlstreams.schemas.events import (
     Trajectory,
     WorkerReport,
 )
-from rlstreams.streams.log.topic import Retention, Topic
+
+
+class Retention(StrEnum):
+    """How long a topic keeps records; the periods are configuration."""
+
+    LONG = "long"  # never removed while the run is of interest
+    PAYLOAD = "payload"  # by bytes and time
+    SHORT = "short"  # by time
+    COMPACT = "compact"  # the last record per key, for ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """Name without the run's prefix, what it carries, who writes and reads it."""
+
+    name: str
+    events: tuple[type[Event], ...]  # empty: the value is not an event (schema text)
+    key: str  # the event's field, or "run"/"fingerprint"
+    written_by: tuple[str, ...]
+    read_by: tuple[str, ...]
+    retention: Retention
+    single_partition: bool = True
+
 
 PROMPTS = Topic(
     name="prompts",

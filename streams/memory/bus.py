@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rlstreams.streams.log.bus import Closing, GroupConsumer
 from rlstreams.streams.log.catalogue import Catalogue
@@ -21,7 +21,7 @@ from rlstreams.streams.log.partitioner import partition_of
 from rlstreams.streams.log.parts import PART_BYTES, Message, num_parts, part_headers, split
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
 from rlstreams.streams.memory.consumer import MemoryGroupConsumer, MemoryReader
-from rlstreams.streams.memory.log import MemoryLog, State, Transaction
+from rlstreams.streams.memory.log import MemoryLog, State, Transaction, named
 
 _METADATA_CHARACTERS = 4095  # what Kafka accepts through confluent-kafka
 
@@ -64,14 +64,7 @@ class MemoryProducer(Closing):
         consumed: Mapping[Partition, Committed] | None = None,
         consumer: GroupConsumer | None = None,
     ) -> Sequence[Position]:
-        """One whole transaction: all records and all positions, or nothing.
-
-        Raises:
-            AbortedError: nothing happened; handle revocations (poll), then send again.
-            BrokerError: nothing happened, and sending it again would be refused again.
-            FencedError: final for this process.
-            OutcomeUnknownError: an injected fault.
-        """
+        """See `Producer`."""
         if self._ended is not None:
             raise self._ended
         if not records and not consumed:
@@ -85,26 +78,13 @@ class MemoryProducer(Closing):
             self._ended = err
             raise
 
-    def commit_stream(self, records: Iterable[Outgoing]) -> None:
-        """One whole transaction of records that each name their partition.
-
-        Raises:
-            ValueError: a record names no partition.
-            AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
-        """
-        made = list(records)
-        for record in made:
-            if record.partition is None:
-                raise ValueError(f"a record of a stream names its partition, key {record.key!r}")
-        self.commit(made)
-
     def start(
         self,
         records: Sequence[Outgoing],
         consumed: Mapping[Partition, Committed] | None = None,
         consumer: GroupConsumer | None = None,
     ) -> Ended:
-        """`commit`; it has ended when this returns."""
+        """See `Producer`; it has ended when this returns."""
         return Ended(lambda: self.commit(records, consumed, consumer))
 
     def _transaction(
@@ -138,17 +118,17 @@ class MemoryProducer(Closing):
         member: MemoryGroupConsumer,
     ) -> None:
         _check_metadata(consumed)
-        offsets = {self._theirs(p): at for p, at in consumed.items()}
+        offsets = {named(self._run, p): at for p, at in consumed.items()}
         with self._log.changed:
             member.check_alive()
             self._log.add_offsets(transaction, member.group, offsets)
 
-    def _theirs(self, partition: Partition) -> Partition:
-        return Partition(f"{self._run}.{partition.topic}", partition.number)
-
     def _append(self, transaction: Transaction, record: Outgoing) -> Position:
         topic = f"{self._run}.{record.topic}"
-        total = self._total(topic)
+        try:
+            total = self._log.partitions(topic)
+        except TopicMismatchError as err:
+            raise BrokerError(f"{err}; sending it again would not help") from err
         number = partition_of(record.key, total) if record.partition is None else record.partition
         if not 0 <= number < total:
             raise BrokerError(
@@ -170,12 +150,6 @@ class MemoryProducer(Closing):
             )
             offsets.append(self._log.append(transaction, message))
         return Position(record.topic, number, offsets[0])
-
-    def _total(self, topic: str) -> int:
-        try:
-            return self._log.partitions(topic)
-        except TopicMismatchError as err:
-            raise BrokerError(f"{err}; sending it again would not help") from err
 
     def close(self) -> None:
         """Nothing to release."""
@@ -235,39 +209,27 @@ class MemoryBus(Closing):
         return MemoryProducer(self._log, self._run, self._name(transactional_id), self._part_bytes)
 
     def consumer(self, group: str, topics: Sequence[str]) -> MemoryGroupConsumer:
-        """A member of `group`.
-
-        Raises:
-            TopicMismatchError: a topic does not exist.
-        """
+        """See `Bus`."""
         partitions = [p for topic in topics for p in self._partitions(topic)]
         return MemoryGroupConsumer(self._log, self._run, self._name(group), partitions)
 
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> MemoryReader:
-        """A reader, seeked to `offsets` if given."""
+        """See `Bus`."""
         return MemoryReader(self._log, self._run, offsets)
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """See `Bus`."""
         return self._log.partitions(self._name(topic))
 
     def _partitions(self, topic: str) -> list[Partition]:
         return [Partition(topic, number) for number in range(self.partitions(topic))]
 
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
-        """The id of each topic; a re-created one has another."""
+        """See `Bus`."""
         return {topic: self._log.topic_id(self._name(topic)) for topic in topics}
 
     def settings(self, topic: str) -> Mapping[str, str]:
-        """What `MemoryLog.configure` set.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """What `MemoryLog.configure` set."""
         return self._log.settings(self._name(topic))
 
     def cluster_id(self) -> str:
@@ -275,31 +237,32 @@ class MemoryBus(Closing):
         return self._log.cluster_id
 
     def schemas(self) -> Catalogue:
-        """Schema texts from the topic `schemas`."""
+        """See `Bus`."""
         return self._catalogue
 
     def beginnings(self, topic: str) -> Mapping[Partition, int]:
-        """First offset that each partition still has."""
-        return {p: self._log.range(self._theirs(p))[0] for p in self._partitions(topic)}
+        """See `Bus`."""
+        return self._ranges(topic, 0)
 
     def ends(self, topic: str) -> Mapping[Partition, int]:
-        """Last stable offset of each partition: a reader that reached it has read all of now."""
-        return {p: self._log.range(self._theirs(p))[1] for p in self._partitions(topic)}
+        """See `Bus`."""
+        return self._ranges(topic, 1)
 
-    def _theirs(self, partition: Partition) -> Partition:
-        return Partition(self._name(partition.topic), partition.number)
+    def _ranges(self, topic: str, which: int) -> Mapping[Partition, int]:
+        ours = self._partitions(topic)
+        return {p: self._log.range(named(self._run, p))[which] for p in ours}
 
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
-        """The group's positions, after pending transactions on them are settled.
+        """See `Bus`.
 
         Raises:
             DeadlineError: a transaction stayed open.
         """
         name = self._name(group)
-        ours = self._partitions(topic)
-        deadline = time.monotonic() + self._stable_s
+        ours = {p: named(self._run, p) for p in self._partitions(topic)}
         settled = self._log.wait_until(
-            lambda: all(self._log.is_stable(name, self._theirs(p)) for p in ours), deadline
+            lambda: all(self._log.is_stable(name, theirs) for theirs in ours.values()),
+            time.monotonic() + self._stable_s,
         )
         if not settled:
             raise DeadlineError(
@@ -308,7 +271,7 @@ class MemoryBus(Closing):
             )
         with self._log.changed:
             found = self._log.group(name).committed
-            return {p: found[self._theirs(p)] for p in ours if self._theirs(p) in found}
+            return {p: found[theirs] for p, theirs in ours.items() if theirs in found}
 
     def close(self) -> None:
         """Nothing to release."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from rlstreams.streams.log.bus import Closing, Polled
 from rlstreams.streams.log.errors import AbortedError
-from rlstreams.streams.log.parts import Assembler, Message
+from rlstreams.streams.log.parts import Assembler
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
-from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.streams.memory.log import MemoryLog, named
 
 
 class _Feed:
@@ -24,10 +24,7 @@ class _Feed:
         self._turn = 0
 
     def theirs(self, partition: Partition) -> Partition:
-        return Partition(f"{self._run}.{partition.topic}", partition.number)
-
-    def start(self, partition: Partition, offset: int) -> None:
-        self.next[partition] = offset
+        return named(self._run, partition)
 
     def stop(self, partition: Partition) -> None:
         self.next.pop(partition, None)
@@ -54,7 +51,7 @@ class _Feed:
             )
             if message is None:
                 return records + self._torn(partition, max_records - len(records))
-            record = self._assembler.add(_ours(message, partition))
+            record = self._assembler.add(message._replace(partition=partition))
             if record is not None:
                 records.append(record)
                 max_bytes -= len(record.value)
@@ -79,10 +76,6 @@ class _Feed:
         return positions
 
 
-def _ours(message: Message, partition: Partition) -> Message:
-    return message._replace(partition=partition)
-
-
 class MemoryGroupConsumer(Closing):
     """The port `GroupConsumer`."""
 
@@ -104,7 +97,7 @@ class MemoryGroupConsumer(Closing):
             return self._log.group(self.group).join(self._all)
 
     def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:
-        """Whole records, at most `max_records`; returns early with what is there."""
+        """See `GroupConsumer`."""
         deadline = time.monotonic() + timeout_s
         while True:
             with self._log.changed:
@@ -143,7 +136,7 @@ class MemoryGroupConsumer(Closing):
         assigned = {partition: self._start_of(partition) for partition in self._grants()}
         for partition, at in assigned.items():
             member.owned.add(partition)
-            self._feed.start(partition, at.offset)
+            self._feed.next[partition] = at.offset
         if revoked or assigned:
             self._log.changed.notify_all()
         return revoked, assigned
@@ -154,15 +147,15 @@ class MemoryGroupConsumer(Closing):
         return self._log.group(self.group).committed.get(theirs, Committed(offset=begin))
 
     def positions(self) -> Mapping[Partition, int]:
-        """For each assigned partition the offset up to which everything was delivered."""
+        """See `GroupConsumer`."""
         return self._feed.positions()
 
     def pause(self, partitions: frozenset[Partition]) -> None:
-        """Deliver nothing from exactly these until called again; keeps the membership."""
+        """See `GroupConsumer`."""
         self._paused = partitions
 
     def before_revoked(self, call: Callable[[Set[Partition]], None]) -> None:
-        """Have `call` told of partitions that are to go, while they are ours."""
+        """See `GroupConsumer`."""
         self._before_revoked = call
 
     def owns(self, partition: Partition) -> bool:
@@ -200,11 +193,7 @@ class MemoryReader(Closing):
         self.seek(offsets or {})
 
     def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
-        """Whole records, at most `max_records`; returns early with what is there.
-
-        Raises:
-            OffsetGoneError: the offset is outside the log; names the range that is there.
-        """
+        """See `Reader`."""
         deadline = time.monotonic() + timeout_s
         none: frozenset[Partition] = frozenset()
         while True:
@@ -214,13 +203,12 @@ class MemoryReader(Closing):
             self._log.wait_until(lambda: self._feed.has_more(none), deadline)
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
-        """Read exactly these partitions from these offsets on."""
+        """See `Reader`."""
         self._feed = _Feed(self._log, self._run)
-        for partition, offset in offsets.items():
-            self._feed.start(partition, offset)
+        self._feed.next = dict(offsets)
 
     def positions(self) -> Mapping[Partition, int]:
-        """Next offset to deliver by partition; steps over markers and aborted records."""
+        """See `Reader`."""
         return self._feed.positions()
 
     def close(self) -> None:

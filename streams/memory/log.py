@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -24,7 +24,11 @@ from rlstreams.streams.log.errors import (
 )
 from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Committed, Partition
-from rlstreams.streams.memory.group import Group
+
+
+def named(run: str, partition: Partition) -> Partition:
+    """A run's partition as the log names it."""
+    return Partition(f"{run}.{partition.topic}", partition.number)
 
 
 class State(Enum):
@@ -96,6 +100,53 @@ class _Topic:
     settings: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Member:
+    """One consumer. `owned` is what it was told at its last poll."""
+
+    partitions: Sequence[Partition]  # of all topics that it subscribed to
+    owned: set[Partition] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Group:
+    """A partition has one owner at a time: it is given on only after its owner let it go."""
+
+    committed: dict[Partition, Committed] = field(default_factory=dict)
+    members: dict[int, Member] = field(default_factory=dict)  # by order of joining
+    _joined: int = 0
+
+    def join(self, partitions: Sequence[Partition]) -> int:
+        """Add a member: its id."""
+        self._joined += 1
+        self.members[self._joined] = Member(partitions)
+        return self._joined
+
+    def leave(self, member_id: int) -> None:
+        """Remove a member; without effect for one that is gone."""
+        self.members.pop(member_id, None)
+
+    def targets(self) -> Mapping[Partition, int]:
+        """The member that each partition should go to: in turn, over the sorted partitions."""
+        wanted = sorted({p for member in self.members.values() for p in member.partitions})
+        targets: dict[Partition, int] = {}
+        for turn, partition in enumerate(wanted):
+            ids = [i for i, m in self.members.items() if partition in m.partitions]
+            targets[partition] = ids[turn % len(ids)]
+        return targets
+
+    def revocations(self, member_id: int) -> frozenset[Partition]:
+        """What the member must let go."""
+        targets = self.targets()
+        owned = self.members[member_id].owned
+        return frozenset(p for p in owned if targets.get(p) != member_id)
+
+    def grants(self, member_id: int) -> Sequence[Partition]:
+        """What the member may take now: its target, as far as no other member has it."""
+        taken = {p for member in self.members.values() for p in member.owned}
+        return [p for p, owner in self.targets().items() if owner == member_id and p not in taken]
+
+
 class MemoryLog:
     """Topics, transactions and groups of one cluster."""
 
@@ -107,8 +158,6 @@ class MemoryLog:
         self._open: dict[str, Transaction] = {}
         self._faults: dict[str, Fault] = {}
         self._groups: dict[str, Group] = {}
-
-    # Topics and what they hold.
 
     def create(self, topic: str, partitions: int) -> None:
         """Make `topic`, empty; one of that name is replaced and gets another id."""
@@ -123,11 +172,7 @@ class MemoryLog:
             self._topic(topic).settings |= settings
 
     def settings(self, topic: str) -> Mapping[str, str]:
-        """Topic settings.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """Topic settings; raises as `partitions`."""
         with self.changed:
             return dict(self._topic(topic).settings)
 
@@ -140,20 +185,12 @@ class MemoryLog:
             self.changed.notify_all()
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """Number of partitions. Raises TopicMismatchError: no such topic."""
         with self.changed:
             return len(self._topic(topic).logs)
 
     def topic_id(self, topic: str) -> str:
-        """Its id, of this creation.
-
-        Raises:
-            TopicMismatchError: no such topic.
-        """
+        """Its id, of this creation; raises as `partitions`."""
         with self.changed:
             return self._topic(topic).topic_id
 
@@ -166,10 +203,7 @@ class MemoryLog:
     def read(self, partition: Partition, offset: int) -> tuple[Message | None, int]:
         """The next committed message from `offset` on, and the offset after it.
 
-        Without one: None, and the last stable offset.
-
-        Raises:
-            OffsetGoneError: outside the log.
+        Without one: None, and the last stable offset. Raises OffsetGoneError: outside the log.
         """
         with self.changed:
             log = self._log(partition)
@@ -190,8 +224,6 @@ class MemoryLog:
     def _log(self, partition: Partition) -> _Log:
         return self._topic(partition.topic).logs[partition.number]
 
-    # Transactions.
-
     def initialise(self, transactional_id: str) -> int:
         """A new producer's epoch. Its predecessor is fenced and its transaction aborted."""
         with self.changed:
@@ -201,11 +233,7 @@ class MemoryLog:
             return self._epochs[transactional_id]
 
     def begin(self, transactional_id: str, epoch: int) -> Transaction:
-        """An open transaction.
-
-        Raises:
-            FencedError: a newer producer has the id.
-        """
+        """An open transaction. Raises FencedError: a newer producer has the id."""
         with self.changed:
             self._check(transactional_id, epoch)
             self._open[transactional_id] = Transaction(transactional_id, epoch)
@@ -230,12 +258,7 @@ class MemoryLog:
             transaction.offsets.append((group, dict(offsets)))
 
     def end(self, transaction: Transaction, state: State) -> None:
-        """Commit or abort.
-
-        Raises:
-            AbortedError, OutcomeUnknownError: an injected fault.
-            FencedError: a newer producer has the id.
-        """
+        """Commit or abort. Raises as `begin`, and what an injected fault raises."""
         with self.changed:
             name = transaction.transactional_id
             self._check(name, transaction.epoch)
@@ -269,8 +292,6 @@ class MemoryLog:
                 self.group(group).committed |= offsets
         self.changed.notify_all()
 
-    # Groups.
-
     def group(self, name: str) -> Group:
         """The group of that name. Hold `changed` while using it."""
         return self._groups.setdefault(name, Group())
@@ -278,13 +299,8 @@ class MemoryLog:
     def is_stable(self, group: str, partition: Partition) -> bool:
         """Whether no open transaction carries a position of this partition."""
         with self.changed:
-            pending = (
-                partition in offsets
-                for transaction in self._open.values()
-                for name, offsets in transaction.offsets
-                if name == group
-            )
-            return not any(pending)
+            pending = (found for open_ in self._open.values() for found in open_.offsets)
+            return not any(name == group and partition in offsets for name, offsets in pending)
 
     def wait_until(self, predicate: Callable[[], bool], deadline: float) -> bool:
         """Wait for a change that makes `predicate` true, until `deadline` (monotonic)."""

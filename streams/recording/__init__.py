@@ -1,12 +1,13 @@
 """Recordings: a run's topics as Parquet files and a manifest. Format: README.md here."""
 
-from rlstreams.streams.recording.errors import (
+from rlstreams.streams.recording.manifest import (
     DamagedError,
     ForeignFileError,
+    Manifest,
     NotRecordedError,
+    RecordedTopic,
     RecordingError,
 )
-from rlstreams.streams.recording.manifest import Manifest, RecordedTopic
 from rlstreams.streams.recording.reader import Recording
 from rlstreams.streams.recording.writer import RecordingWriter
 

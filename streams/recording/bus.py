@@ -12,8 +12,7 @@ from rlstreams.schemas import SchemaTexts
 from rlstreams.streams.log.bus import Closing, GroupConsumer, Producer
 from rlstreams.streams.log.errors import OffsetGoneError, TopicMismatchError
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
-from rlstreams.streams.recording.errors import RecordingError
-from rlstreams.streams.recording.manifest import RecordedTopic
+from rlstreams.streams.recording.manifest import RecordedTopic, RecordingError
 from rlstreams.streams.recording.reader import Recording
 
 
@@ -24,11 +23,11 @@ class RecordingBus(Closing):
         self._recording = recording
 
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> RecordingReader:
-        """A reader, seeked to `offsets` if given."""
+        """See `Bus`."""
         return RecordingReader(self._recording, offsets or {})
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions that the topic had."""
+        """See `Bus`."""
         return self._topic(topic).partitions
 
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
@@ -99,7 +98,7 @@ class RecordingReader(Closing):
         self.seek(offsets)
 
     def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
-        """Whole records, at most `max_records`."""
+        """See `Reader`."""
         found: list[RawRecord] = []
         while len(found) < max_records:
             raw = next(self._records, None)

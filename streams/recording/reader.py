@@ -12,9 +12,10 @@ that was changed raises `DamagedError` where it is read.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,12 +27,22 @@ from rlstreams.schemas.avro import fingerprint_of_foreign
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.counted import counted
 from rlstreams.streams.log.record import Partition, Position, RawRecord, Record
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import TOPICS
-from rlstreams.streams.recording.errors import ForeignFileError, NotRecordedError, RecordingError
-from rlstreams.streams.recording.manifest import SUFFIX, Manifest, RecordedFile, load
+from rlstreams.streams.recording.manifest import (
+    SUFFIX,
+    DamagedError,
+    ForeignFileError,
+    Manifest,
+    NotRecordedError,
+    RecordedFile,
+    RecordingError,
+    load,
+    sha256_of,
+)
 from rlstreams.streams.recording.table import (
+    RECORD,
     RowGroup,
     read_footer,
     read_group,
@@ -39,7 +50,7 @@ from rlstreams.streams.recording.table import (
 )
 
 E = TypeVar("E", bound=Event)
-_HELD_BYTES = 256_000_000  # of row groups that were looked into last
+_HELD_GROUPS = 8  # that were looked into last
 
 
 class Recording(Closing):
@@ -59,7 +70,7 @@ class Recording(Closing):
         self.num_by_file: Counter[str] = Counter()  # records of each file, of each topic
         self.num_by_topic: Counter[str] = Counter()
         self.problems: list[str] = []  # what is missing, a sentence each
-        self._held: OrderedDict[RowGroup, dict[int, RawRecord]] = OrderedDict()
+        self._group = lru_cache(maxsize=_HELD_GROUPS)(self._read_group)
         for name, known in self._names().items():
             try:
                 self._open(name, known)
@@ -95,7 +106,7 @@ class Recording(Closing):
         """Records of these topics (none named: all) in the order of their timestamps.
 
         Within a partition they come as they were delivered, whatever their timestamps say; ties
-        are broken by topic and partition. Memory is two row groups of each partition.
+        are broken by topic and partition. Memory is a row group of each partition.
 
         Args:
             topics: names without the run's prefix.
@@ -113,11 +124,11 @@ class Recording(Closing):
 
     def partition(self, partition: Partition, *, start: int = 0) -> Iterator[RawRecord]:
         """One partition's records from offset `start` on, as they were delivered."""
-        groups = self._by_partition.get(partition, [])
-        for table in self._tables([group for group in groups if group.offsets[1] >= start]):
-            for raw in records_of(table, partition):
-                if raw.position.offset >= start:
-                    yield raw
+        for group in self._by_partition.get(partition, ()):
+            if group.offsets[1] >= start:
+                for raw in records_of(read_group(self.folder, group), partition):
+                    if raw.position.offset >= start:
+                        yield raw
 
     def events(self, kind: type[E]) -> Iterator[Record[E]]:
         """Every event of one kind, as `records` orders them; what is no event is passed by."""
@@ -176,7 +187,7 @@ class Recording(Closing):
 
     def close(self) -> None:
         """Forget what was read; files are open only while they are read."""
-        self._held.clear()
+        self._group.cache_clear()
 
     def _names(self) -> dict[str, RecordedFile | None]:
         """Files that should be there and files that are; of a sealed one as it names them."""
@@ -211,25 +222,10 @@ class Recording(Closing):
         self.spans |= {Partition(t, n): (a, b) for t, n, a, b in footer.positions}
         self.groups += groups
 
-    def _tables(self, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
-        """Row groups, each read by a thread while the one before is used."""
-        with ThreadPoolExecutor(1) as pool:
-            coming: Future[pa.Table] | None = None
-            for group in (*groups, None):
-                ready = coming
-                coming = None if group is None else pool.submit(read_group, self.folder, group)
-                if ready is not None:
-                    yield ready.result()
-
-    def _group(self, group: RowGroup) -> dict[int, RawRecord]:
-        """The records of a row group by offset; the last few groups are held."""
-        if group not in self._held:
-            records = records_of(read_group(self.folder, group), group.partition)
-            self._held[group] = {raw.position.offset: raw for raw in records}
-            while sum(one.size_bytes for one in self._held) > _HELD_BYTES and len(self._held) > 1:
-                self._held.popitem(last=False)
-        self._held.move_to_end(group)
-        return self._held[group]
+    def _read_group(self, group: RowGroup) -> dict[int, RawRecord]:
+        """The records of a row group by offset."""
+        records = records_of(read_group(self.folder, group), group.partition)
+        return {raw.position.offset: raw for raw in records}
 
     def _there(self, position: Position) -> str:
         partition = Partition(position.topic, position.partition)
@@ -252,3 +248,46 @@ def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int],
     for raw in records:
         now_ms = max(now_ms, raw.timestamp_ms)
         yield (now_ms, raw.position.topic, raw.position.partition), raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What a look at every byte found."""
+
+    num_records: int  # that were read
+    problems: tuple[str, ...]  # one sentence each; empty: all is as it was written
+
+
+def verify(folder: Path) -> Verified:
+    """Check hashes, pages and every event of a recording; changes nothing.
+
+    Raises:
+        ForeignFileError: no recording, or one of another format.
+    """
+    try:
+        recording = Recording(folder)
+    except DamagedError as err:
+        return Verified(num_records=0, problems=(str(err),))
+    problems, num_records = [*recording.problems], 0
+    for group in recording.groups:
+        try:
+            table = read_group(folder, group, (*RECORD, "event"))
+        except DamagedError as err:
+            problems.append(str(err))
+            continue
+        num_records += table.num_rows
+        names = table["event"].to_pylist()
+        for raw, name in zip(records_of(table, group.partition), names, strict=True):
+            try:
+                recording.decoded(raw)
+            except DecodeError as err:
+                if name is not None:
+                    problems.append(f"{raw.position} in {group.file} does not decode: {err}")
+    for file in recording.manifest.files:
+        path = folder / file.name
+        if not any(str(path) in problem for problem in problems):
+            if not path.exists():
+                problems.append(f"{path} is missing")
+            elif sha256_of(path) != file.sha256:
+                problems.append(f"{path}: bytes were changed: its hash is not the manifest's")
+    return Verified(num_records=num_records, problems=tuple(dict.fromkeys(problems)))

@@ -26,10 +26,10 @@ from rlstreams.streams.recording.writer import RecordingWriter
 _FIRST = (t.SCHEMAS, t.STEPS, t.DEAD_LETTERS, t.POLICY_VERSIONS, t.SCORED, t.TRAJECTORIES)
 ORDER = (*_FIRST, t.PROMPTS, t.POLICY_PULLS, t.CONTROL, t.WORKER_EVENTS)
 DONE = "done"
-_POLL_BYTES = 16_000_000  # of one poll, about
-_MAX_POLL = 1000
+_BATCH = 100  # records of a poll; few enough for memory where each has megabytes
 _POLL_S = 0.2
 _ASK_EVERY_S = 5.0
+DEADLINE_S = 60.0  # longest wait for the next record below a known end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,6 @@ class Recorder(Closing):
         bus: of the run.
         writer: of the recording; a resumed one goes on at its positions.
         selection: what is written; positions move on over the rest.
-        deadline_s: longest wait for the next record below a known end.
         on_progress: called after each poll.
     """
 
@@ -62,19 +61,17 @@ class Recorder(Closing):
         writer: RecordingWriter,
         selection: Selection,
         *,
-        deadline_s: float = 60.0,
         on_progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         self._bus = bus
         self._writer = writer
         self._selection = selection
-        self._deadline_s = deadline_s
         self._on_progress = on_progress
         self._first = self._offsets(bus.beginnings)
         begun = {p: at for p, (_, at) in writer.spans.items() if p in self._first}
         self._reader = bus.reader(self._first | begun)
         self._ends: dict[Partition, int] = {}
-        self._num_bytes, self._num_poll = 0, 1
+        self._num_bytes = 0
         self._unread: Counter[bytes] = Counter()  # records by the fingerprint that nobody knew
         self._ask_at_s = 0.0
         self.trainer_state = ""  # what the newest epoch's trainer said last
@@ -97,24 +94,18 @@ class Recorder(Closing):
             OffsetGoneError: retention removed what a resumed recording would go on with.
         """
         self._ends = self._offsets(self._bus.ends)
-        deadline_s = time.monotonic() + self._deadline_s
+        deadline_s = time.monotonic() + DEADLINE_S
         while behind := self._behind():
             if self.step(_POLL_S) or self._behind() != behind:
-                deadline_s = time.monotonic() + self._deadline_s
+                deadline_s = time.monotonic() + DEADLINE_S
             elif time.monotonic() > deadline_s:
                 where = ", ".join(f"{p} at {at}" for p, at in sorted(self._positions().items()))
-                raise DeadlineError(
-                    f"recording: nothing delivered for {self._deadline_s:g} s; {where}"
-                )
+                raise DeadlineError(f"recording: nothing delivered for {DEADLINE_S:g} s; {where}")
         self.commit()
 
     def step(self, timeout_s: float) -> int:
         """Record what is there; the number of records that were read."""
-        raws = self._reader.poll(self._num_poll, timeout_s)
-        if raws:
-            largest = max(len(raw.value) for raw in raws)
-            fitting = max(1, _POLL_BYTES // (largest + 1))
-            self._num_poll = min(_MAX_POLL, 2 * self._num_poll, fitting)
+        raws = self._reader.poll(_BATCH, timeout_s)
         for raw in raws:
             if raw.position.offset < self._ends.get(raw.partition, raw.position.offset + 1):
                 self._take(raw)

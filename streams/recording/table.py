@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.record import Partition, Position, RawRecord
-from rlstreams.streams.recording.errors import DamagedError, ForeignFileError
-from rlstreams.streams.recording.facts import facts_of
+from rlstreams.streams.recording.manifest import DamagedError, ForeignFileError
+from rlstreams.streams.recording.selection import facts_of
 
 _HEADER = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
 # Footers are read by the place of a column: those without children come first.

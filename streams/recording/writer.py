@@ -23,12 +23,12 @@ from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.record import Partition, RawRecord
-from rlstreams.streams.recording.errors import RecordingError
 from rlstreams.streams.recording.manifest import (
     MANIFEST_FILE,
     SUFFIX,
     Manifest,
     RecordedTopic,
+    RecordingError,
     load,
     recorded_file,
     replace_synced,
@@ -98,12 +98,8 @@ class RecordingWriter(Closing):
         )
 
     def append(self, raw: RawRecord, event: Event | None = None) -> None:
-        """Add one record; it counts from the next `commit` on. One that is there is passed by.
-
-        Args:
-            raw: as it was read.
-            event: its event, if the caller has decoded it.
-        """
+        """Add one record, with its event if the caller has decoded it; it counts from the next
+        `commit` on. One that is there is passed by."""
         if raw.position in self._written:
             return
         self._opened_s = self._opened_s or time.monotonic()
@@ -154,11 +150,8 @@ class RecordingWriter(Closing):
         self._number += 1
 
     def seal(self, *, extra: Manifest | None = None) -> Manifest:
-        """Finish: everything synced, hashed and named in the manifest.
-
-        Args:
-            extra: a manifest with facts that became known meanwhile (hashes, configuration).
-        """
+        """Finish: everything synced, hashed and named in the manifest; `extra` is one with facts
+        that became known meanwhile (hashes, configuration)."""
         self._drop()
         copies = [p for p in self.folder.rglob("*") if p.is_dir() or p.parent != self.folder]
         for path in copies:  # weights and checkpoints, and their folders

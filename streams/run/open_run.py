@@ -12,19 +12,25 @@ What a log can be asked: `RunLog`. Reading changes nothing: it commits no offset
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
 from rlstreams.streams.kafka.admin import runs_of
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.kafka.feed import Feed
+from rlstreams.streams.kafka.reader import KafkaReader
 from rlstreams.streams.log.errors import ConfigError, TopicMismatchError
+from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.streams.run.places import check_place
-from rlstreams.streams.run.progress import TalkingBus
 from rlstreams.streams.run.recorded_log import RecordedLog, is_recording
 from rlstreams.streams.run.run_log import BusLog, RunLog
+
+SAY_EVERY_S = 0.5
 
 
 def open_run(
@@ -71,3 +77,52 @@ def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
             raise ConfigError(f"there is no run {place.run!r}: {err}; runs there: {there}") from err
         return BusLog(bus, place.run, close=stack.pop_all().close)
     raise AssertionError
+
+
+class TalkingBus(KafkaBus):
+    """Its readers say how far they are, for who waits in front of a terminal."""
+
+    def __init__(
+        self, bootstrap: str, run: str, options: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
+        super().__init__(bootstrap, run, options=options)
+        self.say = say
+
+    def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:
+        """See `Bus`."""
+        return _TalkingReader(self._reader_feed(), offsets, self)
+
+
+class _TalkingReader(KafkaReader):
+    """Says twice a second what share of the records there it has delivered."""
+
+    def __init__(
+        self, feed: Feed, offsets: Mapping[Partition, int] | None, bus: TalkingBus
+    ) -> None:
+        self._bus = bus
+        self._ends: Mapping[Partition, int] = {}  # asked for when there is something to say
+        self._due_s = time.monotonic() + SAY_EVERY_S
+        super().__init__(feed, offsets)
+
+    def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
+        """See `Reader`."""
+        if self._starts and time.monotonic() >= self._due_s:
+            self._say()
+        return super().poll(max_records, timeout_s)
+
+    def seek(self, offsets: Mapping[Partition, int]) -> None:
+        """See `Reader`."""
+        super().seek(offsets)
+        self._ends = {}
+
+    def _say(self) -> None:
+        topics = sorted({partition.topic for partition in self._starts})
+        if not self._ends:
+            self._ends = {p: end for topic in topics for p, end in self._bus.ends(topic).items()}
+        begun = sum(self._starts.values())
+        total = sum(self._ends.get(p, 0) for p in self._starts) - begun
+        at = self.positions()
+        num_read = sum(at.get(p, start) for p, start in self._starts.items()) - begun
+        names = topics[0] if len(topics) == 1 else f"{len(topics)} topics"
+        self._bus.say(f"reading {names}: {num_read:,} of {total:,} records" * (num_read < total))
+        self._due_s = time.monotonic() + SAY_EVERY_S

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rlstreams.streams.broker.config import FSYNC
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.broker.password import client_options
+from rlstreams.streams.broker.visits import visited
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.run.places import CONFIG_FILE
-
-if TYPE_CHECKING:
-    from rlstreams.streams.broker.embedded import EmbeddedBroker
 
 BROKER_FOLDER = "broker"  # data of the embedded broker
 
@@ -54,8 +55,6 @@ class RunPlace:
     @property
     def client_options(self) -> Mapping[str, str]:
         """The options, secrets resolved; with an embedded broker's password, once it started."""
-        from rlstreams.streams.broker.password import client_options
-
         options = {name: resolve_secret(value) for name, value in self.options.items()}
         if self.bootstrap:
             return options
@@ -63,9 +62,6 @@ class RunPlace:
 
     def broker(self) -> EmbeddedBroker:
         """The broker in the run's folder; started or not."""
-        from rlstreams.streams.broker.config import FSYNC
-        from rlstreams.streams.broker.embedded import EmbeddedBroker
-
         return EmbeddedBroker(
             (self.folder or Path()) / BROKER_FOLDER,
             self.port,
@@ -86,7 +82,6 @@ class RunPlace:
             ConfigError: no broker is named, and none ever ran in the run's folder.
             BrokerError: the broker cannot be reached or started.
         """
-        from rlstreams.streams.broker.visits import visited
         from rlstreams.streams.kafka.admin_ask import refuse_silence
 
         if self.bootstrap:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.streams.log.record import RawRecord
-from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import Topic
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.bus import RecordingBus
 from rlstreams.streams.recording.manifest import MANIFEST_FILE

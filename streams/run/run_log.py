@@ -29,7 +29,6 @@ from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.partitioner import partition_of
 from rlstreams.streams.log.record import Partition, RawRecord, Record
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
@@ -39,11 +38,12 @@ from rlstreams.streams.log.topics import (
     STEPS,
     TOPICS,
     TRAJECTORIES,
+    Topic,
 )
 
 E = TypeVar("E", bound=Event)
 
-READ_DEADLINE_S = 30.0
+READ_DEADLINE_S = 30.0  # longest wait for the next record below a known end
 DONE = "done"  # the trainer's last heartbeat says so
 _BATCH = 1000
 _POLL_S = 0.2
@@ -258,23 +258,14 @@ class BusLog(RunLog):
     Args:
         name: what people call it.
         close: called by `close`, once.
-        deadline_s: longest wait for the next record below a known end.
     """
 
     is_growing = True
 
-    def __init__(
-        self,
-        bus: Bus,
-        name: str,
-        *,
-        close: Callable[[], None] = lambda: None,
-        deadline_s: float = READ_DEADLINE_S,
-    ) -> None:
+    def __init__(self, bus: Bus, name: str, *, close: Callable[[], None] = lambda: None) -> None:
         self.name = name
         self.bus = bus
         self._close = close
-        self._deadline_s = deadline_s
 
     def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
         """See `RunLog`; a group's records lie in one partition, the others are not read."""
@@ -292,18 +283,18 @@ class BusLog(RunLog):
         self, reader: Reader, partition: Partition, begin: int, end: int
     ) -> Iterator[RawRecord]:
         reader.seek({partition: begin})
-        until_s = time.monotonic() + self._deadline_s
+        until_s = time.monotonic() + READ_DEADLINE_S
         at = begin
         while at < end:
             records = reader.poll(_BATCH, _POLL_S)
             yield from (raw for raw in records if raw.position.offset < end)
             before, at = at, reader.positions().get(partition, at)
             if records or at != before:
-                until_s = time.monotonic() + self._deadline_s
+                until_s = time.monotonic() + READ_DEADLINE_S
             elif time.monotonic() > until_s:
                 raise DeadlineError(
                     f"reading {partition}: at offset {at} of {end}, "
-                    f"nothing delivered for {self._deadline_s:g} s"
+                    f"nothing delivered for {READ_DEADLINE_S:g} s"
                 )
 
     def close(self) -> None:

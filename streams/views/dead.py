@@ -35,21 +35,19 @@ class DeadView:
     """The fold of `dead-letters`."""
 
     def __init__(self) -> None:
-        self._reasons: dict[str, tuple[int, str]] = {}
+        self._reasons: dict[str, DeadReason] = {}
 
     def apply(self, event: Event) -> None:
         """Take one event; what is no dead letter is passed by."""
         if isinstance(event, DeadLetter):
-            num, _ = self._reasons.get(event.reason, (0, ""))
-            self._reasons[event.reason] = num + 1, f"{event.worker}: {event.detail}"
+            known, newest = self._reasons.get(event.reason), f"{event.worker}: {event.detail}"
+            num = known.num + 1 if known else 1
+            self._reasons[event.reason] = DeadReason(reason=event.reason, num=num, newest=newest)
 
     @property
     def state(self) -> DeadState:
         """A snapshot."""
-        found = sorted(self._reasons.items(), key=lambda item: -item[1][0])
-        return DeadState(
-            tuple(DeadReason(reason=name, num=num, newest=told) for name, (num, told) in found)
-        )
+        return DeadState(tuple(sorted(self._reasons.values(), key=lambda found: -found.num)))
 
 
 def list_command(run: str = "RUN", reason: str = "") -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rlstreams.schemas.events import EVALUATE, DeadLetter, Event, Prompt, Segment, Trajectory
 from rlstreams.streams.log.group_ids import evaluation_id
 
-_BLOCK = 512  # rows whose marks are one number
+ROWS = 8  # whose answers are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,6 @@ class EvaluationPoint:
     num_samples: int
     num_issued: int
     num_dead: int
-    num_exact: int  # samples whose every token comes from that very version, none newer
     num_tokens: int  # sampled ones
     finished_at_ms: int  # of the newest sample
 
@@ -57,37 +56,13 @@ class EvaluationState:
         return self.curve[-1] if self.curve else None
 
 
-class _Marks:
-    """A set of (row, sample): a bit each, for a long run has a million of them."""
-
-    def __init__(self) -> None:
-        self._bits: dict[tuple[int, int], int] = {}  # by sample and block of rows
-        self.num = 0
-
-    def __contains__(self, at: tuple[int, int]) -> bool:
-        (block, bit), sample = divmod(at[0], _BLOCK), at[1]
-        return bool(self._bits.get((sample, block), 0) >> bit & 1)
-
-    def add(self, at: tuple[int, int]) -> None:
-        """Once; again changes nothing."""
-        if at not in self:
-            (block, bit), sample = divmod(at[0], _BLOCK), at[1]
-            self._bits[sample, block] = self._bits.get((sample, block), 0) | 1 << bit
-            self.num += 1
-
-    def num_in(self, other: _Marks) -> int:
-        """How many of them are in `other` too."""
-        return sum((bits & other._bits.get(at, 0)).bit_count() for at, bits in self._bits.items())
-
-
 @dataclass(slots=True)
 class _Tally:
-    issued: _Marks = field(default_factory=_Marks)
-    answered: _Marks = field(default_factory=_Marks)
-    dead: _Marks = field(default_factory=_Marks)
+    issued: set[tuple[int, int]] = field(default_factory=set)  # row and sample
+    answered: set[tuple[int, int]] = field(default_factory=set)
+    dead: set[tuple[int, int]] = field(default_factory=set)
     reward: float = 0.0
     best: dict[int, float] = field(default_factory=dict)  # by row, where a row has several samples
-    exact: int = 0
     tokens: int = 0
     finished_at_ms: int = 0
     point: EvaluationPoint | None = None  # None: something came since it was made
@@ -116,7 +91,10 @@ class EvaluationView:
             tally.dead.add(key)
         elif key not in tally.answered:
             tally.answered.add(key)
-            _add(tally, event, version)
+            sampled = (s for s in event.segments if s.author == "policy")
+            tally.reward += event.reward
+            tally.tokens += sum(len(segment.token_ids) for segment in sampled)
+            tally.finished_at_ms = max(tally.finished_at_ms, event.finished_at_ms)
             if event.group_size > 1:
                 tally.best[row] = max(event.reward, tally.best.get(row, event.reward))
         tally.point = self._snapshot = None
@@ -133,18 +111,10 @@ class EvaluationView:
         return self._snapshot
 
 
-def _add(tally: _Tally, event: Trajectory, version: int) -> None:
-    sampled = [segment for segment in event.segments if segment.author == "policy"]
-    tally.reward += event.reward
-    tally.exact += all(segment.policy_version == version for segment in sampled)
-    tally.tokens += sum(len(segment.token_ids) for segment in sampled)
-    tally.finished_at_ms = max(tally.finished_at_ms, event.finished_at_ms)
-
-
 def _point(version: int, tally: _Tally) -> EvaluationPoint:
     if tally.point is not None:
         return tally.point
-    num_samples = tally.answered.num
+    num_samples = len(tally.answered)
     accuracy = tally.reward / num_samples if num_samples else 0.0
     tally.point = EvaluationPoint(
         policy_version=version,
@@ -152,9 +122,8 @@ def _point(version: int, tally: _Tally) -> EvaluationPoint:
         best=sum(tally.best.values()) / len(tally.best) if tally.best else accuracy,
         num_rows=len(tally.best) or num_samples,
         num_samples=num_samples,
-        num_issued=tally.issued.num,
-        num_dead=tally.dead.num - tally.dead.num_in(tally.answered),
-        num_exact=tally.exact,
+        num_issued=len(tally.issued),
+        num_dead=len(tally.dead - tally.answered),
         num_tokens=tally.tokens,
         finished_at_ms=tally.finished_at_ms,
     )
@@ -208,14 +177,13 @@ class SamplesState:
 
 
 class SamplesView:
-    """Keeps sample 0 of the held-out rows below `rows`, where its tokens can be read.
+    """Keeps sample 0 of the held-out rows below `ROWS`, where its tokens can be read.
 
     An answer with tokens that are none is a foreign writer's: nothing of it can be shown, and who
     watches a run must not end with it.
     """
 
-    def __init__(self, rows: int = 8) -> None:
-        self._rows = rows
+    def __init__(self) -> None:
         self._then: dict[int, Answer] = {}
         self._now: dict[int, Answer] = {}
 
@@ -224,7 +192,7 @@ class SamplesView:
         if not isinstance(event, Trajectory) or event.purpose != EVALUATE or event.sample != 0:
             return
         identity = evaluation_id(event.group_id)
-        if identity is None or identity[1] >= self._rows:
+        if identity is None or identity[1] >= ROWS:
             return
         version, row = identity
         try:
@@ -277,15 +245,3 @@ def _ids(segment: Segment) -> tuple[int, ...]:
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or (len(ids) and ids.min() < 0):
         raise ValueError(f"token_ids must be ids [tokens], got {ids.dtype} {ids.shape}")
     return tuple(int(token) for token in ids)
-
-
-__all__ = [
-    "Answer",
-    "EvaluationPoint",
-    "EvaluationState",
-    "EvaluationView",
-    "Problem",
-    "SamplesState",
-    "SamplesView",
-    "TokenRun",
-]

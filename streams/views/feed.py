@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlstreams.schemas import DecodeError, SchemaTexts
 from rlstreams.schemas.events import Event
@@ -19,7 +19,6 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition, RawRecord, Record
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
@@ -28,28 +27,22 @@ from rlstreams.streams.log.topics import (
     STEPS,
     TRAJECTORIES,
     WORKER_EVENTS,
+    Topic,
 )
 from rlstreams.streams.views.dead import DeadState, DeadView
 from rlstreams.streams.views.evaluation import (
-    Answer,
-    EvaluationPoint,
     EvaluationState,
     EvaluationView,
-    Problem,
     SamplesState,
     SamplesView,
-    TokenRun,
 )
 from rlstreams.streams.views.flow import FlowState, FlowView
-from rlstreams.streams.views.run import RunState, RunView, StepPoint
+from rlstreams.streams.views.run import RunState, RunView
 from rlstreams.streams.views.workers import (
-    Pull,
     PullsState,
     PullsView,
-    Restart,
     ThroughputState,
     ThroughputView,
-    WorkerView,
 )
 
 WATCHED: tuple[Topic, ...] = (
@@ -95,41 +88,28 @@ class ViewState:
 class Views:
     """Every fold, fed with the same events."""
 
-    def __init__(self, rows: int = 8, window_s: float = 10.0) -> None:
+    def __init__(self) -> None:
         self.run = RunView()
         self.evaluation = EvaluationView()
-        self.throughput = ThroughputView(window_s)
-        self.samples = SamplesView(rows)
-        self.pulls = PullsView()
-        self.flow = FlowView()
-        self.dead = DeadView()
+        self._views: dict[str, Any] = {  # by the field of `ViewState`
+            "run": self.run,
+            "evaluation": self.evaluation,
+            "throughput": ThroughputView(),
+            "samples": SamplesView(),
+            "pulls": PullsView(),
+            "flow": FlowView(),
+            "dead": DeadView(),
+        }
 
     def apply(self, event: Event) -> None:
         """Take one event."""
-        views: tuple[View, ...] = (
-            self.run,
-            self.evaluation,
-            self.throughput,
-            self.samples,
-            self.pulls,
-            self.flow,
-            self.dead,
-        )
-        for view in views:
+        for view in self._views.values():
             view.apply(event)
 
     @property
     def state(self) -> ViewState:
         """A snapshot of all."""
-        return ViewState(
-            run=self.run.state,
-            evaluation=self.evaluation.state,
-            throughput=self.throughput.state,
-            samples=self.samples.state,
-            pulls=self.pulls.state,
-            flow=self.flow.state,
-            dead=self.dead.state,
-        )
+        return ViewState(**{name: view.state for name, view in self._views.items()})
 
 
 class Feed:
@@ -218,32 +198,3 @@ class Feed:
     def close(self) -> None:
         """Release the reader; idempotent."""
         self._reader.close()
-
-
-__all__ = [
-    "WATCHED",
-    "Answer",
-    "EvaluationPoint",
-    "EvaluationState",
-    "EvaluationView",
-    "Feed",
-    "FlowState",
-    "FlowView",
-    "Problem",
-    "Pull",
-    "PullsState",
-    "PullsView",
-    "Restart",
-    "RunState",
-    "RunView",
-    "SamplesState",
-    "SamplesView",
-    "StepPoint",
-    "ThroughputState",
-    "ThroughputView",
-    "TokenRun",
-    "View",
-    "ViewState",
-    "Views",
-    "WorkerView",
-]

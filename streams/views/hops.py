@@ -48,9 +48,9 @@ class OpenSample:
 
     group: int
     sample: int
-    min_policy_version: int
-    issued_at_ms: int
-    prompt: Position | None  # where its record lies
+    min_policy_version: int = -1
+    issued_at_ms: int = 0
+    prompt: Position | None = None  # where its record lies
     trajectory: Position | None = None
     is_rolled_out: bool = False
     worker: str = ""  # that rolled it out
@@ -79,15 +79,6 @@ class WorkerHop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulling:
-    """A pull that was asked for and not confirmed."""
-
-    instance: str
-    policy_version: int
-    requested_at_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HopsState:
     """All that can hold up a step, as the topics tell it."""
 
@@ -101,7 +92,7 @@ class HopsState:
     control: str = "running"
     samples: tuple[OpenSample, ...] = ()  # of open groups, by number
     workers: tuple[WorkerHop, ...] = ()  # by name
-    pulls: Mapping[str, Pulling] = field(default_factory=dict)  # by worker
+    pulls: Mapping[str, PullRequested] = field(default_factory=dict)  # not confirmed, by worker
 
     def of(self, role: str) -> tuple[WorkerHop, ...]:
         """The workers of a role that have reported."""
@@ -130,7 +121,7 @@ class HopsView:
         # Of a sample whose prompt was not read yet: topics are read beside each other.
         self._early: dict[tuple[int, int], OpenSample] = {}
         self._workers: dict[str, tuple[WorkerHop, Mapping[str, float]]] = {}
-        self._pulls: dict[str, Pulling] = {}
+        self._pulls: dict[str, PullRequested] = {}
 
     def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event, and where its record lies if that is known."""
@@ -141,11 +132,7 @@ class HopsView:
             case WorkerReport():
                 self._report(event)
             case PullRequested():
-                self._pulls[event.worker] = Pulling(
-                    instance=event.instance,
-                    policy_version=event.policy_version,
-                    requested_at_ms=event.requested_at_ms,
-                )
+                self._pulls[event.worker] = event
             case PolicyLoaded():
                 self._pulls.pop(event.worker, None)
             case PolicyPublished():
@@ -166,12 +153,18 @@ class HopsView:
             self._last_group = max(self._last_group, key[0])
         if self._ledger.is_closed(key[0]):
             return
-        known = self._samples.get(key) or self._early.pop(key, None) or _unknown(key)
+        known = self._samples.get(key) or self._early.pop(key, None)
+        known = known or OpenSample(group=key[0], sample=key[1])
         match event:
             case Prompt():
                 self._group_size = event.group_size
                 if key not in self._samples:  # the first record of a sample counts
-                    known = _issued(known, event, position)
+                    known = replace(
+                        known,
+                        min_policy_version=event.min_policy_version,
+                        issued_at_ms=event.issued_at_ms,
+                        prompt=position,
+                    )
                 self._samples[key] = known
                 return
             case Trajectory():
@@ -189,13 +182,20 @@ class HopsView:
 
     def _report(self, event: WorkerReport) -> None:
         counters = {name: event.counters.get(name, 0.0) for name in PROGRESS}
-        last, told = self._workers.get(event.worker, (None, counters))
-        is_same = last is not None and last.instance == event.instance
-        if is_same and last is not None and event.at_ms < last.at_ms:
-            return
-        stays = is_same and last is not None and last.state == event.state
-        started = last is not None and last.state == "starting" != event.state
-        moved = not is_same or started or told != counters
+        last, counted = self._workers.get(event.worker, (None, counters))
+        since_ms = moved_ms = event.at_ms
+        if last is not None and last.instance == event.instance:
+            if event.at_ms < last.at_ms:
+                return
+            if event.state == last.state:
+                since_ms = last.since_ms
+            has_started = last.state == "starting" != event.state
+            if counted == counters and not has_started:
+                moved_ms = last.moved_ms
+        elif last is not None:
+            pull = self._pulls.get(event.worker)
+            if pull is not None and pull.instance == last.instance:
+                del self._pulls[event.worker]  # its predecessor's: nobody waits for it
         hop = WorkerHop(
             worker=event.worker,
             role=event.role,
@@ -204,13 +204,10 @@ class HopsView:
             detail=event.detail,
             policy_version=event.policy_version,
             at_ms=event.at_ms,
-            since_ms=last.since_ms if stays and last is not None else event.at_ms,
-            moved_ms=event.at_ms if moved or last is None else last.moved_ms,
+            since_ms=since_ms,
+            moved_ms=moved_ms,
         )
         self._workers[event.worker] = (hop, counters)
-        pull = self._pulls.get(event.worker)
-        if pull is not None and last is not None and pull.instance == last.instance and not is_same:
-            del self._pulls[event.worker]  # its predecessor's: nobody waits for it
 
     @property
     def state(self) -> HopsState:
@@ -229,18 +226,3 @@ class HopsView:
             workers=tuple(self._workers[name][0] for name in sorted(self._workers)),
             pulls=dict(self._pulls),
         )
-
-
-def _unknown(key: tuple[int, int]) -> OpenSample:
-    return OpenSample(
-        group=key[0], sample=key[1], min_policy_version=-1, issued_at_ms=0, prompt=None
-    )
-
-
-def _issued(known: OpenSample, event: Prompt, position: Position | None) -> OpenSample:
-    return replace(
-        known,
-        min_policy_version=event.min_policy_version,
-        issued_at_ms=event.issued_at_ms,
-        prompt=position,
-    )

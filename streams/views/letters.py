@@ -22,8 +22,7 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.group_ids import issue_number
 from rlstreams.streams.log.record import Position
-from rlstreams.streams.log.topic import Topic
-from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, Topic
 
 LETTER_TOPICS: tuple[Topic, ...] = (STEPS, PROMPTS, DEAD_LETTERS)
 

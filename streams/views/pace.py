@@ -33,19 +33,18 @@ class Pace:
     train_s: float  # in which the trainer computes
     wait_samples_s: float
     wait_scores_s: float
-    publish_s: float
     trained_per_s: float  # tokens of trained samples, prompts included
     sampled_per_s: float  # their answers' tokens: what rollout sampled for nothing is not in it
     padding: float  # tokens computed over tokens of samples; 0: not told
     mfu: float  # 0: the device's peak is not known
 
 
-def pace(steps: Sequence[StepPoint], num: int = STEPS) -> Pace | None:
-    """Over the last `num` steps; None before the first."""
-    newest = steps[-num:]
+def pace(steps: Sequence[StepPoint]) -> Pace | None:
+    """Over the last `STEPS` steps; None before the first."""
+    newest = steps[-STEPS:]
     if not newest:
         return None
-    first = steps[-num - 1] if len(steps) > num else None
+    first = steps[-STEPS - 1] if len(steps) > STEPS else None
     started_ms = first.finished_at_ms if first else newest[0].started_at_ms
     span_s = max(newest[-1].finished_at_ms - started_ms, 1) / 1000
 
@@ -60,7 +59,6 @@ def pace(steps: Sequence[StepPoint], num: int = STEPS) -> Pace | None:
         train_s=mean("train_s"),
         wait_samples_s=mean("wait_samples_s"),
         wait_scores_s=mean("wait_scores_s"),
-        publish_s=mean("publish_s"),
         trained_per_s=sum(p.num_tokens for p in newest) / span_s,
         sampled_per_s=answers / span_s,
         padding=mean("tokens_computed") / real if real else 0.0,

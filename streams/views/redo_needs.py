@@ -51,12 +51,6 @@ class Problem:
     is_gone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    event_ms: int
-    oldest: Mapping[Partition, int]
-
-
 class NeedsView:
     """Folds `steps`.
 
@@ -68,7 +62,8 @@ class NeedsView:
     def __init__(self, checkpoint_every: int) -> None:
         self._every = checkpoint_every
         self._ledger = Ledger(begins_anywhere=True, on_step=self._step)
-        self._steps: dict[int, _Step] = {}
+        # Since the last checkpoint, by number: when it ended, and its oldest record by partition.
+        self._steps: dict[int, tuple[int, Mapping[Partition, int]]] = {}
         self._last: StepCompleted | None = None
 
     def apply(self, event: Event) -> None:
@@ -78,7 +73,7 @@ class NeedsView:
     def _step(self, event: StepCompleted, _: Position) -> None:
         self._last = event
         oldest = {Partition(SCORED.name, n): at for n, at in oldest_offsets(event).items()}
-        self._steps[event.step] = _Step(event.finished_at_ms, oldest)
+        self._steps[event.step] = event.finished_at_ms, oldest
         saved = event.step - event.step % self._every
         self._steps = {step: at for step, at in self._steps.items() if step > saved}
 
@@ -95,12 +90,12 @@ class NeedsView:
                 since_ms=self._last.finished_at_ms,
                 why=f"waits for step {self._last.step + 1}",
             )
-        for number, step in sorted(self._steps.items(), reverse=True):
-            for partition, offset in step.oldest.items():
+        for number, (event_ms, oldest) in sorted(self._steps.items(), reverse=True):
+            for partition, offset in oldest.items():
                 if partition not in found or offset <= found[partition].offset:
                     found[partition] = Need(
                         offset=offset,
-                        since_ms=step.event_ms,
+                        since_ms=event_ms,
                         why=f"is needed to redo step {number}",
                     )
         return found

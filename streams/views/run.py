@@ -29,7 +29,6 @@ class StepPoint:
     num_masked: int  # segments
     metrics: Mapping[str, float]
     staleness: Mapping[int, int]  # trained tokens by versions of distance
-    anchors: Mapping[str, int]  # trained tokens by anchor
     started_at_ms: int
     finished_at_ms: int
 
@@ -114,7 +113,6 @@ def step_point(event: StepCompleted) -> StepPoint:
         num_masked=len(event.masked),
         metrics=dict(event.metrics),
         staleness={int(distance): tokens for distance, tokens in event.staleness.items()},
-        anchors=dict(event.anchors),
         started_at_ms=event.started_at_ms,
         finished_at_ms=event.finished_at_ms,
     )

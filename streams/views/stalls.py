@@ -189,7 +189,7 @@ class Inquiry:
         left = [s for s in self._state.samples if not (s.is_rolled_out or s.is_dead)]
         if not left:
             return None
-        text = f"{_trajectories(left)} missing: {_first_of(left, self._told_missing)}"
+        text = f"{_trajectories(left)} missing: {self._told(left, 'rollout')}"
         wanted = min(sample.min_policy_version for sample in left)
         return self._blame("rollout", text, wanted=wanted)
 
@@ -203,8 +203,8 @@ class Inquiry:
         # Without the group's positions nobody can say who has it: then a trainer that works does.
         if not left or (known is None and self._trainer_works()):
             return None
-        first = _first_of(left, self._told_unscored)
-        return self._blame("logprob", f"{_trajectories(left)} unscored: {first}")
+        text = f"{_trajectories(left)} unscored: {self._told(left, 'logprob')}"
+        return self._blame("logprob", text)
 
     def _trainer(self) -> Blocked | None:
         """The trainer's step is due: enough groups are complete, or it reports that it works."""
@@ -336,21 +336,20 @@ class Inquiry:
             text += " and has not loaded it"
         return text
 
-    def _told(
-        self, sample: OpenSample, at: Position | None, since_ms: int, group: str, what: str
-    ) -> str:
-        where = f" at {at}" if at is not None else ""
+    def _told(self, samples: Sequence[OpenSample], group: str) -> str:
+        """The first of the samples that `group` is not done with, and how many more there are."""
+        first = samples[0]
+        if group == "rollout":
+            at, what, since_ms, whose = first.prompt, "issued", first.issued_at_ms, ""
+        else:
+            at, what, since_ms = first.trajectory, "finished", first.finished_at_ms
+            whose = f" by {first.worker}"
         committed = self._evidence.committed.get(group, {})
         mine = committed.get(Partition(at.topic, at.partition)) if at is not None else None
+        where = f" at {at}" if at is not None else ""
         done = f" (group {group} is at {mine.offset})" if mine is not None else ""
-        return f"{sample.name}{where}{done}, {what} {self._age_s(since_ms):.0f} s ago"
-
-    def _told_missing(self, sample: OpenSample) -> str:
-        return self._told(sample, sample.prompt, sample.issued_at_ms, "rollout", "issued")
-
-    def _told_unscored(self, sample: OpenSample) -> str:
-        at, since_ms = sample.trajectory, sample.finished_at_ms
-        return f"{self._told(sample, at, since_ms, 'logprob', 'finished')} by {sample.worker}"
+        text = f"{first.name}{where}{done}, {what} {self._age_s(since_ms):.0f} s ago{whose}"
+        return text if len(samples) == 1 else f"{text}, and {len(samples) - 1} more"
 
     def _trainer_works(self) -> bool:
         return any(
@@ -393,8 +392,3 @@ def _range(groups: Sequence[int]) -> str:
 
 def _count(samples: Sequence[object], one: str, many: str) -> str:
     return f"{len(samples)} {one if len(samples) == 1 else many}"
-
-
-def _first_of(samples: Sequence[OpenSample], told: Callable[[OpenSample], str]) -> str:
-    first = told(samples[0])
-    return first if len(samples) == 1 else f"{first}, and {len(samples) - 1} more"

@@ -6,10 +6,11 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlstreams.schemas.events import NO_VERSION, Event, PolicyLoaded, PullRequested, WorkerReport
+from rlstreams.schemas.events import Event, PolicyLoaded, WorkerReport
 
+WINDOW_S = 10.0
+NEWEST_PULLS = 20
 SILENT_S = 6.0  # a worker that reported nothing for this long is shown as silent
-_PULLS_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +55,6 @@ class ThroughputState:
         """Roles that reported, in order of name."""
         return tuple(sorted({worker.role for worker in self.workers}))
 
-    def rate(self, role: str, counter: str) -> float:
-        """`counter` per second, summed over the workers of `role`."""
-        return sum(w.rates.get(counter, 0.0) for w in self.workers if w.role == role)
-
     def total(self, role: str, counter: str) -> float:
         """`counter` since the run began, summed over the workers of `role`."""
         return sum(w.totals.get(counter, 0.0) for w in self.workers if w.role == role)
@@ -81,14 +78,13 @@ class _Worker:
 
 
 class ThroughputView:
-    """Folds `worker-events`. Rates are over the newest `window_s` of each worker's reports.
+    """Folds `worker-events`. Rates are over the newest `WINDOW_S` of each worker's reports.
 
     Clocks of hosts differ. Which worker is silent is asked of one clock, the first host's: another
     host's is put beside it by its first report, which was written when ours had come so far.
     """
 
-    def __init__(self, window_s: float = 10.0) -> None:
-        self._window_ms = window_s * 1000
+    def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
         self._restarts: list[Restart] = []
         self._ahead_ms: dict[str, int] = {}  # a host's clock, of the fold's
@@ -116,7 +112,7 @@ class ThroughputView:
     def _advance(self, worker: _Worker, event: WorkerReport) -> None:
         worker.last = event
         worker.window.append(event)
-        start_ms = event.at_ms - self._window_ms
+        start_ms = event.at_ms - WINDOW_S * 1000
         while len(worker.window) > 2 and worker.window[1].at_ms <= start_ms:
             worker.window.popleft()
 
@@ -185,81 +181,30 @@ def _rates(window: deque[WorkerReport]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pull:
-    """One finished pull."""
-
-    worker: str
-    role: str
-    policy_version: int
-    num_bytes: int
-    seconds: float
-    paused_s: float
-    loaded_at_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PullsState:
-    """Who holds which version."""
+    """Finished pulls of weights."""
 
-    versions: Mapping[str, int] = field(default_factory=dict)  # by worker
-    waiting: Mapping[str, int] = field(default_factory=dict)  # asked for, not loaded, by worker
-    newest: tuple[Pull, ...] = ()  # the last few hundred
     num_pulls: int = 0
     num_bytes: int = 0
-    seconds: float = 0.0  # summed
-    paused_s: float = 0.0  # summed
-
-    def version(self, worker: str) -> int:
-        """What `worker` holds, or NO_VERSION."""
-        return self.versions.get(worker, NO_VERSION)
+    seconds: float = 0.0
+    paused_s: float = 0.0
+    newest: tuple[PolicyLoaded, ...] = ()  # the last `NEWEST_PULLS`
 
 
 class PullsView:
     """Folds `policy-pulls`."""
 
     def __init__(self) -> None:
-        self._versions: dict[str, int] = {}
-        self._waiting: dict[str, int] = {}
-        self._pulls: deque[Pull] = deque(maxlen=_PULLS_KEPT)
-        self._num_pulls = 0
-        self._num_bytes = 0
-        self._seconds = 0.0
-        self._paused_s = 0.0
+        self.state = PullsState()
 
     def apply(self, event: Event) -> None:
-        """Take one event; those of other topics are passed by."""
-        if isinstance(event, PullRequested):
-            self._waiting[event.worker] = event.policy_version
-        elif isinstance(event, PolicyLoaded):
-            self._versions[event.worker] = event.policy_version
-            self._waiting.pop(event.worker, None)
-            self._pulls.append(_pull(event))
-            self._num_pulls += 1
-            self._num_bytes += event.num_bytes
-            self._seconds += event.seconds
-            self._paused_s += event.paused_s
-
-    @property
-    def state(self) -> PullsState:
-        """A snapshot."""
-        return PullsState(
-            versions=dict(self._versions),
-            waiting=dict(self._waiting),
-            newest=tuple(self._pulls),
-            num_pulls=self._num_pulls,
-            num_bytes=self._num_bytes,
-            seconds=self._seconds,
-            paused_s=self._paused_s,
-        )
-
-
-def _pull(event: PolicyLoaded) -> Pull:
-    return Pull(
-        worker=event.worker,
-        role=event.role,
-        policy_version=event.policy_version,
-        num_bytes=event.num_bytes,
-        seconds=event.seconds,
-        paused_s=event.paused_s,
-        loaded_at_ms=event.loaded_at_ms,
-    )
+        """Take one event; all but finished pulls are passed by."""
+        if isinstance(event, PolicyLoaded):
+            so_far = self.state
+            self.state = PullsState(
+                num_pulls=so_far.num_pulls + 1,
+                num_bytes=so_far.num_bytes + event.num_bytes,
+                seconds=so_far.seconds + event.seconds,
+                paused_s=so_far.paused_s + event.paused_s,
+                newest=(*so_far.newest, event)[-NEWEST_PULLS:],
+            )

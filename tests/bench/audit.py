@@ -32,9 +32,8 @@ from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position, RawRecord
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topic_plan import TopicPlan
-from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
+from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES, Topic
 from tests.bench.audit_run import GROUP_SIZE, SyntheticRun
 from tests.bench.hardware import hardware
 

@@ -21,13 +21,13 @@ from rlstreams.schemas.events import (
     StepCompleted,
     Tensor,
 )
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
     POLICY_PULLS,
     POLICY_VERSIONS,
     PROMPTS,
     SCORED,
     TRAJECTORIES,
+    Topic,
 )
 from tests.bench.codec import payload
 from tests.factories import (

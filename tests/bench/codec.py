@@ -25,8 +25,8 @@ from rlstreams.schemas import Segment, Tensor, Trajectory, decode, encode, schem
 from rlstreams.schemas.avro import parsing_form
 from rlstreams.schemas.binary import HEADER_BYTES
 from rlstreams.schemas.projection import Projection
-from rlstreams.schemas.shapes import to_plain
 from tests.bench.hardware import hardware
+from tests.plain_events import to_plain
 
 Work = Callable[[], object]
 

@@ -11,7 +11,7 @@ import pytest
 
 from rlstreams import open_run
 from rlstreams.schemas.events import ScoredTrajectory, StepCompleted, TrainerStarted
-from rlstreams.streams.kafka.admin_options import admin_settings
+from rlstreams.streams.kafka.admin_ask import admin_settings
 from rlstreams.streams.log.topics import SCORED, STEPS
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.workers.bootstrap.parts import place_of

@@ -9,7 +9,7 @@ import pytest
 
 from rlstreams.streams.audit.hanging import breach, hanging
 from rlstreams.streams.kafka.admin import apply
-from rlstreams.streams.kafka.transactions import overdue
+from rlstreams.streams.kafka.open_transactions import open_transactions
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.up.supervisor.stall_facts import held_by
@@ -34,7 +34,7 @@ def test_a_transaction_that_stays_open_is_named(broker: str, run: str) -> None:
     producer.produce(f"{run}.{PROMPTS.name}", b"unfinished", partition=1)
     producer.flush(10)
     try:
-        ask = partial(overdue, broker, run, older_than_s=0, watch_s=0.1)
+        ask = partial(open_transactions, broker, run, older_than_s=0, watch_s=0.1)
         (one,) = within(30, lambda: ask() or None, "an open transaction")
         assert [] == hanging(broker, run)
         found = breach(one)

@@ -13,7 +13,6 @@ from rlstreams.__main__ import main
 from rlstreams.schemas.events import ClosedGroups, DeadLetter, Event, Prompt
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.log.codec import decoded, outgoing
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
     CONTROL,
     DEAD_LETTERS,
@@ -22,6 +21,7 @@ from rlstreams.streams.log.topics import (
     SCORED,
     STEPS,
     TRAJECTORIES,
+    Topic,
 )
 from rlstreams.workers.bootstrap import parts as bootstrap
 from rlstreams.workers.config.load import load, resolved_json

@@ -20,7 +20,6 @@ from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.bus import Producer
 from rlstreams.streams.log.codec import now_ms, outgoing
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
@@ -28,6 +27,7 @@ from rlstreams.streams.log.topics import (
     POLICY_VERSIONS,
     STEPS,
     WORKER_EVENTS,
+    Topic,
 )
 from rlstreams.streams.views.feed import Feed, Views
 from tests import factories

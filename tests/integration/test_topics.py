@@ -74,7 +74,7 @@ def test_schemas_of_a_recording_are_published_beside_ours(broker: str, run_id: s
     with KafkaBus(broker, run_id) as bus:
         assert text == bus.schemas().get(fingerprint(text))
     rows = {row.name: row.num_records for row in listing(broker, run_id)}
-    assert rows["schemas"] == len(EVENTS) + 1
+    assert rows["schemas"] == len(EVENTS) + 2  # the newer one, and the transaction's marker
 
 
 def test_more_replicas_than_brokers_is_the_brokers_refusal(broker: str, run_id: str) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.schemas.events import Tensor
-from rlstreams.streams.log.plain_json import plain_json
+from rlstreams.streams.log.text import plain_json
 
 
 def json_line(detail: SampleDetail) -> str:

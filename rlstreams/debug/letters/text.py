@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from rlstreams.schemas import DecodeError, SchemaTexts, decode
 from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.schemas.events import DeadLetter, Tensor, TensorError
-from rlstreams.streams.log.counted import counted
-from rlstreams.streams.log.plain_json import plain_json
-from rlstreams.streams.log.utc import utc_text
+from rlstreams.streams.log.text import counted, plain_json, utc_text
 from rlstreams.streams.views.letters import Letter, LettersView
 from rlstreams.up.live.words import visible
 

@@ -15,7 +15,7 @@ from rlstreams.debug.replay.fields import Difference, differing
 from rlstreams.schemas.events import EVENTS
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.recording import Recording
-from rlstreams.streams.recording.facts import facts_of
+from rlstreams.streams.recording.selection import facts_of
 
 # How each kind of event is paired: by these facts. Other kinds are about one run's processes
 # (heartbeats, reports, claims), which no other run shares.

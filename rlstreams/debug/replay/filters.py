@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import RawRecord
-from rlstreams.streams.log.utc import utc_text
+from rlstreams.streams.log.text import utc_text
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.streams.recording.selection import Range, Selection
 

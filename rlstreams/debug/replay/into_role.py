@@ -23,9 +23,9 @@ from rlstreams.debug.replay.weights import RecordedWeights
 from rlstreams.schemas import encode
 from rlstreams.schemas.events import Event, PolicyLoaded, ScoredTrajectory, Trajectory
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.counted import counted
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import WINDOW_HEADER, Outgoing, Position, Record
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
@@ -34,8 +34,7 @@ from rlstreams.streams.log.topics import (
     TRAJECTORIES,
 )
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.streams.recording.facts import facts_of
-from rlstreams.streams.recording.selection import Selection
+from rlstreams.streams.recording.selection import Selection, facts_of
 
 AHEAD = 4  # windows that were sent and are not scored yet
 DEADLINE_S = 120.0  # without any output

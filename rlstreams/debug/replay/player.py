@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas.tensor import Buffer
@@ -109,8 +109,9 @@ class Player:
             due_s = (raw.timestamp_ms - first_ms) / 1000 / self._speed
             return due_s - (self._now_s() - self._started_s)
 
-        def due(taken: list[Outgoing]) -> Iterator[Outgoing]:
+        def due() -> list[Outgoing]:
             nonlocal waiting
+            taken: list[Outgoing] = []
             size, until_s = 0, self._now_s() + STREAM_S
             while waiting is not None and (not taken or wait_s(waiting) <= 0):
                 taken.append(outgoing_of(waiting, self._run, is_part=self._is_part))
@@ -118,23 +119,16 @@ class Player:
                 size += len(waiting.value)
                 self._num_bytes += len(waiting.value)
                 waiting = next(left, None)
-                yield taken[-1]
                 if size >= STREAM_BYTES or len(taken) >= STREAM_RECORDS or self._now_s() > until_s:
                     break
+            return taken
 
         with self._bus.producer("replay") as producer:
             while waiting is not None:
                 self._sleep(max(0.0, wait_s(waiting)))
-                self._send(producer, due)
+                commit(producer, due())
                 self._on_progress(self.played)
         return self.played
-
-    def _send(
-        self, producer: Producer, due: Callable[[list[Outgoing]], Iterable[Outgoing]]
-    ) -> None:
-        """One transaction, written while the records are read; sent again from its first record."""
-        taken: list[Outgoing] = []
-        _insist(lambda attempt: producer.commit_stream(taken if attempt else due(taken)))
 
     @property
     def played(self) -> Played:
@@ -153,14 +147,9 @@ def commit(producer: Producer, records: list[Outgoing]) -> None:
     Raises:
         BrokerError: aborted again and again.
     """
-    _insist(lambda _: producer.commit(records))
-
-
-def _insist(send: Callable[[int], object]) -> None:
-    """Call `send` with the number of the attempt until it is not aborted."""
     for attempt in range(MAX_ABORTS):
         try:
-            send(attempt)
+            producer.commit(records)
         except AbortedError as err:
             if attempt + 1 == MAX_ABORTS:
                 raise BrokerError(

@@ -13,8 +13,8 @@ from pathlib import Path
 from rlstreams.schemas.events import StepCompleted, TrainerStarted
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
-from rlstreams.streams.log.counted import counted
 from rlstreams.streams.log.errors import BrokerError, DeadlineError, OffsetGoneError
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
 from rlstreams.streams.recording.recorder import DONE, ORDER, Progress, Recorder
 from rlstreams.streams.recording.selection import Range, Selection

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.plain_json import plain_json
+from rlstreams.streams.log.text import plain_json
 
 SUFFIXES = (".parquet", ".jsonl")
 STDOUT = "-"

@@ -16,8 +16,8 @@ from typing import Any, TextIO
 from rlstreams.schemas.events import Event, StepCompleted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position
-from rlstreams.streams.views.feed import EvaluationPoint, EvaluationView, StepPoint
-from rlstreams.streams.views.run import step_point
+from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationView
+from rlstreams.streams.views.run import StepPoint, step_point
 
 STEP, EVALUATION = "step", "evaluation"
 _FIRST = ("kind", "step", "at")  # columns of a table

@@ -13,7 +13,6 @@ from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler, Message
 from rlstreams.streams.log.record import Partition
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
     CONTROL,
     DEAD_LETTERS,
@@ -21,6 +20,7 @@ from rlstreams.streams.log.topics import (
     POLICY_VERSIONS,
     STEPS,
     WORKER_EVENTS,
+    Topic,
 )
 
 # Never those with payloads: prompts, trajectories, scored-trajectories.

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlstreams.show.report.fold import Life, RunFold
-from rlstreams.streams.views.feed import Restart, StepPoint, ViewState
+from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import PARTS
+from rlstreams.streams.views.run import StepPoint
+from rlstreams.streams.views.workers import Restart
 from rlstreams.up.live.words import KillMark, number
 
 SMOOTH = 5  # steps that throughput is averaged over
@@ -52,7 +54,8 @@ OTHERS: tuple[Chart, ...] = (
            "KL divergence as the loss has it, before kl_coef, per token"),
     _chart("grad_norm", "Gradient norm", "", "before clipping"),
     _chart("clip_fraction", "Clipped tokens", "share", "share of tokens whose gradient is clipped"),
-    _chart("rejected_fraction", "Rejected tokens", "share", "share of tokens of importance weight 0"),
+    _chart("rejected_fraction", "Rejected tokens", "share",
+           "share of tokens of importance weight 0"),
     _chart("response_tokens", "Answer length", "tokens", "mean over the batch"),
     _chart("truncated", "Truncated answers", "share",
            "samples of the batch that were cut at their length"),

@@ -23,7 +23,7 @@ from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.lineage.fold import Lineage
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import TopicMismatchError
-from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import Topic
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.feed import Feed
 from rlstreams.up.live.words import KillMark

@@ -9,9 +9,11 @@ from typing import Any
 from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.show.report.html import clock_time, short
-from rlstreams.streams.views.feed import Answer, StepPoint, ViewState
+from rlstreams.streams.views.evaluation import Answer
+from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.hops import HopsState
 from rlstreams.streams.views.pace import pace_line, ranks_of, shortage
+from rlstreams.streams.views.run import StepPoint
 from rlstreams.up.live.words import KillMark, clock, ends
 
 VERSION_COLORS = 5  # classes v0 to v4
@@ -193,7 +195,8 @@ def stations(state: ViewState, waiting: HopsState, now_ms: int) -> list[dict[str
         own = [w for w in found.workers if w.role == role]
         unit = counters[role]
         lines = [f"{len(own)} {'process' if len(own) == 1 else 'processes'}"]
-        lines += [f"{found.rate(role, unit):,.0f} {unit}/s"] if own else []
+        rate = sum(w.rates.get(unit, 0.0) for w in own)
+        lines += [f"{rate:,.0f} {unit}/s"] if own else []
         lines += [
             f"{w.worker}: {w.state} {w.detail}"
             for w in own

@@ -10,7 +10,6 @@ from threading import Lock
 
 from rlstreams.schemas.events import DeadLetter, Event, PolicyLoaded, ScoredTrajectory, WorkerReport
 from rlstreams.show.report.rows import SampleRows
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
     CONTROL,
     DEAD_LETTERS,
@@ -21,6 +20,7 @@ from rlstreams.streams.log.topics import (
     STEPS,
     TRAJECTORIES,
     WORKER_EVENTS,
+    Topic,
 )
 from rlstreams.streams.views.feed import Views, ViewState
 from rlstreams.streams.views.hops import HopsState, HopsView

@@ -16,7 +16,8 @@ from rlstreams.show.report.html import environment, inlined, render
 from rlstreams.show.report.html import short as number
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.dead import list_command
-from rlstreams.streams.views.feed import Restart, StepPoint
+from rlstreams.streams.views.run import StepPoint
+from rlstreams.streams.views.workers import Restart
 from rlstreams.up.live.words import KillMark, ends, over, redone_lines, spell, spelled
 
 FEW_DEAD = 0.05  # of the samples; the verdict is not green above it

@@ -215,7 +215,7 @@ def flow(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
     newest = [
         [p.worker, str(p.policy_version), f"{p.num_bytes / 1e6:,.1f}", f"{p.seconds:.3f}",
          f"{p.paused_s:.3f}", clock_time(p.loaded_at_ms)]
-        for p in state.pulls.newest[:-21:-1]
+        for p in reversed(state.pulls.newest)
     ]  # fmt: skip
     is_over = 0 < state.run.step_target <= state.run.step
     at_ms = state.throughput.now_ms if is_over else now_ms()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rlstreams.streams.log.plain_json import plain_json
+from rlstreams.streams.log.text import plain_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

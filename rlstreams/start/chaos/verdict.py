@@ -12,7 +12,7 @@ from rlstreams.start.chaos.outputs import Outputs
 from rlstreams.start.chaos.plan import BROKER, RECORDS, SERVER, UP, Fault, FaultKind
 from rlstreams.start.chaos.report import ChaosReport, Redone, Spread, Zombies
 from rlstreams.streams.audit.report import AuditReport, BreachKind
-from rlstreams.streams.views.feed import RunState
+from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fleet import Exited
 from rlstreams.up.supervisor.restart import OWNER_S, described
 from rlstreams.workers.loop.runtime import Exit

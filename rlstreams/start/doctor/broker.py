@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlstreams.start.doctor.check import Check, fail, ok, warn
 from rlstreams.streams.kafka.admin import version_warning
 from rlstreams.streams.kafka.facts import BrokerFacts, broker_facts
-from rlstreams.streams.log.counted import counted
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import STEPS, TOPICS
 from rlstreams.workers.bootstrap.parts import client_options, topic_plan
 from rlstreams.workers.config.run import RunConfig

@@ -12,8 +12,10 @@ from rich.text import Text
 
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.views.dead import list_command
-from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint, WorkerView
+from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
 from rlstreams.streams.views.pace import bottleneck, shortage
+from rlstreams.streams.views.run import StepPoint
+from rlstreams.streams.views.workers import WorkerView
 from rlstreams.up.live.curve import Line, chart
 from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, spelled, step_seconds, visible
 

@@ -16,8 +16,9 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from rlstreams.streams.views.feed import StepPoint, ViewState
+from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
+from rlstreams.streams.views.run import StepPoint
 from rlstreams.up.live.output import Output
 from rlstreams.up.live.panels import footer, header, learning, problem, queues, workers
 from rlstreams.up.live.words import LiveInput, clock, over, visible

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rlstreams.schemas.events import StepsRedone
-from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint, ViewState
+from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
+from rlstreams.streams.views.feed import ViewState
+from rlstreams.streams.views.run import StepPoint
 
 REDONE_LINES = 3
 # C0 without tab and newline, delete, and C1: ESC [ 2 J would clear the screen.

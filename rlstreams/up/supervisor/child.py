@@ -23,7 +23,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Protocol
 
-from rlstreams.streams.log.tail import tail
+from rlstreams.streams.log.text import tail
 
 PRELOAD = "rlstreams.workers.bootstrap.preload"
 LIGHT_ROLES = frozenset({"prompts"})  # import no torch

@@ -48,7 +48,7 @@ def held_by(bootstrap: str, config: RunConfig) -> tuple[Held, ...]:
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    from rlstreams.streams.kafka.facts import open_transactions
+    from rlstreams.streams.kafka.open_transactions import open_transactions
 
     run = config.run.id
     ages: dict[str, float] = {}

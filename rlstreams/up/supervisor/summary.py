@@ -10,7 +10,8 @@ from pathlib import Path
 from rlstreams.debug.inspect.words import spelling
 from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, Written, collect, write
 from rlstreams.streams.run.run_log import RunLog
-from rlstreams.streams.views.feed import EvaluationState, ViewState
+from rlstreams.streams.views.evaluation import EvaluationState
+from rlstreams.streams.views.feed import ViewState
 from rlstreams.up.live.words import over, redone_lines, visible
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.fleet import LOGS, Failure

@@ -22,8 +22,7 @@ from rlstreams.start.chaos.plan import BROKER, SERVER, UP, Fault, FaultKind
 from rlstreams.start.chaos.servers import kill_server
 from rlstreams.start.chaos.sweep import Sweep
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.topic import Topic
-from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS
+from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS, Topic
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.up.supervisor.fault_hook import FaultHook, FaultTargets
 from rlstreams.up.supervisor.fleet import Fleet

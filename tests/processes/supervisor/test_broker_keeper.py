@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.broker.embedded import BrokerState, EmbeddedBroker
-from rlstreams.streams.broker.lock import FolderLock
 from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.streams.log.owner_lock import held
 from rlstreams.up.supervisor import broker
 from rlstreams.up.supervisor.broker import BrokerKeeper, outlasting
 
@@ -254,8 +254,7 @@ def test_a_start_whose_starter_was_killed_holds_no_lock(tmp_path: Path, is_minde
     """`up` was killed while it prepared its broker: the next one goes on, and nothing is left."""
     gone = subprocess.Popen(["true"])
     gone.wait()
-    lock = FolderLock(tmp_path)
-    with lock.held() as fd:
+    with held(tmp_path / "broker.lock", wait_s=1.0) as fd:
         helper = subprocess.Popen(["sleep", "3600"], pass_fds=[fd])
     state = {
         "pid": 0, "port": 9, "controller_port": 8, "cluster_id": "c", "helper": helper.pid,

@@ -11,7 +11,7 @@ from rlstreams.start.chaos.outputs import Outputs
 from rlstreams.start.chaos.plan import BROKER, DISK, RECORDS, SERVER, UP, Fault, FaultKind
 from rlstreams.start.chaos.verdict import RunObservations, report
 from rlstreams.streams.audit.report import AuditReport
-from rlstreams.streams.views.feed import RunState
+from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fleet import Exited
 from rlstreams.workers.loop.runtime import Exit
 from tests.factories import (

@@ -8,7 +8,8 @@ import pytest
 
 from rlstreams.start.doctor import broker
 from rlstreams.start.doctor.check import Check, Level
-from rlstreams.streams.kafka.facts import BrokerFacts, OpenTransaction, TopicFacts
+from rlstreams.streams.kafka.facts import BrokerFacts, TopicFacts
+from rlstreams.streams.kafka.open_transactions import OpenTransaction
 from rlstreams.streams.log.record import LogRange
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.workers.bootstrap.parts import topic_plan

@@ -19,8 +19,7 @@ from rlstreams.show.metrics.prometheus import families, served
 from rlstreams.show.metrics.reading import read_rows
 from rlstreams.show.metrics.rows import CsvTable, JsonLines, Row
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.topic import Topic
-from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.streams.views.feed import Feed, Views

@@ -14,8 +14,7 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.parts import Message, whole
 from rlstreams.streams.log.record import Partition
-from rlstreams.streams.log.topic import Retention
-from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.log.topics import STEPS, Retention
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests import factories
 

@@ -10,8 +10,7 @@ import pytest
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing
-from rlstreams.streams.log.topic import Topic
-from rlstreams.streams.log.topics import PROMPTS, STEPS, TRAJECTORIES
+from rlstreams.streams.log.topics import PROMPTS, STEPS, TRAJECTORIES, Topic
 from tests.factories import prompt, trajectory
 from tests.unit.prompts.world import World, started, step, turns
 

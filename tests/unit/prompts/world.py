@@ -10,8 +10,7 @@ from typing import Any
 
 from rlstreams.schemas.events import EVALUATE, TRAIN, ClosedGroups, Event, Prompt
 from rlstreams.streams.log.codec import decoded, outgoing
-from rlstreams.streams.log.topic import Topic
-from rlstreams.streams.log.topics import PROMPTS, STEPS, TOPICS
+from rlstreams.streams.log.topics import PROMPTS, STEPS, TOPICS, Topic
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.data import DataSection

@@ -20,7 +20,7 @@ from rlstreams.streams.recording import (
     RecordingError,
     RecordingWriter,
 )
-from rlstreams.streams.recording.verify import verify
+from rlstreams.streams.recording.reader import verify
 from tests import factories
 from tests.unit.recording.recordings import change_manifest, manifest, raw_of, record, trajectories
 

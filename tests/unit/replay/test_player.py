@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from rlstreams.debug.replay.filters import chosen, moment, resolve
 from rlstreams.debug.replay.player import REPLAY_HEADER, Player
 from rlstreams.schemas.events import StepCompleted, Trajectory
 from rlstreams.streams.log.errors import AbortedError, BrokerError
-from rlstreams.streams.log.record import Outgoing, RawRecord
+from rlstreams.streams.log.record import Outgoing, Position, RawRecord
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.streams.memory.bus import MemoryBus, MemoryProducer
 from rlstreams.streams.memory.log import MemoryLog
@@ -105,7 +104,7 @@ def test_the_recorded_pace_is_kept_or_scaled(tmp_path: Path, speed: float, secon
 
 
 class Stumbling(MemoryBus):
-    """A bus whose producer's first streams are aborted after three records."""
+    """A bus whose producer's first transactions are aborted."""
 
     def __init__(self, num_aborts: int) -> None:
         log = MemoryLog()
@@ -116,17 +115,15 @@ class Stumbling(MemoryBus):
 
     def producer(self, transactional_id: str) -> MemoryProducer:
         made = super().producer(transactional_id)
-        send = made.commit_stream
+        send = made.commit
 
-        def stumble(records: Iterable[Outgoing]) -> None:
+        def stumble(records: Sequence[Outgoing]) -> Sequence[Position]:
             if not self._num_aborts:
-                send(records)
-                return
+                return send(records)
             self._num_aborts -= 1
-            assert 3 == len(list(islice(records, 3)))
             raise AbortedError("as it happens")
 
-        made.commit_stream = stumble  # type: ignore[method-assign]
+        made.commit = stumble  # type: ignore[method-assign, assignment]
         return made
 
 

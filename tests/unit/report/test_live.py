@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlstreams.streams.views.feed import EvaluationState, ViewState
+from rlstreams.streams.views.evaluation import EvaluationState
+from rlstreams.streams.views.feed import ViewState
 from rlstreams.up.live.panels import learning
 from rlstreams.up.live.screen import LiveView, PlainLines, Screen
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo

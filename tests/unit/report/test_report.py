@@ -19,7 +19,8 @@ from rlstreams.streams.audit.report import Breach, BreachKind
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.views.dead import DeadView
 from rlstreams.streams.views.evaluation import SamplesState, TokenRun
-from rlstreams.streams.views.feed import Restart, ViewState
+from rlstreams.streams.views.feed import ViewState
+from rlstreams.streams.views.workers import Restart
 from rlstreams.up.live.words import KillMark, number
 from rlstreams.workers.config.load import load
 from tests import factories

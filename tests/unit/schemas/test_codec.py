@@ -22,9 +22,9 @@ from rlstreams.schemas import (
 )
 from rlstreams.schemas.avro import parsing_form
 from rlstreams.schemas.projection import Projection
-from rlstreams.schemas.shapes import to_plain
 from rlstreams.schemas.varint import long_bytes
 from tests.factories import int32s, one_of_each, prompt, scored, trajectory
+from tests.plain_events import to_plain
 from tests.unit.schemas.strategies import events
 
 MARKER = b"\xc3\x01"
@@ -157,14 +157,6 @@ def test_older_schema_gets_the_default():
     assert event.segments == read.segments
 
 
-def test_newer_schema_loses_only_what_we_do_not_know():
-    """A record with a field from the future is read without it."""
-    schema = json.loads(schema_text("Prompt"))
-    schema["fields"].append({"name": "mood", "type": "string", "default": "calm"})
-    newer = json.dumps(schema)
-    assert prompt() == decode(written_with(newer, prompt()), {fingerprint(newer): newer})
-
-
 def test_truncation_under_another_schema():
     """The slow path through fastavro keeps the same promise."""
     older = without(schema_text("ScoredTrajectory"), "worker")
@@ -172,13 +164,6 @@ def test_truncation_under_another_schema():
     for cut in range(10, len(wire)):
         with pytest.raises(DecodeError):
             decode(wire[:cut], {fingerprint(older): older})
-
-
-def test_schema_of_a_foreign_event():
-    """A schema that the catalogue holds but that is none of our events is unknown, by name."""
-    text = '{"type": "record", "name": "Weather", "fields": []}'
-    with pytest.raises(UnknownSchemaError, match="Weather"):
-        decode(MARKER + fingerprint(text), {fingerprint(text): text})
 
 
 def test_a_foreign_schema_whose_records_take_no_bytes_is_not_read_with():

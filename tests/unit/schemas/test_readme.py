@@ -6,9 +6,9 @@ import numpy as np
 
 from rlstreams.schemas import encode
 from rlstreams.schemas.avro import FOLDER
-from rlstreams.schemas.shapes import to_plain
 from tests.factories import one_of_each
 from tests.newer_release import newer_text, newer_value
+from tests.plain_events import to_plain
 from tests.readme_blocks import schemas_page
 
 

@@ -9,7 +9,6 @@ from rlstreams.schemas.events import ClosedGroups, Event, PartitionPosition, Tra
 from rlstreams.streams.log.bus import Bus, GroupConsumer
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import ID_HEADER, Outgoing, Position, RawRecord
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
     POLICY_PULLS,
     POLICY_VERSIONS,
@@ -17,6 +16,7 @@ from rlstreams.streams.log.topics import (
     SCORED,
     STEPS,
     TRAJECTORIES,
+    Topic,
 )
 from rlstreams.streams.log.tracker import Tracker
 from rlstreams.streams.memory.bus import MemoryBus

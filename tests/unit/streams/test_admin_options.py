@@ -5,7 +5,7 @@ from __future__ import annotations
 from kafka.admin import KafkaAdminClient
 
 from rlstreams.streams.broker.config import FSYNC, server_properties
-from rlstreams.streams.kafka.admin_options import _NAMES, admin_settings
+from rlstreams.streams.kafka.admin_ask import _NAMES, admin_settings
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import TOPICS
 

@@ -30,6 +30,7 @@ from tests.factories import (
     trainer_started,
     trajectory,
 )
+from tests.unit.schemas.test_projection import DAMAGED_PROMPT
 from tests.unit.streams.audit_log import (
     CONFIG,
     SIZE,
@@ -152,17 +153,8 @@ def test_expired_records_are_unproven() -> None:
         assert kinds(log.report()) == found
 
 
-# A damaged prompt; it once ended an audit.
-DAMAGED = bytes.fromhex(
-    "c301a1d93795274f979e04353902100a747261696e0a696e74617758010000000600000068000000080000006800"
-    "00000d0000006800000008000000680000000a0000006b0000008001373434313931323934306632313465613736"
-    "3864383233396465366436383665353838336166666338306637643765656137333137393361613031333636613061"
-    "3114322b342b392b342b363d043235047b7d9017000c000000daeda0ccc06800"
-)
-
-
 @pytest.mark.parametrize(
-    "value", [DAMAGED, DAMAGED[:60], b"", b"junk", DAMAGED[:10] + b"\xff" * 90]
+    "value", [DAMAGED_PROMPT, DAMAGED_PROMPT[:60], b"", b"junk", DAMAGED_PROMPT[:10] + b"\xff" * 90]
 )
 @pytest.mark.parametrize("header", [None, b"", b"3/7", b"7/x", b"7/" + b"9" * 30, b"/"])
 def test_a_damaged_record_costs_itself(value: bytes, header: bytes | None) -> None:

@@ -75,7 +75,8 @@ def test_hanging_transactions_are_breaches() -> None:
     run = Run()
     run.issue()
     stuck = Breach(kind=BreachKind.HANGING, id="run.steps[0]", detail="producer id 7")
-    report = audit(run.bus, settle_s=0, hanging=lambda: [stuck])
+    with Auditor(run.bus, hanging=lambda: [stuck]) as auditor:
+        report = auditor.round(0)
     assert report.breach_counts == {"hanging transaction": 1}
     assert report.breaches == (stuck,)
 

@@ -6,36 +6,10 @@ import threading
 
 import pytest
 
-from rlstreams.streams.kafka.commit import KafkaCommit
-from rlstreams.streams.log.errors import FencedError, OutcomeUnknownError
+from rlstreams.streams.kafka.producer import KafkaCommit
+from rlstreams.streams.log.errors import OutcomeUnknownError
 
 ENOUGH_S = 60.0
-
-
-def test_it_is_under_way_until_the_call_returns() -> None:
-    """And its result, then, is that nothing was raised."""
-    go = threading.Event()
-
-    def commit() -> None:
-        assert go.wait(ENOUGH_S)
-
-    under_way = KafkaCommit(commit, "run.rollout.0", commit_s=ENOUGH_S)
-    assert not under_way.wait(0.0)
-    go.set()
-    assert under_way.wait(ENOUGH_S)
-    under_way.result()
-
-
-def test_what_the_call_raises_is_its_result() -> None:
-    """Not lost with the thread."""
-
-    def commit() -> None:
-        raise FencedError("by a successor")
-
-    under_way = KafkaCommit(commit, "run.rollout.0", commit_s=ENOUGH_S)
-    assert under_way.wait(ENOUGH_S)
-    with pytest.raises(FencedError, match="successor"):
-        under_way.result()
 
 
 def test_a_call_that_never_returns_is_an_unknown_outcome() -> None:

@@ -16,7 +16,7 @@ def made(num: int, **metrics: float) -> list[StepPoint]:
         StepPoint(
             step=n, epoch=1, policy_version=n, reward=0.5, loss=0.0, num_samples=10,
             num_tokens=1000, num_masked=0, metrics={**FIGURES, "train_s": 1.5, **metrics},
-            staleness={}, anchors={}, started_at_ms=2000 * n - 1500, finished_at_ms=2000 * n,
+            staleness={}, started_at_ms=2000 * n - 1500, finished_at_ms=2000 * n,
         )
         for n in range(1, num + 1)
     ]  # fmt: skip

@@ -86,7 +86,12 @@ class Run:
         self.last_report_ms[role] = until_ms
         return self
 
-    def blocked(self, limits: Limits = LIMITS, waited_s: float = 60.0) -> Blocked | None:
+    def blocked(self, limits: Limits = LIMITS) -> Blocked:
+        found = self.look(limits)
+        assert found is not None
+        return found
+
+    def look(self, limits: Limits = LIMITS) -> Blocked | None:
         for role in ROLES:
             for at_ms in (NOW_MS, self.last_report_ms[role]):
                 state, detail = self.said[role]
@@ -96,7 +101,7 @@ class Run:
                 )  # fmt: skip
                 self.view.apply(report)
         evidence = Evidence(
-            now_ms=STALLED_MS, waited_s=waited_s, committed=self.committed or {}, gone=self.gone,
+            now_ms=STALLED_MS, waited_s=60.0, committed=self.committed or {}, gone=self.gone,
             starting_s=self.starting_s,
         )  # fmt: skip
         return diagnose(self.view.state, evidence, limits)
@@ -107,8 +112,7 @@ def finished() -> Run:
     return Run().issue(10, 11).roll_out(10, 0, 1).roll_out(11, 0, 1)
 
 
-def told(found: Blocked | None) -> tuple[str, tuple[str, ...]]:
-    assert found is not None
+def told(found: Blocked) -> tuple[str, tuple[str, ...]]:
     assert found.is_overdue
     return found.hop, found.workers
 
@@ -118,7 +122,6 @@ def test_prompts_that_issue_too_little() -> None:
     run = Run().issue(10).says("prompts", "waiting", "control, which says paused")
     found = run.blocked()
     assert ("prompts", ("prompts-0",)) == told(found)
-    assert found is not None
     assert "1 whole groups are open, a step needs 2; the last one is 10" in (found.sentence)
     assert "prompts-0 says 'waiting control, which says paused', no progress for 60 s" in (
         found.sentence
@@ -129,7 +132,6 @@ def test_a_torn_group_is_the_fault_of_prompts() -> None:
     """A group that misses a sample can never be complete."""
     found = Run().issue(10).issue(11, size=1).blocked()
     assert ("prompts", ("prompts-0",)) == told(found)
-    assert found is not None
     assert "group 11 has 1 of 2 samples" in found.sentence
 
 
@@ -140,7 +142,6 @@ def test_a_rollout_worker_that_is_silent() -> None:
     run.committed["rollout"][Partition("prompts", 1)] = Committed(offset=3)
     found = run.says("rollout", "working", until_ms=NOW_MS + 1000).blocked()
     assert ("rollout", ("rollout-0",)) == told(found)
-    assert found is not None
     assert found.sentence == (
         "no report from rollout-0 for 59 s (last reported: working); 1 trajectory of group 11 is "
         "missing: 11/1 at prompts[1]@3 (group rollout is at 3), issued 60 s ago"
@@ -151,7 +152,6 @@ def test_a_worker_that_works_has_until_its_own_deadline() -> None:
     """A long sample is no stall as long as the deadline of samples allows it."""
     run = Run().issue(10, 11).says("rollout", "working")
     patient = run.blocked(replace(LIMITS, sample_s=90.0))
-    assert patient is not None
     assert ("rollout", False) == (patient.hop, patient.is_overdue)
     assert ("rollout", ("rollout-0",)) == told(run.blocked(replace(LIMITS, sample_s=40.0)))
 
@@ -164,7 +164,7 @@ def test_one_of_two_rollout_workers() -> None:
     run.take(worker_report(**other, at_ms=NOW_MS), worker_report(**other, at_ms=STALLED_MS))
     assert ("rollout", ("rollout-0", "rollout-1")) == told(run.blocked())
     run.take(worker_report(**other, at_ms=STALLED_MS, counters={"samples": 1.0}))
-    assert run.blocked() is None
+    assert run.look() is None
 
 
 def test_trajectories_that_nobody_scores() -> None:
@@ -172,7 +172,6 @@ def test_trajectories_that_nobody_scores() -> None:
     run = finished().score_below(101).says("logprob", "working", until_ms=NOW_MS + 1000)
     found = run.blocked()
     assert ("logprob", ("logprob-0",)) == told(found)
-    assert found is not None
     assert found.sentence == (
         "no report from logprob-0 for 59 s (last reported: working); "
         "3 trajectories of groups 10, 11 are unscored: 10/1 at trajectories[0]@101 "
@@ -186,7 +185,6 @@ def test_a_logprob_worker_without_a_process() -> None:
     run.gone = frozenset({"logprob-0"})
     found = run.blocked()
     assert ("logprob", ("logprob-0",)) == told(found)
-    assert found is not None
     assert "logprob-0 is not running" in found.sentence
 
 
@@ -195,7 +193,6 @@ def test_a_trainer_that_has_everything() -> None:
     run = finished().score_below(112)
     found = run.blocked()
     assert ("trainer", ("trainer-0",)) == told(found)
-    assert found is not None
     assert found.sentence == (
         "trainer-0 says 'waiting for 2 complete groups; 1 are begun', no progress for 60 s; "
         "step 4 has not run, although every sample of 2 open groups (10, 11) is scored or "
@@ -208,7 +205,6 @@ def test_a_trainer_that_saves_has_longer() -> None:
     run = finished().score_below(112).says("trainer", "saving", "a checkpoint of step 3")
     assert ("trainer", ("trainer-0",)) == told(run.blocked())
     found = run.blocked(replace(LIMITS, save_s=90.0))
-    assert found is not None
     assert (found.hop, found.is_overdue) == ("trainer", False)
 
 
@@ -218,7 +214,6 @@ def test_a_checkpoint_is_counted_from_its_own_begin() -> None:
     run.take(worker_report(worker="trainer-0", role="trainer", instance="i", state="waiting",
                            at_ms=NOW_MS - 3_600_000))  # fmt: skip
     found = run.blocked(replace(LIMITS, save_s=90.0))
-    assert found is not None
     assert (found.hop, found.is_overdue) == ("trainer", False)
 
 
@@ -236,7 +231,6 @@ def test_after_the_last_step_only_the_trainer_is_waited_for() -> None:
     """Until the deadline of its checkpoint; who is idle then, or has ended, blocks nobody."""
     limits = replace(LIMITS, save_s=90.0)
     found = at_the_end("saving", "a checkpoint of step 3").blocked(limits)
-    assert found is not None
     assert (("trainer-0",), False) == (found.workers, found.is_overdue)
     assert found.sentence == (
         "trainer-0 says 'saving a checkpoint of step 3', no progress for 60 s; "
@@ -251,10 +245,9 @@ def test_after_the_last_step_the_trainer_serves_pulls() -> None:
     """As long as a pull may take; once it has said that it stops, nothing is waited for."""
     patient, hasty = replace(LIMITS, pull_s=90.0), replace(LIMITS, pull_s=40.0)
     found = at_the_end("waiting", "until workers have the last version").blocked(patient)
-    assert found is not None
     assert (("trainer-0",), False) == (found.workers, found.is_overdue)
     assert ("trainer", ("trainer-0",)) == told(at_the_end("waiting").blocked(hasty))
-    assert at_the_end("stopped").blocked(hasty) is None
+    assert at_the_end("stopped").look(hasty) is None
 
 
 def test_a_dead_sample_is_waited_for_by_nobody() -> None:
@@ -273,7 +266,6 @@ def test_a_pull_that_is_never_answered(role: str) -> None:
     run.take(pull_requested(4, worker=f"{role}-0", role=role, instance="i"))
     found = run.says(role, "pulling", "policy version 4").blocked()
     assert ("weights", (f"{role}-0", "trainer-0")) == told(found)
-    assert found is not None
     assert "asked for policy version 4 60 s ago and has not loaded it" in found.sentence
     assert "it is served by trainer-0" in found.sentence
     run.take(policy_loaded(4, worker=f"{role}-0"))
@@ -285,7 +277,6 @@ def test_a_version_that_was_made_and_not_published() -> None:
     run = Run().issue(10, 11).take(step_completed(4, closed=ClosedGroups(watermark=10)))
     found = run.says("trainer", "working", until_ms=NOW_MS).blocked()
     assert ("weights", ("trainer-0",)) == told(found)
-    assert found is not None
     assert found.sentence.startswith("no report from trainer-0 for 60 s")
     assert found.sentence.endswith("policy version 4 was made but not published")
 
@@ -297,7 +288,6 @@ def test_a_broker_that_delivers_nothing() -> None:
         run.last_report_ms[role] = NOW_MS + 1000
     found = run.blocked()
     assert ("broker", ()) == told(found)
-    assert found is not None
     assert "no worker has reported for 59 s" in found.sentence
 
 
@@ -324,7 +314,6 @@ def test_a_worker_that_was_restarted_may_load_as_long_as_at_first(role: str) -> 
     run.says(role, "stopped", until_ms=NOW_MS + 1000)
     run.starting_s = {f"{role}-0": 55.0}
     found = run.blocked()
-    assert found is not None
     assert (role, False) == (found.hop, found.is_overdue)
     assert f"{role}-0 was started 55 s ago and has not reported yet" in found.sentence
     run.starting_s = {f"{role}-0": START_S}
@@ -338,7 +327,6 @@ def test_silence_of_those_that_are_started_is_not_the_broker() -> None:
         run.says(role, "waiting", until_ms=NOW_MS)
     run.starting_s = {f"{role}-0": 55.0 for role in ROLES}
     found = run.blocked()
-    assert found is not None
     assert ("rollout", False) == (found.hop, found.is_overdue)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlstreams.schemas.events import ClosedGroups, Event
-from rlstreams.streams.views.letters import Fate, LettersView
+from rlstreams.streams.views.letters import LettersView
 from tests.factories import (
     dead_letter,
     dropped_group,
@@ -66,14 +66,6 @@ def test_the_fate_of_a_group_does_not_depend_on_which_topic_is_read_first(
     } == fates
     assert view.ledger.at_target
     assert ("1", "2", "3") == view.dropped_groups
-
-
-def test_events_of_a_fenced_trainer_are_void() -> None:
-    """Its drop is none."""
-    view = folded(
-        prompt(group_id="1"), trainer_started(epoch=2), groups_dropped(epoch=1), drop("1", (1,))
-    )
-    assert Fate.OPEN == view.group("1").fate
 
 
 def test_letters_keep_their_place_and_size_but_not_their_bytes() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlstreams.streams.views.feed import ThroughputView
+from rlstreams.streams.views.workers import ThroughputView
 from tests.factories import (
     NOW_MS,
     worker_report,
@@ -26,19 +26,19 @@ def fold(view: ThroughputView, events: list[object]) -> None:
 
 def test_rates_are_per_second_over_the_window() -> None:
     """Early reports leave the window, so a burst at the start is forgotten."""
-    view = ThroughputView(window_s=2.0)
-    fold(view, reports(0, 1000, 1010, 1020, 1030))
-    assert view.state.rate("rollout", "tokens") == 10.0
-    assert view.state.total("rollout", "tokens") == 1030
+    view = ThroughputView()
+    fold(view, reports(0, 1000, *range(1010, 1130, 10)))
+    assert view.state.workers[0].rates["tokens"] == 10.0
+    assert view.state.total("rollout", "tokens") == 1120
 
 
-def test_rates_are_summed_over_the_workers_of_a_role() -> None:
+def test_totals_are_summed_over_the_workers_of_a_role() -> None:
     """Two rollout workers, one trainer."""
     view = ThroughputView()
     fold(view, reports(0, 10))
     fold(view, reports(0, 30, worker="rollout-1"))
     fold(view, reports(0, 7, worker="trainer-0", role="trainer"))
-    assert view.state.rate("rollout", "tokens") == 40.0
+    assert view.state.total("rollout", "tokens") == 40.0
     assert view.state.roles == ("rollout", "trainer")
 
 
@@ -49,7 +49,7 @@ def test_a_restarted_worker_counts_on() -> None:
     fold(view, reports(0, 5, start_s=10, instance="r2"))
     state = view.state
     assert state.total("rollout", "tokens") == 55
-    assert state.rate("rollout", "tokens") == 5.0
+    assert state.workers[0].rates["tokens"] == 5.0
     assert state.workers[0].restarts == 1
     assert [(r.worker, r.was_clean) for r in state.restarts] == [("rollout-0", False)]
 

@@ -11,15 +11,11 @@ from rlstreams.schemas.tensor import Tensor
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import TRAJECTORIES
 from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.views.feed import (
-    Feed,
-    FlowView,
-    PullsView,
-    RunView,
-    SamplesView,
-    TokenRun,
-    Views,
-)
+from rlstreams.streams.views.evaluation import SamplesView, TokenRun
+from rlstreams.streams.views.feed import Feed, Views
+from rlstreams.streams.views.flow import FlowView
+from rlstreams.streams.views.run import RunView
+from rlstreams.streams.views.workers import PullsState, PullsView
 from tests.factories import (
     dead_letter,
     dropped_group,
@@ -67,22 +63,6 @@ def test_a_step_is_folded_with_its_mean_reward() -> None:
     assert state.steps[0].num_tokens == 16
 
 
-def test_what_a_dethroned_trainer_writes_is_void() -> None:
-    """Only from the newer claim on: its steps before that stand."""
-    view = RunView()
-    view.apply(trainer_started(epoch=1))
-    view.apply(step_completed(1, epoch=1))
-    view.apply(trainer_started(epoch=2, instance="t2"))
-    view.apply(step_completed(2, epoch=1))
-    view.apply(groups_dropped(epoch=1))
-    view.apply(trainer_started(epoch=2, instance="t3"))
-    state = view.state
-    assert [point.step for point in state.steps] == [1]
-    assert [claim.instance for claim in state.claims] == ["t1", "t2"]
-    assert state.dropped == {}
-    assert state.num_void == 3
-
-
 def test_drops_are_counted_by_reason() -> None:
     """A report says why."""
     view = RunView()
@@ -115,11 +95,11 @@ def test_a_snapshot_does_not_change() -> None:
 
 def test_the_same_problem_then_and_now() -> None:
     """The oldest and the newest evaluation of a row, whatever order they come in."""
-    view = SamplesView(rows=2)
+    view = SamplesView()
     view.apply(answer(5, row=1, reward=1.0))
     view.apply(answer(0, row=1, reward=0.0))
     view.apply(answer(3, row=1, reward=0.0))
-    view.apply(answer(9, row=7))
+    view.apply(answer(9, row=8))
     (problem,) = view.state.problems
     assert problem.row == 1
     assert (problem.then.policy_version, problem.then.is_right) == (0, False)
@@ -181,17 +161,13 @@ def test_the_best_problem_is_one_that_was_learnt() -> None:
     assert best.row == 1
 
 
-def test_a_pull_ends_what_its_request_began() -> None:
-    """Who waits for which version, who holds which, and what it cost."""
+def test_finished_pulls_are_summed() -> None:
+    """What finished pulls cost."""
     view = PullsView()
     view.apply(pull_requested(2))
-    view.apply(pull_requested(2, worker="logprob-0", role="logprob"))
-    view.apply(policy_loaded(2, seconds=0.25, num_bytes=100))
-    state = view.state
-    assert state.waiting == {"logprob-0": 2}
-    assert state.versions == {"rollout-0": 2}
-    assert (state.num_pulls, state.num_bytes, state.seconds) == (1, 100, 0.25)
-    assert state.version("logprob-0") == -1
+    for _ in range(2):
+        view.apply(policy_loaded(2, seconds=0.25, num_bytes=100, paused_s=0.125))
+    assert view.state == PullsState(num_pulls=2, num_bytes=200, seconds=0.5, paused_s=0.25)
 
 
 @pytest.mark.parametrize("name", sorted(one_of_each()))

@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from rlstreams.streams.broker.embedded import BrokerState, EmbeddedBroker
 from rlstreams.streams.broker.visits import owned, visited
 from rlstreams.streams.log.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class FakeState:
-    """A process that there is not."""
-
-    pid: int
-
-    @property
-    def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.pid}"
-
-
-class FakeBroker:
-    """Runs, or does not."""
+class FakeBroker(EmbeddedBroker):
+    """Runs, or does not; there is no process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.num_starts = 0
-        self._state: FakeState | None = None
+        self._state: BrokerState | None = None
 
-    def status(self) -> FakeState | None:
+    def status(self) -> BrokerState | None:
         return self._state
 
-    def attach_or_start(self) -> FakeState:
+    def attach_or_start(self) -> BrokerState:
         if self._state is None:
             self.num_starts += 1
-            self._state = FakeState(100 + self.num_starts)
+            pid = 100 + self.num_starts
+            self._state = BrokerState(pid=pid, port=pid, controller_port=0, cluster_id="")
         return self._state
 
     def stop(self) -> bool:

@@ -12,7 +12,6 @@ from rlstreams.schemas.events import ClosedGroups, Event
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded, now_ms, outgoing
 from rlstreams.streams.log.record import Committed, Outgoing, Partition
-from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
     CONTROL,
     POLICY_VERSIONS,
@@ -21,6 +20,7 @@ from rlstreams.streams.log.topics import (
     TOPICS,
     TRAJECTORIES,
     WORKER_EVENTS,
+    Topic,
 )
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.views.stalls import Held

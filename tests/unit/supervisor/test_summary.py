@@ -197,7 +197,6 @@ def point(version: int, accuracy: float, num_samples: int) -> EvaluationPoint:
         num_samples=num_samples,
         num_issued=256,
         num_dead=256 - num_samples,
-        num_exact=num_samples,
         num_tokens=1,
         finished_at_ms=1,
     )

@@ -14,8 +14,7 @@ from rlstreams.schemas.events import EVALUATE, Event, TrainerStarted
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError
 from rlstreams.streams.log.record import Outgoing, Partition
-from rlstreams.streams.log.topic import Topic
-from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCHEMAS, STEPS, TRAJECTORIES
+from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCHEMAS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.up.supervisor import schema_lookup
 from rlstreams.up.supervisor.progress import Progress

@@ -7,8 +7,7 @@ import pytest
 from rlstreams.schemas.events import NO_VERSION, Event, PolicyPublished
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing
-from rlstreams.streams.log.topic import Topic
-from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
+from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS, Topic
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.loop.claims import TAIL
 from rlstreams.workers.policy.view import KEPT, PolicyFollower, PolicyView

@@ -1,0 +1,58 @@
+"""Text that people and other programs read: counts, times, ends of log files, JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+TAIL_BYTES = 1 << 16  # of a log file: after days, one may be larger than memory
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Args: number: how many; one: of what; many: more than one of it (`one` with an s)."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def utc_text(at_ms: int, between: str = " ") -> str:
+    """`2026-11-18 11:06:40`, in UTC; outside of years 1 to 9999 the milliseconds since 1970."""
+    try:
+        when = datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms"
+    return f"{when:%Y-%m-%d}{between}{when:%H:%M:%S}"
+
+
+def tail(path: Path, num_lines: int) -> Sequence[str]:
+    """The last lines of a file, of its last `TAIL_BYTES` at the most; none if there is no file."""
+    if not path.is_file():
+        return ()
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        text = file.read().decode("utf-8", "replace")
+    return text.splitlines()[-num_lines:]
+
+
+def plain_json(value: object, **options: Any) -> str:  # noqa: ANN401
+    """`value` as JSON that every reader takes; the options are those of `json.dumps`.
+
+    A number that is none (NaN, infinity) is null: Python's words for these are no JSON (RFC 8259).
+    """
+    plain = {"ensure_ascii": False, "allow_nan": False, **options}
+    try:
+        return json.dumps(value, **plain)
+    except ValueError:  # rare, so only then is the tree walked
+        return json.dumps(_finite(value), **plain)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
