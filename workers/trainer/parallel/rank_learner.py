@@ -45,8 +45,9 @@ class RankSpec:
     section: TrainerSection
     device: str
     dtype: str
-    rank: int
+    threads: int
     host: str
+    rank: int = 0
 
     @property
     def size(self) -> int:
@@ -158,14 +159,9 @@ class RankLearner(Learner):
             for gradient in self._adam.gradients:
                 gradient.mul_(scale)
 
-    def local_forget(self) -> None:
-        """Drop this rank's gradient."""
-        self._adam.clear()
-
-    def local_update(self, lr: float) -> None:
-        """Change this rank's rows."""
+    def _update(self, lr: float) -> None:
         self._states = None
-        self._adam.update(lr)
+        super()._update(lr)
 
     def local_sums(self) -> dict[str, list[int]]:
         """By published name what the hash adds up of this rank's rows; not of merged adapters."""
@@ -182,7 +178,7 @@ class RankLearner(Learner):
         """A whole tensor on rank 0, of a published name, of the optimizer or of a trained name."""
         rank, size = self._spec.rank, self._spec.size
         path, rows = self._rows(kind, key)
-        return gather(rows, self._plan.whole[path], rank, size) if rows.dim() else rows
+        return gather(rows, self._plan.whole[path], rank, size)
 
     def _rows(self, kind: str, key: str) -> tuple[str, Tensor]:
         """A parameter's path, and what this rank has of it under `key`."""
@@ -199,29 +195,27 @@ class RankLearner(Learner):
             self._states = self._adam.tensors()
         return self._states
 
-    def scatter(self, kind: str, key: str, dtype: str, whole: Tensor | None) -> None:
-        """Take this rank's rows of what rank 0 has; those of the optimizer wait for `adopt`.
-
-        Args:
-            dtype: of the tensor; "" for a number, which `whole` is on every rank.
-        """
+    def scatter(self, kind: str, key: str, dtype: torch.dtype, whole: Tensor | None = None) -> None:
+        """Take this rank's rows of what rank 0 has; those of the optimizer wait for `adopt`."""
         rank, size = self._spec.rank, self._spec.size
         if kind != STATE:
             scatter(whole, self._rows(kind, key)[1], rank, size)
             return
         name, _, part = key.rpartition(":")
         rows = self._shards.rows[self._plan.trained[name]]
-        new = torch.empty_like(rows, dtype=getattr(torch, dtype), requires_grad=False)
+        new = torch.empty_like(rows, dtype=dtype, requires_grad=False)
         scatter(whole, new, rank, size)
         self._incoming.setdefault(name, {})[part] = new
 
-    def set_number(self, key: str, value: float) -> None:
-        """A number of the optimizer, the same on every rank; waits for `adopt`."""
-        name, _, part = key.rpartition(":")
-        self._incoming.setdefault(name, {})[part] = torch.tensor(value, dtype=torch.float32)
+    def adopt(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Go on from `step` with the optimizer's state as it came.
 
-    def adopt(self, step: int) -> None:
-        """Go on from `step` with the optimizer's state as it came."""
+        Args:
+            numbers: of the state, the same on every rank.
+        """
+        for key, value in numbers.items():
+            name, _, part = key.rpartition(":")
+            self._incoming.setdefault(name, {})[part] = torch.tensor(value, dtype=torch.float32)
         self._adam.load(self._incoming)
         self._incoming, self._states = {}, None
         self.step_number = step
