@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import MicroBatch
-from rlstreams.workers.trainer.learn.trainable import trainable_of
+from rlstreams.workers.trainer.learn.trainable import Trainable, trainable_of
 from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.trainer.parallel.deal import Task, empty
 from rlstreams.workers.trainer.parallel.shards import Plan, Shards, gather, scatter, span
@@ -83,7 +84,7 @@ class RankLearner(Learner):
             self._shards.root,
             spec.section.optimizer,
             spec.section.loss,
-            trainable=_Rows(self._plan, self._shards),
+            trainable=cast(Trainable, _Rows(self._plan, self._shards)),
             scorer=self._shards.root,
             why_padded=self.why_padded,
         )
@@ -248,28 +249,11 @@ class RankLearner(Learner):
 
 
 class _Rows:
-    """One rank's rows as a `Trainable`."""
+    """One rank's rows, as far as a `Learner` asks its `Trainable`: `Leader` does the rest."""
 
     def __init__(self, plan: Plan, shards: Shards) -> None:
-        self._plan = plan
-        self._rows = shards.rows
+        self._rows = {name: shards.rows[path] for name, path in plan.trained.items()}
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The rows of the trained parameters."""
-        return {name: self._rows[path] for name, path in self._plan.trained.items()}
-
-    def weights(self) -> dict[str, Tensor]:
-        """The rows of what is published."""
-        return {name: self._rows[path].detach() for name, path in self._plan.published.items()}
-
-    def extra(self) -> dict[str, Tensor]:
-        """The rows of adapters."""
-        own = self.parameters()
-        return {name: own[name].detach() for name in sorted(self._plan.adapters)}
-
-    @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
-        """Rows for rows."""
-        for own, given in ((self.weights(), weights), (self.extra(), extra)):
-            for name, rows in own.items():
-                rows.copy_(given[name])
+        """Those that learn."""
+        return self._rows

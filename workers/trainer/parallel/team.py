@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -205,34 +205,47 @@ class Team:
         """Until all are done, or one cannot be."""
         answers: dict[int, Answer] = {}
         explain_until_s = 0.0
-        until_s = time.monotonic() + self._together_s
-        while True:
-            if time.monotonic() > until_s:
-                late = self._late(answers)
-                self.close()
-                raise FollowerError(
-                    f"{late} did not do its part within {self._together_s:g} s; all ranks end"
-                )
-            self._changed.wait(_LOOK_EVERY_S)
-            self._changed.clear()
-            self._collect(answers)
-            self.check()
+        for _ in self._looks(future, answers, self._together_s, "did not do its part"):
             found = self._out_of_memory(future, answers)
             if found is not None:
                 self._free(future, answers)
                 raise found
-            failed = self._failed(future, answers)
-            if failed is not None:
+            if self._failed(future, answers) is not None:
                 explain_until_s = explain_until_s or time.monotonic() + _EXPLAIN_S
                 if time.monotonic() > explain_until_s:
-                    raise failed
-            elif future.done() and len(answers) == len(self._followers):
-                return [answers[follower.rank] for follower in self._followers]
+                    break
+        failed = self._failed(future, answers)
+        if failed is not None:
+            raise failed
+        return [answers[follower.rank] for follower in self._followers]
 
-    def _collect(self, answers: dict[int, Answer]) -> None:
-        for follower in self._followers:
-            with contextlib.suppress(queue.Empty):
-                answers[follower.rank] = follower.answers.get_nowait()
+    def _looks(
+        self, future: Future[Any], answers: dict[int, Answer], limit_s: float, undone: str
+    ) -> Iterator[None]:
+        """Until rank 0's part is done and each follower has answered; a turn at each news.
+
+        Raises:
+            FollowerError: one is gone or silent, or `undone` within `limit_s`.
+        """
+        until_s = time.monotonic() + limit_s
+        while True:
+            self._changed.wait(_LOOK_EVERY_S)
+            self._changed.clear()
+            for follower in self._followers:
+                with contextlib.suppress(queue.Empty):
+                    answers[follower.rank] = follower.answers.get_nowait()
+            self.check()
+            is_done = future.done() and len(answers) == len(self._followers)
+            yield  # of the last state too
+            if is_done:
+                return
+            if time.monotonic() > until_s:
+                late = [f.name for f in self._followers if f.rank not in answers]
+                self.close()
+                raise FollowerError(
+                    f"{', '.join(late) or 'rank 0 of the trainer'} {undone} within {limit_s:g} s; "
+                    "all ranks end"
+                )
 
     @staticmethod
     def _out_of_memory(
@@ -272,23 +285,9 @@ class Team:
             with contextlib.suppress(OSError):
                 follower.link.send((FREE, ()))
         group.abort()
-        until_s = time.monotonic() + _FREE_S
-        while not (future.done() and len(answers) == len(self._followers)):
-            self._changed.wait(_LOOK_EVERY_S)
-            self._changed.clear()
-            self._collect(answers)
-            self.check()
-            if time.monotonic() > until_s:
-                late = self._late(answers)
-                self.close()
-                raise FollowerError(
-                    f"{late} did not come out of a pass within {_FREE_S:g} s after another rank "
-                    "had run out of memory; all ranks end"
-                )
-
-    def _late(self, answers: Mapping[int, Answer]) -> str:
-        names = [f.name for f in self._followers if f.rank not in answers]
-        return ", ".join(names) or "rank 0 of the trainer"
+        undone = "did not come out of a pass, in which another rank ran out of memory,"
+        for _ in self._looks(future, answers, _FREE_S, undone):
+            pass
 
     def _tick(self) -> None:
         while not self._is_closed:
