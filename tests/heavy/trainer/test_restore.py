@@ -12,8 +12,7 @@ from rlstreams.schemas.events import StepsRedone, TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.workers.trainer.redo.restore import objection
-from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,

@@ -123,7 +123,7 @@ class Training:
             else:
                 self.why_eager = "several ranks compute their layers as they are"
                 spec = {"folder": folder, "section": section, "device": device, "dtype": dtype}
-                self.learner = _leader(team, spec | {"threads": threads}, model, mask)
+                self.learner = _leader(team, model, mask, threads=threads, **spec)
             self.numerics = replace(
                 numerics_of(model, numerics), ranks=num_ranks, compiled=not self.why_eager
             )
@@ -231,7 +231,8 @@ class Training:
         for index, (sample, advantage) in enumerate(
             zip(samples, self._advantages(samples), strict=True)
         ):
-            own = masks_of(sample, masked)
+            of_sample = (sample.trajectory.group_id, sample.trajectory.sample)
+            own = tuple(m for m in masked if (m.group_id, m.sample) == of_sample)
             if len(own) == sum(is_sampled(segment) for segment in sample.trajectory.segments):
                 continue  # nothing of it is learnt from
             batch = pack(
@@ -352,20 +353,11 @@ def _learner(
     return learner, why_eager
 
 
-def _leader(team: Team, spec: Mapping[str, Any], model: nn.Module, mask: MakeMask) -> Learner:
+def _leader(team: Team, model: nn.Module, mask: MakeMask, **spec: Any) -> Learner:  # noqa: ANN401
     """The learner of the first of several ranks, which leads the others."""
-    from rlstreams.workers.trainer.parallel.leader import Leader
-    from rlstreams.workers.trainer.parallel.rank_learner import RankSpec
+    from rlstreams.workers.trainer.parallel.leader import Leader, RankSpec
 
     return Leader(team, RankSpec(host=team.host, **spec), model, mask)
-
-
-def masks_of(
-    sample: ScoredTrajectory, masked: Sequence[MaskedSegment]
-) -> tuple[MaskedSegment, ...]:
-    """The masked segments of one sample."""
-    own = (sample.trajectory.group_id, sample.trajectory.sample)
-    return tuple(mask for mask in masked if (mask.group_id, mask.sample) == own)
 
 
 def blame(
