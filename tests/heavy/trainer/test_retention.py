@@ -31,6 +31,7 @@ from tests.heavy.trainer.trainer_stand import (
     run_steps,
     scored,
     send,
+    train,
     turn_until,
 )
 
@@ -123,8 +124,7 @@ def test_a_trainer_refuses_to_redo_from_a_log_that_lost_its_beginning(tmp_path: 
     """It says which step, and the supervisor does not start it again."""
     log, config = make_log(), make_config(tmp_path)
     first = make_trainer(log, config)
-    send(log, *(scored(0, sample, 0) for sample in range(2)))
-    run_steps(log, first, 1)
+    train(log, first, 1)
     bury(first)
     log.trim(Partition(f"demo.{SCORED.name}", 0), 1)
     second = make_trainer(log, config, "two", takeover=True)
