@@ -355,7 +355,8 @@ def _learner(
 
 def _leader(team: Team, model: nn.Module, mask: MakeMask, **spec: Any) -> Learner:  # noqa: ANN401
     """The learner of the first of several ranks, which leads the others."""
-    from rlstreams.workers.trainer.parallel.leader import Leader, RankSpec
+    from rlstreams.workers.trainer.parallel.leader import Leader
+    from rlstreams.workers.trainer.parallel.rank_learner import RankSpec
 
     return Leader(team, RankSpec(host=team.host, **spec), model, mask)
 
