@@ -8,25 +8,16 @@ another one for it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-
-from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import TRAIN, ClosedGroups, DroppedGroup, Prompt
 from rlstreams.streams.ledger import EXPIRED, Ledger
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.group_ids import issue_number
-from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.workers.loop.log import Log
 from rlstreams.workers.trainer.intake.closed import ClosedSet
+from rlstreams.workers.trainer.intake.fetch import events_now
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.redo.retention import RetentionError, check_open
-
-READ_DEADLINE_S = 60.0
-_FIRST_LOOK = 1000  # offsets before the end of a partition
 
 
 def drop_expired(bus: Bus, ledger: Ledger, writer: LedgerWriter, log: Log) -> int:
@@ -67,47 +58,12 @@ def _is_emptied(bus: Bus, topic: str) -> bool:
 def open_groups(bus: Bus, closed: ClosedGroups) -> list[DroppedGroup]:
     """Every training group that was issued and is not closed, in issue order."""
     found: dict[int, Prompt] = {}
-    known = frozenset(closed.above)
-    for partition, end in bus.ends(PROMPTS.name).items():
-        for prompt in _newest(bus, partition, end, closed.watermark):
-            number = issue_number(prompt.group_id)
-            if number is not None and number >= closed.watermark and number not in known:
-                found.setdefault(number, prompt)
+    is_closed = ClosedSet(closed)
+    for prompt in events_now(bus, bus.beginnings(PROMPTS.name), Prompt):
+        number = issue_number(prompt.group_id)
+        if prompt.purpose == TRAIN and number is not None and number not in is_closed:
+            found.setdefault(number, prompt)
     return [_dropped(found[number]) for number in sorted(found)]
-
-
-def _newest(bus: Bus, partition: Partition, end: int, watermark: int) -> list[Prompt]:
-    """Training prompts from the end back to one below `watermark`, or to the beginning."""
-    begin, span = bus.beginnings(partition.topic)[partition], _FIRST_LOOK
-    while True:
-        start = max(begin, end - span)
-        prompts = list(_prompts(bus, {partition: start}, end))
-        numbers = [issue_number(prompt.group_id) for prompt in prompts]
-        if start == begin or any(n is not None and n < watermark for n in numbers):
-            return prompts
-        span *= 4
-
-
-def _prompts(bus: Bus, start: Mapping[Partition, int], end: int) -> Iterator[Prompt]:
-    (partition,) = start
-    until_s = time.monotonic() + READ_DEADLINE_S
-    with bus.reader(start) as reader:
-        while (at := reader.positions()[partition]) < end:
-            raws = reader.poll(500, 0.2)
-            if raws:
-                until_s = time.monotonic() + READ_DEADLINE_S
-            elif time.monotonic() > until_s:
-                raise DeadlineError(
-                    f"reading {partition} from the broker: at offset {at} of {end}, and nothing "
-                    f"came for {READ_DEADLINE_S:g} s"
-                )
-            for raw in raws:
-                try:
-                    event = decoded(raw, bus.schemas()).event
-                except DecodeError:
-                    continue  # its siblings name the group too
-                if isinstance(event, Prompt) and event.purpose == TRAIN:
-                    yield event
 
 
 def _dropped(prompt: Prompt) -> DroppedGroup:

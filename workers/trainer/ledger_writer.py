@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rlstreams.schemas.events import (
     ClosedGroups,
@@ -58,9 +59,11 @@ class LedgerWriter:
         self._next_step = next_step
         self._num_micro_batches = 0  # as it was counted last
         self._log = get_log(context.role, context.worker, context.instance)
-        self._context = context
+        self._beat = context.beat
         self._producer = producer
-        self._epoch = epoch
+        self._ours: dict[str, Any] = {
+            "run": context.config.run.id, "epoch": epoch, "instance": context.instance
+        }  # fmt: skip
         self._reporter = reporter
         self._claim_offset = claim_offset
         self._next_heartbeat = 0.0
@@ -76,7 +79,7 @@ class LedgerWriter:
         """Called in a turn that may read for long: alive, and not stuck as long as records come."""
         if num_records:
             self._reporter.count(fetched_records=num_records)
-            self._context.beat()
+            self._beat()
         self.heartbeat()
 
     def progressed(self, num_micro_batches: int) -> None:
@@ -103,9 +106,7 @@ class LedgerWriter:
         if now_s >= min(self._next_heartbeat, self._pointed_s + POINTED_S) or has_changed:
             self._told, self._pointed_s = state, now_s
             event = TrainerHeartbeat(
-                run=self._context.config.run.id,
-                epoch=self._epoch,
-                instance=self._context.instance,
+                **self._ours,
                 state=state,
                 next_step=self._next_step,
                 detail="",
@@ -135,9 +136,7 @@ class LedgerWriter:
         """The step is done."""
         finished_ms = now_ms()
         event = StepCompleted(
-            run=self._context.config.run.id,
-            epoch=self._epoch,
-            instance=self._context.instance,
+            **self._ours,
             step=step,
             policy_version=plan.policy_version + 1,
             weight_hash=trained.weight_hash,
@@ -183,9 +182,7 @@ class LedgerWriter:
         records = [outgoing(DEAD_LETTERS, letter) for letter in letters]
         if groups:
             event = GroupsDropped(
-                run=self._context.config.run.id,
-                epoch=self._epoch,
-                instance=self._context.instance,
+                **self._ours,
                 groups=tuple(groups),
                 closed=closed,
                 dropped_at_ms=now_ms(),
@@ -198,9 +195,7 @@ class LedgerWriter:
         if not redone.num_steps and not redone.passed_over:
             return
         event = StepsRedone(
-            run=self._context.config.run.id,
-            epoch=self._epoch,
-            instance=self._context.instance,
+            **self._ours,
             first_step=redone.first_step,
             last_step=redone.last_step,
             num_equal=redone.num_equal,
@@ -217,9 +212,7 @@ class LedgerWriter:
     def drifted(self, step: int, policy_version: int, expected: str, actual: str) -> None:
         """A redo gave other weights; they go on under a number of their own."""
         event = RedoDrifted(
-            run=self._context.config.run.id,
-            epoch=self._epoch,
-            instance=self._context.instance,
+            **self._ours,
             step=step,
             policy_version=policy_version,
             expected_hash=expected,
@@ -232,11 +225,11 @@ class LedgerWriter:
     def published(self, step: int, manifest: Manifest, server: WeightServer) -> None:
         """The version can be pulled."""
         event = PolicyPublished(
-            model=self._context.config.run.id,
+            model=self._ours["run"],
             policy_version=manifest.policy_version,
             weight_hash=manifest.weight_hash,
-            epoch=self._epoch,
-            instance=self._context.instance,
+            epoch=self._ours["epoch"],
+            instance=self._ours["instance"],
             step=step,
             num_bytes=manifest.num_bytes,
             layout=manifest.layout,

@@ -15,17 +15,20 @@ from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.redo.redo import Compute, Coroutine, Redone, redo
-from rlstreams.workers.trainer.redo.restore import Restored, restore
 from rlstreams.workers.trainer.redo.retention import (
-    Limits,
     RedoSpan,
     RetentionError,
     check_open,
     check_redo,
-    needs_checkpoint,
 )
-from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.checkpoint import (
+    CheckpointStore,
+    Manifest,
+    PassedOver,
+    objection,
+)
 from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.channel import WeightError
 
 LOOK_EVERY_S = 1.0  # at the age of what redo needs
 
@@ -55,8 +58,7 @@ class Recovery:
         self._compute = compute
         self._log = get_log(context.role, context.worker, context.instance)
         self._store = CheckpointStore(context.folder / "checkpoints")
-        self._limits = Limits.of(bus.settings(SCORED.name))
-        self._span = RedoSpan()
+        self._span = RedoSpan(bus.settings(SCORED.name))
         self._next_look = 0.0
         self.saved_step = 0  # 0: version 0 is the model folder
         beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
@@ -70,19 +72,16 @@ class Recovery:
         Raises:
             RetentionError, RedoError: the log no longer has, or never had, what the ledger says.
         """
-        restored: Restored = yield self._compute(
-            restore, self._store, self._run, self._ledger, self._training
-        )
-        for passed in restored.passed_over:
+        begins, passed_over = yield self._compute(self._restore)
+        for passed in passed_over:
             self._log.warning(
                 "checkpoint_passed_over", checkpoint=passed.name, reason=passed.reason
             )
-        self.saved_step = restored.step
-        facts = [self._ledger.steps[n] for n in self._ledger.steps if n > restored.step]
+        facts = [fact for step, fact in self._ledger.steps.items() if step > self.saved_step]
         try:
-            check_redo(facts, self._bus.beginnings(SCORED.name), restored.checkpoint)
+            check_redo(facts, self._bus.beginnings(SCORED.name), begins)
         except RetentionError as err:
-            for passed in restored.passed_over:
+            for passed in passed_over:
                 err.add_note(f"checkpoint {passed.name} was passed over: {passed.reason}")
             raise
         redone = yield from redo(
@@ -94,7 +93,29 @@ class Recovery:
             used=self._span.add,
             stop_at_unequal=self._section.is_redo_exact,
         )
-        return replace(redone, passed_over=restored.passed_over)
+        return replace(redone, passed_over=passed_over)
+
+    def _restore(self) -> tuple[str, tuple[PassedOver, ...]]:
+        """Load the newest checkpoint that is whole and confirmed, or stay at the model folder;
+        where redo begins, for people, and newer checkpoints that were not taken."""
+        self._store.clean(self._ledger.epoch)
+        unfit: dict[str, str] = {}  # whole and confirmed, and yet not this model's
+
+        def against(manifest: Manifest) -> str:
+            return unfit.get(manifest.name) or objection(self._run, self._ledger, manifest)
+
+        while True:
+            found = self._store.newest(against)
+            manifest = found.manifest
+            if manifest is None:
+                return "version 0", found.passed_over
+            try:
+                self._training.restore(self._store, manifest)
+            except (WeightError, ValueError) as err:
+                unfit[manifest.name] = str(err)
+            else:
+                self.saved_step = manifest.step
+                return f"checkpoint {manifest.name} of step {manifest.step}", found.passed_over
 
     def used(self, raws: Iterable[RawRecord]) -> None:
         """The newest step used these records."""
@@ -113,11 +134,7 @@ class Recovery:
         if (now_s := time.monotonic()) < self._next_look:
             return False
         self._next_look = now_s + LOOK_EVERY_S
-        span = self._span
-        reason = needs_checkpoint(
-            span.oldest, ends(), span.bytes_per_offset, self._limits, now_ms()
-        )
-        if reason:
+        if reason := self._span.why_save(ends(), now_ms()):
             self._log.info("checkpoint_early", step=step, reason=reason)
         return bool(reason)
 

@@ -8,24 +8,17 @@ samples again and set aside what was made under the versions that are missing.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import PolicyPublished, ScoredTrajectory
-from rlstreams.schemas.projection import Projection
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.errors import ConfigError, DeadlineError
-from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import POLICY_VERSIONS, SCORED, STEPS
+from rlstreams.workers.trainer.intake.fetch import events_now
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 
 NUM_SCORES = 32  # offsets looked at before the end of each partition
-READ_DEADLINE_S = 60.0
-_SCORES = Projection(ScoredTrajectory, "scores.policy_version", "scores.weight_hash")
 
 
 def check_tail(bus: Bus, ledger: Ledger, run: str, run_folder: Path) -> None:
@@ -41,7 +34,8 @@ def check_tail(bus: Bus, ledger: Ledger, run: str, run_folder: Path) -> None:
     saved = next((m for m in manifests if m.run == run and m.step > newest), None)
     if saved is not None:
         found.append(f"checkpoint {saved.name} is of step {saved.step}")
-    later = [event for event in _published(bus) if event.step > newest]
+    published = events_now(bus, bus.beginnings(POLICY_VERSIONS.name), PolicyPublished)
+    later = [event for event in published if event.step > newest]
     scored = _scored(bus) if later else {}
     # An announcement under an epoch that nobody claimed is forged, unless samples were scored so.
     confirmed = [e for e in later if scored.get(e.policy_version) == e.weight_hash]
@@ -65,38 +59,12 @@ def check_tail(bus: Bus, ledger: Ledger, run: str, run_folder: Path) -> None:
         )
 
 
-def _published(bus: Bus) -> Iterator[PolicyPublished]:
-    for raw in _records(bus, bus.beginnings(POLICY_VERSIONS.name)):
-        try:
-            event = decoded(raw, bus.schemas()).event
-        except DecodeError:
-            continue
-        if isinstance(event, PolicyPublished):
-            yield event
-
-
 def _scored(bus: Bus) -> dict[int, str]:
     """Hash by version, of what the newest samples were scored under."""
     begins, ends = bus.beginnings(SCORED.name), bus.ends(SCORED.name)
-    found: dict[int, str] = {}
-    for raw in _records(bus, {p: max(begins[p], end - NUM_SCORES) for p, end in ends.items()}):
-        try:
-            versions, hashes = _SCORES.read(raw.value, bus.schemas())
-        except DecodeError:
-            continue
-        found.update(zip(versions, hashes, strict=True))
-    return found
-
-
-def _records(bus: Bus, start: Mapping[Partition, int]) -> Iterator[RawRecord]:
-    """What is committed now, from `start` on."""
-    ends = {p: end for p, end in bus.ends(next(iter(start)).topic).items() if end > start[p]}
-    until_s = time.monotonic() + READ_DEADLINE_S
-    with bus.reader(start) as reader:
-        while any(reader.positions()[partition] < end for partition, end in ends.items()):
-            if raws := reader.poll(500, 0.2):
-                until_s = time.monotonic() + READ_DEADLINE_S
-                yield from raws
-            elif time.monotonic() > until_s:
-                where = ", ".join(map(str, ends))
-                raise DeadlineError(f"reading {where}: nothing came for {READ_DEADLINE_S:g} s")
+    start = {p: max(begins[p], end - NUM_SCORES) for p, end in ends.items()}
+    return {
+        score.policy_version: score.weight_hash
+        for event in events_now(bus, start, ScoredTrajectory)
+        for score in event.scores
+    }

@@ -26,9 +26,8 @@ from rlstreams.workers.trainer.facts import versions
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError
 from rlstreams.workers.trainer.parallel.team import team_of
 from rlstreams.workers.trainer.redo.redo import RedoneStep, differences, redo_steps, run_now
-from rlstreams.workers.trainer.redo.restore import objection
 from rlstreams.workers.trainer.redo.retention import check_redo
-from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.channel import WeightError
 

@@ -26,8 +26,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.model import load_model, load_weights, weights_of
 from rlstreams.workers.trainer.claim import read_ledger
-from rlstreams.workers.trainer.redo.restore import objection
-from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import dtype_name, size_bytes, weight_hash
 

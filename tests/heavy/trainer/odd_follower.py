@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from rlstreams.workers.trainer.parallel.wire import Link
+from rlstreams.workers.trainer.parallel.link import ALIVE, Answer, Link
 
 
 def main(descriptor: int) -> None:
@@ -17,13 +17,13 @@ def main(descriptor: int) -> None:
 
     def speak() -> None:
         while True:
-            link.send({"alive": True}, {})
+            link.send(ALIVE)
             time.sleep(0.2)
 
     threading.Thread(target=speak, daemon=True).start()
     while (received := link.receive()) is not None:
-        if received[0]["do"] == "fail":
-            link.send({"failed": "NoOrderError: roll_cuda has none", "kind": "NoOrderError"}, {})
+        if received[0] == "fail":
+            link.send(Answer(kind="NoOrderError", failure="roll_cuda has none"))
     os._exit(0)
 
 

@@ -15,13 +15,13 @@ from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit, exit_status
 from tests.heavy.trainer.trainer_stand import (
+    finish,
     make_config,
     make_log,
     make_trainer,
     read,
     scored,
     send,
-    turn_until,
 )
 
 
@@ -51,13 +51,6 @@ class Asleep(MemoryBus):
     def ends(self, topic: str) -> Mapping[Partition, int]:
         self._sleep("ends", topic)
         return super().ends(topic)
-
-
-def finish(log: MemoryLog, config: RunConfig) -> None:
-    """A successor takes over and makes all the steps that are left."""
-    successor = make_trainer(log, config, "two", takeover=True)
-    turn_until(successor, lambda: successor.done)
-    successor.close()
 
 
 def ledger(log: MemoryLog) -> object:

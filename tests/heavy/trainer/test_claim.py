@@ -36,6 +36,7 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    train,
     turn_until,
 )
 from tests.logs import made_log
@@ -227,8 +228,7 @@ def test_a_topic_that_was_made_anew_is_refused(
     """Old positions would name new records, and without a ledger all would be trained again."""
     log, config = make_log(), make_config(tmp_path)
     first = make_trainer(log, config)
-    send(log, *(scored(0, sample, 0) for sample in range(2)))
-    run_steps(log, first, 1)
+    train(log, first, 1)
     turn_until(first, lambda: first._reporter.policy_version == 1)
     bury(first)
     log.create(f"demo.{topic}", partitions)

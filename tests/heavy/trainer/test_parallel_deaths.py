@@ -58,7 +58,7 @@ def test_a_rank_that_speaks_and_never_finishes_is_named() -> None:
             rf"rank 1 of the trainer \(process {team.processes[0]}\) did not do its part within 1 s"
         )
         with pytest.raises(FollowerError, match=told):
-            team.together(lambda: None, {"do": "idle"})
+            team.together(lambda: None, "idle")
 
 
 def test_what_one_rank_alone_refuses_is_told_as_such() -> None:
@@ -67,7 +67,7 @@ def test_what_one_rank_alone_refuses_is_told_as_such() -> None:
         closing(Team([""], program=ODD)) as team,
         pytest.raises(NoOrderError, match="roll_cuda"),
     ):
-        team.together(lambda: None, {"do": "fail"})
+        team.together(lambda: None, "fail")
 
 
 def test_what_no_rank_can_train_is_refused_by_its_name(folder: Path) -> None:

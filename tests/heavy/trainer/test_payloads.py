@@ -34,6 +34,7 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    train,
     turn_until,
 )
 
@@ -203,9 +204,7 @@ def test_a_redo_holds_one_step_s_samples_at_a_time(
     monkeypatch.setattr("rlstreams.workers.trainer.redo.redo.read_step", counted)
     log, config = make_log(), make_config(tmp_path)
     first = make_trainer(log, config)
-    for group in range(3):
-        send(log, *(scored(group, sample, group) for sample in range(2)))
-        run_steps(log, first, group + 1)
+    train(log, first, 3)
     bury(first)
     del first
     Counting.counts.clear()

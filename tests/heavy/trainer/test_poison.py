@@ -42,6 +42,7 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    train,
     turn_until,
 )
 
@@ -293,38 +294,6 @@ def test_a_sample_that_does_not_fit_alone_costs_its_group(tmp_path: Path) -> Non
     assert [step.micro_batches for step in steps(log)] == [(2, 2)]
 
 
-def test_a_reward_beyond_the_bound_is_set_aside(tmp_path: Path) -> None:
-    """A foreign record may hold any number; none becomes an infinite advantage."""
-    log = make_log()
-    config = make_config(tmp_path, trainer__steps=1, trainer__loss__normalize_std="false")
-    trainer = make_trainer(log, config)
-    send(log, scored(0, 0, 0, reward=1e39), scored(0, 1, 0))
-    send(log, *(scored(1, sample, 0) for sample in range(2)))
-    run_steps(log, trainer, 1)
-    trainer.close()
-    (letter,) = letters(log)
-    assert (letter.sample, letter.reason) == (0, "validation")
-    assert drops(log) == [("0", "dead_samples", False)]
-
-
-def test_a_group_without_signal_makes_room_for_another(tmp_path: Path) -> None:
-    """Dropped before the step, for good; a redo comes to the same plan and the same weights."""
-    log = make_log()
-    config = make_config(tmp_path, trainer__steps=2, trainer__equal_rewards="drop")
-    first = make_trainer(log, config)
-    send(log, *(scored(0, sample, 0, reward=1.0) for sample in range(2)))
-    send(log, *(scored(1, sample, 0) for sample in range(2)))
-    run_steps(log, first, 1)
-    bury(first)
-    second = make_trainer(log, config, "two", takeover=True)
-    send(log, *(scored(2, sample, 1) for sample in range(2)))
-    run_steps(log, second, 2)
-    second.close()
-    assert drops(log) == [("0", "no_signal", True)]
-    trained = [sorted({ref.group_id for ref in step.samples}) for step in steps(log)]
-    assert trained == [["1"], ["2"]]
-
-
 def test_a_truncated_sample_is_compared_and_not_learnt_from(tmp_path: Path) -> None:
     """Its segment is masked in the ledger, its advantage is there, and the redo agrees."""
     log = make_log()
@@ -340,8 +309,7 @@ def test_a_truncated_sample_is_compared_and_not_learnt_from(tmp_path: Path) -> N
     run_steps(log, first, 1)
     bury(first)
     second = make_trainer(log, config, "two", takeover=True)
-    send(log, *(scored(1, sample, 1) for sample in range(2)))
-    run_steps(log, second, 2)
+    train(log, second, 2)
     second.close()
     step = steps(log)[0]
     assert [(m.sample, m.segment, m.staleness) for m in step.masked] == [(1, 1, 0)]

@@ -11,9 +11,7 @@ from tests.heavy.trainer.trainer_stand import (
     make_config,
     make_log,
     make_trainer,
-    run_steps,
-    scored,
-    send,
+    train,
 )
 
 
@@ -21,9 +19,7 @@ def test_a_step_is_profiled(tmp_path: Path) -> None:
     """The trace is JSON; the heaviest come first."""
     log, config = make_log(), make_config(tmp_path, trainer__steps=2)
     trainer = make_trainer(log, config)
-    for step in range(2):
-        send(log, *(scored(step, sample, step) for sample in range(2)))
-        run_steps(log, trainer, step + 1)
+    train(log, trainer, 2)
     trainer.close()
     out = tmp_path / "trace.json"
     found = profile(MemoryBus(log, "demo"), config, 2, checkpoints=[], out=out)

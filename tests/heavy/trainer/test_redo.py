@@ -26,6 +26,7 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    train,
     turn_until,
 )
 
@@ -33,9 +34,7 @@ from tests.heavy.trainer.trainer_stand import (
 def killed_after(num: int, log: MemoryLog, config: RunConfig) -> None:
     """A trainer that makes steps up to `num`, without a checkpoint."""
     trainer = make_trainer(log, config, takeover=True)
-    for group in range(len(steps(log)), num):
-        send(log, *(scored(group, sample, group) for sample in range(2)))
-        run_steps(log, trainer, group + 1)
+    train(log, trainer, num)
     bury(trainer)
 
 
@@ -58,19 +57,6 @@ def test_what_was_redone_is_in_the_ledger(tmp_path: Path) -> None:
     assert (1, 2, 2) == (event.first_step, event.last_step, event.num_equal)
     assert (2, "two") == (event.epoch, event.instance)
     assert event.seconds > 0
-
-
-def test_nothing_redone_is_nothing_told(tmp_path: Path) -> None:
-    """After a clean stop the checkpoint is the newest step."""
-    log, config = make_log(), make_config(tmp_path, trainer__checkpoint_every=1)
-    killed_after(2, log, config)
-    trainer = make_trainer(log, config, "two", takeover=True)
-    trainer.drain()
-    turn_until(trainer, lambda: trainer.done)
-    trainer.close()
-    num_told = len(told(log, StepsRedone))
-    successor(log, config).close()
-    assert num_told == len(told(log, StepsRedone))
 
 
 def test_exact_names_the_first_unequal_step_and_what_changed(tmp_path: Path) -> None:
@@ -134,9 +120,7 @@ def test_a_run_is_computed_again_without_a_claim(tmp_path: Path) -> None:
     """The recorded hashes come out, from version 0 and from a checkpoint, and no event."""
     log, config = make_log(), make_config(tmp_path, trainer__checkpoint_every=2)
     trainer = make_trainer(log, config)
-    for group in range(3):
-        send(log, *(scored(group, sample, group) for sample in range(2)))
-        run_steps(log, trainer, group + 1)
+    train(log, trainer, 3)
     turn_until(trainer, lambda: trainer.done)
     trainer.close()
     bus, before = MemoryBus(log, "demo"), read(log, STEPS.name)

@@ -29,6 +29,7 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    train,
     turn_until,
 )
 
@@ -93,8 +94,7 @@ def test_it_is_nothing_at_version_0_and_grows(reference: Reference, tmp_path: Pa
     assert distances[1] > 1e-7
     off = make_config(tmp_path, trainer__steps=3)
     second = make_trainer(log, off, "two", takeover=True)  # an unequal redo would stop it
-    send(log, *(scored(2, sample, 2) for sample in range(2)))
-    run_steps(log, second, 3)
+    train(log, second, 3)
     second.close()
     assert "kl_reference" not in steps(log)[-1].metrics
 
@@ -163,8 +163,7 @@ def test_a_step_is_tried_with_it_where_the_records_allow(
     ]
     send(log, *shifted)
     run_steps(log, trainer, 1)
-    send(log, *(scored(1, sample, 1) for sample in range(2)))
-    run_steps(log, trainer, 2)
+    train(log, trainer, 2)
     trainer.close()
 
     def tried(step: int) -> float:

@@ -12,8 +12,7 @@ from rlstreams.schemas.events import StepsRedone, TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.workers.trainer.redo.restore import objection
-from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -21,10 +20,8 @@ from tests.heavy.trainer.trainer_stand import (
     make_log,
     make_trainer,
     read,
-    run_steps,
-    scored,
-    send,
     steps,
+    train,
     turn_until,
 )
 
@@ -94,9 +91,7 @@ def test_bad_checkpoints_are_passed_over_and_named(tmp_path: Path) -> None:
     """
     log, config = make_log(), make_config(tmp_path)
     first = make_trainer(log, config)
-    for group in range(2):
-        send(log, *(scored(group, sample, group) for sample in range(2)))
-        run_steps(log, first, group + 1)
+    train(log, first, 2)
     turn_until(first, lambda: first._reporter.policy_version == 2)
     bury(first)
     store, training = CheckpointStore(tmp_path / "checkpoints"), first._training

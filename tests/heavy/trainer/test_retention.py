@@ -15,13 +15,10 @@ from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS
 from rlstreams.workers.loop.runtime import Exit, exit_status
 from rlstreams.workers.trainer.redo.retention import (
-    Limits,
-    Oldest,
     RedoSpan,
     RetentionError,
     check_open,
     check_redo,
-    needs_checkpoint,
 )
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 from tests import factories
@@ -34,11 +31,11 @@ from tests.heavy.trainer.trainer_stand import (
     run_steps,
     scored,
     send,
+    train,
     turn_until,
 )
 
 P0, P1 = Partition(SCORED.name, 0), Partition(SCORED.name, 1)
-NONE = Limits(retention_ms=None, retention_bytes=None)
 
 
 def fact(step: int, **oldest: int) -> StepFact:
@@ -63,56 +60,44 @@ def raw(offset: int, size: int, *, partition: int = 0, timestamp_ms: int = 0) ->
 
 
 @pytest.mark.parametrize(
-    ("limits", "end", "now_ms", "expected"),
+    ("settings", "end", "now_ms", "expected"),
     [
-        (NONE, 10**9, 10**12, ""),
-        (Limits(retention_ms=100_000, retention_bytes=None), 20, 50_999, ""),
+        ({}, 10**9, 10**12, ""),
+        ({"retention.ms": "-1", "retention.bytes": "-1"}, 10**9, 10**12, ""),
+        ({"retention.ms": "100000"}, 20, 50_999, ""),
+        ({"retention.ms": "100000"}, 20, 51_000, r"scored-trajectories[0]@10 is 50 s old of 100 s"),
+        ({"retention.bytes": "1000"}, 14, 0, ""),
         (
-            Limits(retention_ms=100_000, retention_bytes=None), 20, 51_000,
-            "scored-trajectories[0]@10 is 50 s old of 100 s",
-        ),
-        (Limits(retention_ms=None, retention_bytes=1000), 14, 0, ""),
-        (
-            Limits(retention_ms=None, retention_bytes=1000), 15, 0,
+            {"retention.bytes": "1000"}, 15, 0,
             "about 500 bytes lie above scored-trajectories[0]@10 of 1000",
         ),
     ],
 )  # fmt: skip
 def test_half_of_the_retention_is_the_bound(
-    limits: Limits, end: int, now_ms: int, expected: str
+    settings: dict[str, str], end: int, now_ms: int, expected: str
 ) -> None:
-    """By age and by bytes, whichever comes first; a topic that keeps all asks for nothing."""
-    oldest = {P0: Oldest(offset=10, timestamp_ms=1000)}
-    assert expected == needs_checkpoint(oldest, {P0: end}, 100.0, limits, now_ms)
+    """By age and by bytes, of the oldest record and a mean size, until a checkpoint is written."""
+    span = RedoSpan(settings)
+    span.add([raw(12, 150, timestamp_ms=10**12), raw(10, 50, timestamp_ms=1000)])
+    assert expected == span.why_save({P0: end}, now_ms)
+    span.clear()
+    assert "" == span.why_save({P0: end}, now_ms)
+    span.add([raw(end + 1, 100, timestamp_ms=now_ms)])
+    assert "" == span.why_save({P0: end + 1}, now_ms)
 
 
 @given(
-    st.dictionaries(st.sampled_from([P0, P1]), st.integers(0, 100), min_size=1),
+    st.dictionaries(st.sampled_from([0, 1]), st.integers(0, 100), min_size=1),
     st.integers(0, 1000),
     st.integers(1, 500),
 )
-def test_it_never_comes_late(ages_s: dict[Partition, int], now_s: int, retention_s: int) -> None:
+def test_it_never_comes_late(ages_s: dict[int, int], now_s: int, retention_s: int) -> None:
     """No reason means that every record has more than half of its time left."""
-    limits = Limits(retention_ms=retention_s * 1000, retention_bytes=None)
-    oldest = {p: Oldest(offset=0, timestamp_ms=(now_s - a) * 1000) for p, a in ages_s.items()}
-    reason = needs_checkpoint(oldest, {}, 0.0, limits, now_s * 1000)
+    span = RedoSpan({"retention.ms": str(retention_s * 1000)})
+    for partition, age_s in ages_s.items():
+        span.add([raw(0, 1, partition=partition, timestamp_ms=(now_s - age_s) * 1000)])
+    reason = span.why_save({}, now_s * 1000)
     assert bool(reason) == (2 * max(ages_s.values()) >= retention_s)
-
-
-def test_the_span_knows_the_oldest_record_of_each_partition() -> None:
-    """Since the last checkpoint; sizes are kept beyond it, for they are a mean."""
-    span = RedoSpan()
-    span.add([raw(7, 30, timestamp_ms=70), raw(5, 10, timestamp_ms=50), raw(9, 20, partition=1)])
-    expected = {P0: Oldest(offset=5, timestamp_ms=50), P1: Oldest(offset=9, timestamp_ms=0)}
-    assert (expected, 20.0) == (span.oldest, span.bytes_per_offset)
-    span.clear()
-    assert ({}, 20.0) == (span.oldest, span.bytes_per_offset)
-
-
-def test_limits_are_kafkas_settings() -> None:
-    """-1 is no limit."""
-    actual = Limits.of({"retention.ms": "604800000", "retention.bytes": "-1", "x": "y"})
-    assert Limits(retention_ms=604_800_000, retention_bytes=None) == actual
 
 
 def test_a_missing_record_is_refused_with_the_numbers() -> None:
@@ -139,8 +124,7 @@ def test_a_trainer_refuses_to_redo_from_a_log_that_lost_its_beginning(tmp_path: 
     """It says which step, and the supervisor does not start it again."""
     log, config = make_log(), make_config(tmp_path)
     first = make_trainer(log, config)
-    send(log, *(scored(0, sample, 0) for sample in range(2)))
-    run_steps(log, first, 1)
+    train(log, first, 1)
     bury(first)
     log.trim(Partition(f"demo.{SCORED.name}", 0), 1)
     second = make_trainer(log, config, "two", takeover=True)

@@ -13,26 +13,19 @@ import torch
 
 from rlstreams.schemas.events import (
     DeadLetter,
-    GroupsDropped,
     PolicyPublished,
+    StepsRedone,
     TrainerHeartbeat,
-    TrainerStarted,
     WorkerReport,
 )
-from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.errors import FencedError
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS, WORKER_EVENTS
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
-from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.runtime import OwnerAliveError
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.trainer.worker import TrainerWorker
 from rlstreams.workers.weights.channel import Manifest
 from rlstreams.workers.weights.file import FileWeightServer
 from rlstreams.workers.weights.layout import weight_hash
-from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     DEADLINE_S,
     bury,
@@ -40,10 +33,10 @@ from tests.heavy.trainer.trainer_stand import (
     make_log,
     make_trainer,
     read,
-    run_steps,
     scored,
     send,
     steps,
+    train,
     turn_until,
 )
 
@@ -52,9 +45,7 @@ def test_each_step_is_committed_before_its_version_is_published(tmp_path: Path) 
     """Three groups make three steps; the ledger holds all that redo needs."""
     log, config = make_log(), make_config(tmp_path)
     trainer = make_trainer(log, config)
-    for version in range(3):
-        send(log, *(scored(version, sample, version) for sample in range(2)))
-        run_steps(log, trainer, version + 1)
+    train(log, trainer, 3)
     turn_until(trainer, lambda: trainer.done)
     trainer.close()
     done = steps(log)
@@ -97,9 +88,7 @@ def test_weights_change_only_when_their_server_lets_them(tmp_path: Path) -> None
     """It is asked before every step, while they are still what was published."""
     log, config, server = make_log(), make_config(tmp_path), Asked(tmp_path / "weights")
     trainer = make_trainer(log, config, server=server)
-    for version in range(2):
-        send(log, *(scored(version, sample, version) for sample in range(2)))
-        run_steps(log, trainer, version + 1)
+    train(log, trainer, 2)
     turn_until(trainer, lambda: len(server.told) == 5)
     trainer.close()
     hashes = [weights for what, weights in server.told if what == "publish"]
@@ -113,95 +102,18 @@ def test_weights_change_only_when_their_server_lets_them(tmp_path: Path) -> None
     ] == server.told
 
 
-def test_a_successor_redoes_the_steps_and_gets_the_recorded_hash(tmp_path: Path) -> None:
-    """Killed without a checkpoint, it executes the ledger again, bit for bit, then goes on."""
-    log, config = make_log(), make_config(tmp_path)
-    first = make_trainer(log, config)
-    for version in range(2):
-        send(log, *(scored(version, sample, version) for sample in range(2)))
-        run_steps(log, first, version + 1)
-    time.sleep(0.4)  # the lease passes in silence, as after a kill
-    second = make_trainer(log, config, instance="two")
-    send(log, *(scored(2, sample, 2) for sample in range(2)))
-    run_steps(log, second, 3)
-    last = steps(log)[-1]
-    assert (last.epoch, last.step, last.previous_hash) == (2, 3, steps(log)[1].weight_hash)
-    with pytest.raises(FencedError):
-        turn_until(first, lambda: False)
-    second.close()
-
-
-def test_a_living_owner_is_not_replaced(tmp_path: Path) -> None:
-    """A second trainer refuses while the first one writes heartbeats."""
-    log, config = make_log(), make_config(tmp_path, deadlines__lease_s=5.0)
-    first = make_trainer(log, config)
-    first.turn()
-    beat = outgoing(STEPS, factories.heartbeat(run="demo", epoch=1, instance="one"))
-
-    class Beating(MemoryBus):
-        """The owner writes as soon as somebody watches."""
-
-        def reader(self, offsets: object = None) -> object:  # type: ignore[override]
-            reader = super().reader(offsets)  # type: ignore[arg-type]
-            poll = reader.poll
-
-            def beating_poll(max_records: int, timeout_s: float) -> object:
-                if reader.positions()[next(iter(reader.positions()))] >= 1:
-                    first._writer._producer.commit([beat])
-                return poll(max_records, timeout_s)
-
-            reader.poll = beating_poll  # type: ignore[method-assign]
-            return reader
-
-    context = Context(
-        config=config, bus=Beating(log, "demo"), role="trainer", ordinal=0, instance="two"
-    )
-    training = Training(Path(config.model.path), config.trainer, threads=1)
-    with pytest.raises(OwnerAliveError, match="epoch 1"):
-        TrainerWorker(context, context.bus, training, FileWeightServer(tmp_path / "w", 4))
-    claims = [e for e in read(log, STEPS.name) if isinstance(e, TrainerStarted)]
-    assert [claim.instance for claim in claims] == ["one"]
-
-
-def test_a_dead_sample_drops_its_group_without_waiting_for_a_step(tmp_path: Path) -> None:
-    """The drop names the row, so that it can be replaced."""
-    log, config = make_log(), make_config(tmp_path)
-    trainer = make_trainer(log, config)
-    send(log, scored(0, 0, 0), factories.dead_letter(group_id="0", sample=1, row=0))
-    turn_until(trainer, lambda: any(isinstance(e, GroupsDropped) for e in read(log, STEPS.name)))
-    (drop,) = [e for e in read(log, STEPS.name) if isinstance(e, GroupsDropped)]
-    assert [(g.group_id, g.reason, g.row) for g in drop.groups] == [("0", "dead_samples", 0)]
-    assert drop.closed.watermark == 1
-    trainer.close()
-
-
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_sample_with_a_bad_number_is_buried_and_its_group_dropped(
-    tmp_path: Path, reward: float
-) -> None:
-    """NaN never reaches the weights; the letter has the record's place."""
-    log, config = make_log(), make_config(tmp_path)
-    trainer = make_trainer(log, config)
-    send(log, scored(0, 0, 0, reward=reward), scored(0, 1, 0))
-    turn_until(trainer, lambda: any(isinstance(e, GroupsDropped) for e in read(log, STEPS.name)))
-    (letter,) = [e for e in read(log, DEAD_LETTERS.name) if isinstance(e, DeadLetter)]
-    assert (letter.group_id, letter.sample, letter.reason) == ("0", 0, "validation")
-    assert (letter.origin_topic, letter.origin_offset) == (SCORED.name, 0)
-    trainer.close()
-
-
 def test_a_drain_leaves_a_checkpoint_that_the_next_one_starts_from(tmp_path: Path) -> None:
     """After a clean stop nothing is redone, and no lease is waited for."""
     log, config = make_log(), make_config(tmp_path, deadlines__lease_s=60.0)
     first = make_trainer(log, config)
-    send(log, *(scored(0, sample, 0) for sample in range(2)))
-    run_steps(log, first, 1)
+    train(log, first, 1)
     first.drain()
     turn_until(first, lambda: first.done)
     first.close()
     second = make_trainer(log, config, instance="two")
     turn_until(second, lambda: second._reporter.policy_version == 1)
     assert second._recovery.saved_step == 1
+    assert not [event for event in read(log, STEPS.name) if isinstance(event, StepsRedone)]
     second.close()
 
 
@@ -234,8 +146,7 @@ def test_the_last_checkpoint_is_told_as_any_other(tmp_path: Path, is_drain: bool
     """Of a drain or of a run's end: it may take as long, and no state else has that allowance."""
     log, config = make_log(), make_config(tmp_path, trainer__steps=2 if is_drain else 1)
     trainer = make_trainer(log, config, hardware=SlowDisk)
-    send(log, *(scored(0, sample, 0) for sample in range(2)))
-    run_steps(log, trainer, 1)
+    train(log, trainer, 1)
     if is_drain:
         trainer.drain()
     assert ("saving", "a checkpoint of step 1", "saving") == told_while_saving(log, trainer)
@@ -269,8 +180,7 @@ def test_no_step_passes_a_record_whose_letter_is_not_written(
     turn_until(trainer, lambda: bool(read(log, POLICY_VERSIONS.name)))
     monkeypatch.setattr(trainer._samples, "_next_drop", time.monotonic() + 3600)
     send(log, Outgoing(topic=SCORED.name, key=b"x", value=[b"rubbish"]))
-    send(log, *(scored(0, sample, 0) for sample in range(2)))
-    run_steps(log, trainer, 1)
+    train(log, trainer, 1)
     trainer.close()
     assert [letter.value for letter in read(log, DEAD_LETTERS.name)] == [b"rubbish"]
 
@@ -284,12 +194,10 @@ def test_a_restart_writes_no_letter_again_that_a_step_passed(tmp_path: Path) -> 
     bad = scored(5, 0, 0, reward=float("nan"))  # its sibling is to come, and may do alone
     send(log, bad, Outgoing(topic=SCORED.name, key=b"x", value=[b"rubbish"]))
     turn_until(first, lambda: len(read_back(first)) == 2)
-    send(log, *(scored(0, sample, 0) for sample in range(2)))
-    run_steps(log, first, 1)
+    train(log, first, 1)
     bury(first)
     second = make_trainer(log, config, "two", takeover=True)
-    send(log, *(scored(1, sample, 1) for sample in range(2)))
-    run_steps(log, second, 2)
+    train(log, second, 2)
     second.close()
     letters = [e for e in read(log, DEAD_LETTERS.name) if isinstance(e, DeadLetter)]
     assert [letter.reason for letter in letters] == ["validation", "decode"]

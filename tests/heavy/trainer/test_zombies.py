@@ -17,7 +17,6 @@ from rlstreams.streams.log.errors import BrokerError, FencedError, OffsetGoneErr
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
-from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit, exit_status
 from rlstreams.workers.loop.stall import StuckError
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError
@@ -28,6 +27,7 @@ from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.factories import trainer_started
 from tests.heavy.trainer.trainer_stand import (
+    finish,
     make_config,
     make_log,
     make_trainer,
@@ -70,13 +70,6 @@ class Sleep:
 def disarmed() -> Iterator[None]:
     yield
     arm(None)
-
-
-def finish(log: MemoryLog, config: RunConfig) -> None:
-    """A successor takes over and makes all the steps that are left."""
-    successor = make_trainer(log, config, "two", takeover=True)
-    turn_until(successor, lambda: successor.done)
-    successor.close()
 
 
 @pytest.mark.parametrize(
@@ -257,11 +250,6 @@ def test_a_trainer_ends_behind_a_claim_that_nobody_living_made(tmp_path: Path) -
     assert 3 == len(steps(log))
 
 
-def test_a_fenced_trainer_ends_with_75() -> None:
-    """The supervisor knows what to do about that."""
-    assert Exit.FENCED == exit_status(FencedError("fenced"))
-
-
 def test_bytes_of_a_zombie_are_not_the_announced_version(tmp_path: Path) -> None:
     """Even under the announced name, what has another hash is refused."""
     log, config = make_log(), make_config(tmp_path)
@@ -273,5 +261,5 @@ def test_bytes_of_a_zombie_are_not_the_announced_version(tmp_path: Path) -> None
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(WeightError, match="was published with hash"):
+    with pytest.raises(WeightError, match="has content .* was published"):
         dict(FileWeightChannel().pull(event, WAIT_S))

@@ -154,3 +154,17 @@ def turn_until(trainer: TrainerWorker, reached: Callable[[], bool]) -> None:
 
 def run_steps(log: MemoryLog, trainer: TrainerWorker, num: int) -> None:
     turn_until(trainer, lambda: len(steps(log)) >= num)
+
+
+def train(log: MemoryLog, trainer: TrainerWorker, num: int) -> None:
+    """Go on to `num` steps, each of a group of its own that was sampled by the newest version."""
+    for done in range(len(steps(log)), num):
+        send(log, *(scored(done, sample, done) for sample in range(2)))
+        run_steps(log, trainer, done + 1)
+
+
+def finish(log: MemoryLog, config: RunConfig) -> None:
+    """A successor takes over and makes all the steps that are left."""
+    successor = make_trainer(log, config, "two", takeover=True)
+    turn_until(successor, lambda: successor.done)
+    successor.close()

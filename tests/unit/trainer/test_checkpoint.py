@@ -1,12 +1,19 @@
 """A checkpoint is whole or it is not there, and the ledger chooses."""
 
+import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.checkpoint import (
+    PIECE_BYTES,
+    CheckpointStore,
+    Manifest,
+    file_hash,
+)
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
 OPTIMIZER = {"a:exp_avg": torch.full((2, 3), 0.5), "a:step": torch.tensor(3.0)}
@@ -91,6 +98,16 @@ def test_a_damaged_file_is_noticed(tmp_path, name):
     assert found.manifest is not None
     assert found.manifest.step == 3
     assert f"{name} has hash" in found.passed_over[0].reason
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, 3 * PIECE_BYTES + 1])
+def test_each_piece_of_a_file_counts_by_its_own_digest(size, tmp_path):
+    """Whatever thread read it. An empty file has no piece; the last one may be short."""
+    content = np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes()
+    (tmp_path / "file").write_bytes(content)
+    pieces = [content[start : start + PIECE_BYTES] for start in range(0, size, PIECE_BYTES)]
+    expected = hashlib.sha256(b"".join(hashlib.sha256(piece).digest() for piece in pieces))
+    assert file_hash(tmp_path / "file") == expected.hexdigest()
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"run": 1, "surprise": 2}'])

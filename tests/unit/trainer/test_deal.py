@@ -1,15 +1,12 @@
-"""Micro-batches dealt to ranks, what goes over the wire, and what a claim says of ranks."""
+"""Micro-batches dealt to ranks, and what a claim says of ranks."""
 
 from __future__ import annotations
-
-import socket
 
 import numpy as np
 
 from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
-from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch, pack
+from rlstreams.workers.trainer.learn.packing import Batch, pack
 from rlstreams.workers.trainer.parallel.deal import deal, empty
-from rlstreams.workers.trainer.parallel.wire import Link, tasks_in, tasks_out
 from rlstreams.workers.trainer.redo.redo import differences
 from tests.unit.trainer.trainer_builders import random_samples
 
@@ -36,35 +33,6 @@ def test_one_rank_has_all() -> None:
     """Widest first, none empty."""
     (hand,) = deal(batch_of(5), 1)
     assert all(task.micro_batch is not None for task in hand)
-
-
-def test_a_task_comes_over_the_wire_as_it_was() -> None:
-    """Every array with its dtype and shape; trajectories stay behind."""
-    (_, second) = deal(batch_of(6), 2)
-    ours, theirs = socket.socketpair()
-    heads, arrays = tasks_out(second)
-    Link(ours, 60.0).send({"do": "gradient", "tasks": heads}, arrays)
-    received = Link(theirs, 60.0).receive()
-    assert received is not None
-    head, found = received
-    assert head["do"] == "gradient"
-    for sent, came in zip(second, tasks_in(head["tasks"], found), strict=True):
-        assert sent.index == came.index
-        assert (sent.micro_batch is None) == (came.micro_batch is None)
-        if sent.micro_batch is not None and came.micro_batch is not None:
-            assert_same(sent.micro_batch, came.micro_batch)
-    ours.close()
-    assert Link(theirs, 60.0).receive() is None
-    theirs.close()
-
-
-def assert_same(sent: MicroBatch, came: MicroBatch) -> None:
-    for name in MicroBatch.__dataclass_fields__:
-        if name == "trajectories":
-            continue
-        one, other = np.asarray(getattr(sent, name)), np.asarray(getattr(came, name))
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
 
 
 def test_an_empty_pass_has_one_token_that_teaches_nothing() -> None:

@@ -1,14 +1,20 @@
-"""Read records again by their recorded positions, a bounded number of bytes at a time."""
+"""Records read again: by their recorded positions, or all of a kind that a topic holds now."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
+from rlstreams.schemas import DecodeError
 from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 
+E = TypeVar("E")
+READ_DEADLINE_S = 60.0  # without a single record more
 POLL_BYTES = 64_000_000  # of one poll, about: a trajectory may have 50 MB
 
 
@@ -87,3 +93,28 @@ def _check_passed(
             raise RecordGoneError(
                 f"{Position(*partition, offset)} holds no committed record; the reader is at {at}"
             )
+
+
+def events_now(bus: Bus, start: Mapping[Partition, int], kind: type[E]) -> Iterator[E]:
+    """The events of a kind that are committed now, from `start` on; what does not decode is none.
+
+    Raises:
+        DeadlineError: nothing came for READ_DEADLINE_S.
+    """
+    ends = {p: end for p, end in bus.ends(next(iter(start)).topic).items() if end > start[p]}
+    until_s = time.monotonic() + READ_DEADLINE_S
+    with bus.reader(start) as reader:
+        while any(reader.positions()[partition] < end for partition, end in ends.items()):
+            raws = reader.poll(500, 0.2)
+            if raws:
+                until_s = time.monotonic() + READ_DEADLINE_S
+            elif time.monotonic() > until_s:
+                where = ", ".join(map(str, ends))
+                raise DeadlineError(f"reading {where}: nothing came for {READ_DEADLINE_S:g} s")
+            for raw in raws:
+                try:
+                    event = decoded(raw, bus.schemas()).event
+                except DecodeError:
+                    continue
+                if isinstance(event, kind):
+                    yield event

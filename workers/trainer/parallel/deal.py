@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,7 +35,8 @@ def deal(batch: Batch, ranks: int) -> list[list[Task]]:
         for rank, hand in enumerate(hands):
             if rank < len(of_round):
                 index = of_round[rank]
-                hand.append(Task(index=index, micro_batch=batch.micro_batches[index]))
+                own = replace(batch.micro_batches[index], trajectories=())  # nobody needs them
+                hand.append(Task(index=index, micro_batch=own))
             else:
                 hand.append(Task(index=of_round[0], micro_batch=None))
     return hands

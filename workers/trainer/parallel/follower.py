@@ -17,10 +17,20 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlstreams.workers.trainer.parallel.deal import Task
-from rlstreams.workers.trainer.parallel.wire import Arrays, Head, Link, tasks_in
+from rlstreams.workers.trainer.parallel.link import (
+    ALIVE,
+    BEGIN,
+    FREE,
+    PASSES,
+    Answer,
+    Command,
+    Link,
+)
+
+if TYPE_CHECKING:
+    from rlstreams.workers.trainer.parallel.rank_learner import RankLearner, RankSpec
 
 ALIVE_EVERY_S = 1.0
 SEND_LIMIT_S = 60.0
@@ -32,43 +42,38 @@ class Follower:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._commands: queue.SimpleQueue[tuple[Head, Arrays]] = queue.SimpleQueue()
-        self._share: Any = None  # torch is imported while the trainer loads its model
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._rank: Any = None  # a `RankLearner`: torch is imported once this process is heard
 
     def run(self) -> None:
         """Until the trainer is gone."""
         for work in (self._receive, self._say_alive):
             threading.Thread(target=work, daemon=True).start()
         while True:
-            head, arrays = self._commands.get()
-            self._link.send(self._answer(head, arrays), {})
+            self._link.send(self._answer(*self._commands.get()))
 
-    def _answer(self, head: Head, arrays: Arrays) -> Head:
+    def _answer(self, method: str, args: tuple[Any, ...]) -> Answer:
         """What came of a command. After a failure in a pass others hang until we have left."""
         from rlstreams.streams.log.errors import ConfigError
         from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 
         try:
-            return {"done": self._execute(head, arrays)}
+            if method == BEGIN:
+                self._rank = _begin(*args)
+                return Answer()
+            return Answer(result=getattr(self._rank, method)(*args))
         except OutOfMemoryError as err:
-            answer: Head = {"exhausted": [err.index, err.told]}
+            answer = Answer(exhausted=(err.index, err.told))
         except (RuntimeError, MemoryError, ConfigError) as err:
-            kind = type(err).__name__
-            answer = {"failed": f"{kind}: {err}", "kind": kind}
-        if self._share is not None and head["do"] == "gradient":
+            answer = Answer(kind=type(err).__name__, failure=str(err))
+        if self._rank is not None and method in PASSES:
             _free()
-            self._share.leave()
+            self._rank.leave()
         return answer
-
-    def _execute(self, head: Head, arrays: Arrays) -> Head:
-        if head["do"] == "begin":
-            self._share = make_share(head)
-            return {}
-        return execute(self._share, head, arrays)
 
     def _receive(self) -> None:
         while (received := self._link.receive()) is not None:
-            if received[0]["do"] == "leave":
+            if received[0] == FREE:
                 _free()
             else:
                 self._commands.put(received)
@@ -77,7 +82,7 @@ class Follower:
     def _say_alive(self) -> None:
         while True:
             try:
-                self._link.send({"alive": True}, {})
+                self._link.send(ALIVE)
             except OSError:
                 os._exit(0)
             time.sleep(ALIVE_EVERY_S)
@@ -91,78 +96,14 @@ def _free() -> None:
     group.hang_up()
 
 
-def make_share(head: Head) -> Any:  # noqa: ANN401  (imported late)
+def _begin(spec: RankSpec, file: Path) -> RankLearner:
     """This process as a rank."""
-    import msgspec
-
-    from rlstreams.workers.config.trainer import TrainerSection
     from rlstreams.workers.model.model import configure_torch
-    from rlstreams.workers.trainer.parallel.rank_learner import RankLearner, RankSpec
+    from rlstreams.workers.trainer.parallel.rank_learner import RankLearner
 
-    section = msgspec.convert(head["section"], TrainerSection)
-    configure_torch(
-        head["threads"], head["device"], fused=True, in_one_order=section.redo != "tolerate"
-    )
-    spec = RankSpec(
-        folder=Path(head["folder"]),
-        section=section,
-        device=head["device"],
-        dtype=head["dtype"],
-        rank=head["rank"],
-        host=head["host"],
-    )
-    return RankLearner(spec, Path(head["file"]))
-
-
-def _learnt(share: Any, tasks: list[Task]) -> Head:  # noqa: ANN401
-    from dataclasses import asdict
-
-    totals, squares = share.local_gradient(tasks)
-    return {"totals": asdict(totals), "squares": squares}
-
-
-def _looked(share: Any, tasks: list[Task]) -> Head:  # noqa: ANN401
-    found = share.local_look(tasks).items()
-    return {"looks": [[index, *(values.tolist() for values in look)] for index, look in found]}
-
-
-def execute(share: Any, head: Head, arrays: Arrays) -> Head:  # noqa: ANN401  (imported late)
-    """One command."""
-    import msgspec
-
-    from rlstreams.workers.config.loss import LossSection
-    from rlstreams.workers.config.trainer import OptimizerSection
-
-    match head["do"]:
-        case "gradient":
-            tasks = tasks_in(head["tasks"], arrays)
-            return _looked(share, tasks) if head.get("looks") else _learnt(share, tasks)
-        case "clip":
-            share.local_clip(head["norm"])
-        case "update":
-            share.local_update(head["lr"])
-        case "forget":
-            share.local_forget()
-        case "configure":
-            share.configure(
-                msgspec.convert(head["optimizer"], OptimizerSection),
-                msgspec.convert(head["loss"], LossSection),
-            )
-        case "sums":
-            return {"sums": share.local_sums()}
-        case "gather":
-            share.gather(head["kind"], head["key"])
-        case "scatter":
-            share.scatter(head["kind"], head["key"], head["dtype"], None)
-        case "number":
-            share.set_number(head["key"], head["value"])
-        case "adopt":
-            share.adopt(head["step"])
-        case "rejoin":
-            share.rejoin(Path(head["file"]))
-        case unknown:
-            raise ValueError(f"no command {unknown!r}")
-    return {}
+    in_one_order = spec.section.redo != "tolerate"
+    configure_torch(spec.threads, spec.device, fused=True, in_one_order=in_one_order)
+    return RankLearner(spec, file)
 
 
 def die_with_parent() -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.trainable import VALUE, is_same, merged, rounding
 from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.trainer.parallel.deal import Task, deal
+from rlstreams.workers.trainer.parallel.link import BEGIN
 from rlstreams.workers.trainer.parallel.rank_learner import (
     STATE,
     TRAINED,
@@ -32,11 +34,8 @@ from rlstreams.workers.trainer.parallel.rank_learner import (
     RankSpec,
 )
 from rlstreams.workers.trainer.parallel.team import Team
-from rlstreams.workers.trainer.parallel.wire import Arrays, Head, plain, tasks_out
 from rlstreams.workers.weights.channel import WeightError
-from rlstreams.workers.weights.layout import LazyWeights, dtype_name, layout_difference, layout_of
-
-T = TypeVar("T")
+from rlstreams.workers.weights.layout import LazyWeights, layout_difference, layout_of
 
 
 class Gathered(LazyWeights):
@@ -74,28 +73,21 @@ class Gathered(LazyWeights):
 class Leader(RankLearner):
     """See the module. One thread calls it at a time."""
 
-    def __init__(
-        self, team: Team, spec: RankSpec, threads: int, model: nn.Module, mask: MakeMask
-    ) -> None:
+    def __init__(self, team: Team, spec: RankSpec, model: nn.Module, mask: MakeMask) -> None:
         """
         Args:
-            threads: of each follower.
             model: whole, on the CPU; it is cut.
         """
         self._team = team
         # What other hardware merged of a checkpoint's adapters: the version, until they change.
         self._published: dict[str, Tensor] = {}
-        file = team.new_file()
-        head = {
-            "do": "begin", "folder": str(spec.folder), "section": plain(spec.section),
-            "device": spec.device, "dtype": spec.dtype, "host": spec.host,
-            "threads": threads, "file": str(file),
-        }  # fmt: skip
-        ranks: list[tuple[Head, Arrays]] = [({"rank": rank}, {}) for rank in range(1, team.size)]
         self._is_ready = False
+        file = team.new_file()
         try:
             team.together(
-                lambda: super(Leader, self).__init__(spec, file, model, mask), head, ranks
+                lambda: super(Leader, self).__init__(spec, file, model, mask),
+                BEGIN,
+                by_rank=[(replace(spec, rank=rank), file) for rank in range(1, team.size)],
             )
         except BaseException:
             team.close()
@@ -103,47 +95,43 @@ class Leader(RankLearner):
             raise
         self._is_ready = True
 
+    def _all(self, method: str, *args: object) -> tuple[Any, list[Any]]:
+        """Every rank calls this method of `RankLearner`: rank 0's result, and the others'."""
+        own = partial(getattr(RankLearner, method), self, *args)
+        return self._team.together(own, method, *args)
+
     def configure(self, optimizer: OptimizerSection, loss: LossSection) -> None:
         """See `Learner`."""
-        own = super().configure
-        if not self._is_ready:  # the followers begin with the same sections
-            own(optimizer, loss)
-            return
-        head = {"do": "configure", "optimizer": plain(optimizer), "loss": plain(loss)}
-        self._team.together(lambda: own(optimizer, loss), head)
+        if self._is_ready:
+            self._all("configure", optimizer, loss)
+        else:  # the followers begin with the same sections
+            super().configure(optimizer, loss)
 
     def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
         """See `Learner`; on every rank its own rows."""
-        (totals, squares), answers = self._dealt(batch, self.local_gradient, {"do": "gradient"})
-        norm = math.sqrt(squares + sum(answer["squares"] for answer in answers))
-        self._team.together(lambda: self.local_clip(norm), {"do": "clip", "norm": norm})
-        return added([totals, *(LossTotals(**a["totals"]) for a in answers)]), norm
+        (totals, squares), others = self._dealt(batch, "local_gradient")
+        norm = math.sqrt(squares + sum(theirs for _, theirs in others))
+        self._all("local_clip", norm)
+        return added([totals, *(theirs for theirs, _ in others)]), norm
 
     def _looks(self, batch: Batch) -> list[Look]:
         """See `Learner`; likewise."""
-        head = {"do": "gradient", "looks": True}
-        found, answers = self._dealt(batch, self.local_look, head)
-        for answer in answers:
-            for index, *look in answer["looks"]:
-                logprobs_n, entropy_n = (np.array(values, np.float32) for values in look)
-                found[index] = logprobs_n, entropy_n
+        found, others = self._dealt(batch, "local_look")
+        for theirs in others:
+            found |= theirs
         return [found.get(index, NOTHING) for index in range(len(batch.micro_batches))]
 
-    def _dealt(
-        self, batch: Batch, work: Callable[[list[Task]], T], head: Head
-    ) -> tuple[T, list[Head]]:
-        """What `work` gives on rank 0, and the followers' answers to `head`.
+    def _dealt(self, batch: Batch, method: str) -> tuple[Any, list[Any]]:
+        """What a pass over the batch gives on rank 0, and on the others.
 
         Raises:
             OutOfMemoryError: memory ran out on a rank; all have met anew.
         """
         hands = deal(batch, self._team.size)
-        outgoing = []
-        for hand in hands[1:]:
-            heads, arrays = tasks_out(hand)
-            outgoing.append(({"tasks": heads}, arrays))
         try:
-            found = self._team.together(lambda: self._own(hands[0], work), head, outgoing)
+            found = self._team.together(
+                lambda: self._own(method, hands[0]), method, by_rank=[(h,) for h in hands[1:]]
+            )
         except OutOfMemoryError as err:
             failed = err.index, err.told
         else:
@@ -152,25 +140,24 @@ class Leader(RankLearner):
         self._meet_again()
         raise OutOfMemoryError(*failed)
 
-    def _own(self, hand: list[Task], work: Callable[[list[Task]], T]) -> T:
+    def _own(self, method: str, hand: list[Task]) -> Any:  # noqa: ANN401
         """Rank 0's part. A rank that fails in a pass leaves the group, for others wait for it."""
         try:
-            return work(hand)
+            return getattr(self, method)(hand)
         except (RuntimeError, MemoryError, OutOfMemoryError) as err:
             failure = err.with_traceback(None)  # its frames hold the tensors
         self.leave()
         raise failure
 
     def _meet_again(self) -> None:
-        file = self._team.new_file()
-        self._team.together(lambda: self.rejoin(file), {"do": "rejoin", "file": str(file)})
+        self._all("rejoin", self._team.new_file())
 
     def _forget(self) -> None:
-        self._team.together(self.local_forget, {"do": "forget"})
+        self._all("_forget")
 
     def _update(self, lr: float) -> None:
         self._published = {}
-        self._team.together(lambda: self.local_update(lr), {"do": "update", "lr": lr})
+        self._all("_update", lr)
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Learner`; as they are when they are asked for, one at a time."""
@@ -188,8 +175,8 @@ class Leader(RankLearner):
 
     def _sums(self) -> dict[str, Tensor]:
         """Of the published tensors that lie on the ranks as they are: each sums its own rows."""
-        own, answers = self._team.together(self.local_sums, {"do": "sums"})
-        ranks = [own, *(answer["sums"] for answer in answers)]
+        own, others = self._all("local_sums")
+        ranks = [own, *others]
         return {
             name: torch.tensor([rank[name] for rank in ranks]).sum(0)
             for name in own
@@ -221,9 +208,7 @@ class Leader(RankLearner):
         return self._whole(STATE, key) if number.dim() else number
 
     def _whole(self, kind: str, key: str) -> Tensor:
-        head = {"do": "gather", "kind": kind, "key": key}
-        whole, _ = self._team.together(lambda: self.gather(kind, key), head)
-        assert whole is not None, "rank 0 has it"
+        whole: Tensor = self._all("gather", kind, key)[0]
         return whole
 
     def load(
@@ -243,8 +228,9 @@ class Leader(RankLearner):
                 if not torch.equal(tensor, weights[name]):
                     raise WeightError(f"{name} is no parameter, and is another than the model's")
         for key, tensor in states.items():
-            self._spread(STATE, key, tensor)
-        self._team.together(lambda: self.adopt(step), {"do": "adopt", "step": step})
+            if tensor.dim():
+                self._spread(STATE, key, tensor)
+        self._all("adopt", step, {key: float(t) for key, t in states.items() if not t.dim()})
 
     def _sorted(
         self, optimizer_tensors: Mapping[str, Tensor]
@@ -307,14 +293,8 @@ class Leader(RankLearner):
         return bool(((given.float() - made.float()).abs() <= bound).all())
 
     def _spread(self, kind: str, key: str, tensor: Tensor) -> None:
-        if not tensor.dim():
-            value = float(tensor)
-            head = {"do": "number", "key": key, "value": value}
-            self._team.together(lambda: self.set_number(key, value), head)
-            return
-        dtype = dtype_name(tensor)
-        head = {"do": "scatter", "kind": kind, "key": key, "dtype": dtype}
-        self._team.together(lambda: self.scatter(kind, key, dtype, tensor), head)
+        given = (kind, key, tensor.dtype)
+        self._team.together(lambda: self.scatter(*given, tensor), "scatter", *given)
 
     def check(self) -> None:
         """See `Team.check`."""

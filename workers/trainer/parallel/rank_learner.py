@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +28,8 @@ from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 from rlstreams.workers.trainer.learn.batch_factors import Look
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals
 from rlstreams.workers.trainer.learn.optimizer import Learner
-from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import MicroBatch
-from rlstreams.workers.trainer.learn.trainable import trainable_of
+from rlstreams.workers.trainer.learn.trainable import Trainable, trainable_of
 from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.trainer.parallel.deal import Task, empty
 from rlstreams.workers.trainer.parallel.shards import Plan, Shards, gather, scatter, span
@@ -47,8 +47,9 @@ class RankSpec:
     section: TrainerSection
     device: str
     dtype: str
-    rank: int
+    threads: int
     host: str
+    rank: int = 0
 
     @property
     def size(self) -> int:
@@ -84,7 +85,7 @@ class RankLearner(Learner):
             self._shards.root,
             spec.section.optimizer,
             spec.section.loss,
-            trainable=_Rows(self._plan, self._shards),
+            trainable=cast(Trainable, _Rows(self._plan, self._shards)),
             scorer=self._shards.root,
             why_padded=self.why_padded,
         )
@@ -119,15 +120,7 @@ class RankLearner(Learner):
         self._adam.clear()
         sums = LossSums()
         for task in tasks:
-            told = None
-            try:
-                self._pass(task.micro_batch, sums)
-            except (RuntimeError, MemoryError) as err:
-                if not is_out_of_memory(err):
-                    raise
-                told = str(err) or type(err).__name__
-            if told is not None:  # out here, for the caught error's frames hold the tensors
-                raise OutOfMemoryError(task.index, told)
+            self._in_memory(task.index, partial(self._pass, task.micro_batch, sums))
             self.num_micro_batches += task.micro_batch is not None
         return sums.totals(), self._squares()
 
@@ -170,14 +163,9 @@ class RankLearner(Learner):
             for gradient in self._adam.gradients:
                 gradient.mul_(scale)
 
-    def local_forget(self) -> None:
-        """Drop this rank's gradient."""
-        self._adam.clear()
-
-    def local_update(self, lr: float) -> None:
-        """Change this rank's rows."""
+    def _update(self, lr: float) -> None:
         self._states = None
-        self._adam.update(lr)
+        super()._update(lr)
 
     def local_sums(self) -> dict[str, list[int]]:
         """By published name what the hash adds up of this rank's rows; not of merged adapters."""
@@ -194,7 +182,7 @@ class RankLearner(Learner):
         """A whole tensor on rank 0, of a published name, of the optimizer or of a trained name."""
         rank, size = self._spec.rank, self._spec.size
         path, rows = self._rows(kind, key)
-        return gather(rows, self._plan.whole[path], rank, size) if rows.dim() else rows
+        return gather(rows, self._plan.whole[path], rank, size)
 
     def _rows(self, kind: str, key: str) -> tuple[str, Tensor]:
         """A parameter's path, and what this rank has of it under `key`."""
@@ -211,29 +199,27 @@ class RankLearner(Learner):
             self._states = self._adam.tensors()
         return self._states
 
-    def scatter(self, kind: str, key: str, dtype: str, whole: Tensor | None) -> None:
-        """Take this rank's rows of what rank 0 has; those of the optimizer wait for `adopt`.
-
-        Args:
-            dtype: of the tensor; "" for a number, which `whole` is on every rank.
-        """
+    def scatter(self, kind: str, key: str, dtype: torch.dtype, whole: Tensor | None = None) -> None:
+        """Take this rank's rows of what rank 0 has; those of the optimizer wait for `adopt`."""
         rank, size = self._spec.rank, self._spec.size
         if kind != STATE:
             scatter(whole, self._rows(kind, key)[1], rank, size)
             return
         name, _, part = key.rpartition(":")
         rows = self._shards.rows[self._plan.trained[name]]
-        new = torch.empty_like(rows, dtype=getattr(torch, dtype), requires_grad=False)
+        new = torch.empty_like(rows, dtype=dtype, requires_grad=False)
         scatter(whole, new, rank, size)
         self._incoming.setdefault(name, {})[part] = new
 
-    def set_number(self, key: str, value: float) -> None:
-        """A number of the optimizer, the same on every rank; waits for `adopt`."""
-        name, _, part = key.rpartition(":")
-        self._incoming.setdefault(name, {})[part] = torch.tensor(value, dtype=torch.float32)
+    def adopt(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Go on from `step` with the optimizer's state as it came.
 
-    def adopt(self, step: int) -> None:
-        """Go on from `step` with the optimizer's state as it came."""
+        Args:
+            numbers: of the state, the same on every rank.
+        """
+        for key, value in numbers.items():
+            name, _, part = key.rpartition(":")
+            self._incoming.setdefault(name, {})[part] = torch.tensor(value, dtype=torch.float32)
         self._adam.load(self._incoming)
         self._incoming, self._states = {}, None
         self.step_number = step
@@ -266,28 +252,11 @@ class RankLearner(Learner):
 
 
 class _Rows:
-    """One rank's rows as a `Trainable`."""
+    """One rank's rows, as far as a `Learner` asks its `Trainable`: `Leader` does the rest."""
 
     def __init__(self, plan: Plan, shards: Shards) -> None:
-        self._plan = plan
-        self._rows = shards.rows
+        self._rows = {name: shards.rows[path] for name, path in plan.trained.items()}
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The rows of the trained parameters."""
-        return {name: self._rows[path] for name, path in self._plan.trained.items()}
-
-    def weights(self) -> dict[str, Tensor]:
-        """The rows of what is published."""
-        return {name: self._rows[path].detach() for name, path in self._plan.published.items()}
-
-    def extra(self) -> dict[str, Tensor]:
-        """The rows of adapters."""
-        own = self.parameters()
-        return {name: own[name].detach() for name in sorted(self._plan.adapters)}
-
-    @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
-        """Rows for rows."""
-        for own, given in ((self.weights(), weights), (self.extra(), extra)):
-            for name, rows in own.items():
-                rows.copy_(given[name])
+        """Those that learn."""
+        return self._rows

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,9 +23,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlstreams.workers.model.device import VISIBLE
+from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.parallel.rendezvous import RendezvousFolder
-from rlstreams.workers.trainer.parallel.wire import Arrays, Head, Link
+from rlstreams.workers.trainer.parallel.link import ALIVE, FREE, Answer, Link
 
 T = TypeVar("T")
 PROGRAM = "rlstreams.workers.trainer.parallel.follower"
@@ -44,25 +45,6 @@ def team_of(gpus: Sequence[str], *, host: str = LOOPBACK) -> Team | None:
     return Team(gpus, host=host) if gpus else None
 
 
-@contextlib.contextmanager
-def closed_on_error(team: Team | None) -> Iterator[None]:
-    """The followers end with what they were started for."""
-    try:
-        yield
-    except BaseException:
-        if team is not None:
-            team.close()
-        raise
-
-
-def _no_order(told: str) -> Exception:
-    from rlstreams.workers.model.one_order import (
-        NoOrderError,  # torch, later than the followers start
-    )
-
-    return NoOrderError(told)
-
-
 class FollowerError(Exception):
     """A rank is gone, silent or failed; names it. The trainer ends, and another start may help."""
 
@@ -73,7 +55,7 @@ class _Follower:
     def __init__(self, rank: int, gpu: str, program: str, changed: threading.Event) -> None:
         self.rank = rank
         self.silent_s = 0.0
-        self.answers: queue.SimpleQueue[Head] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.is_gone = False
         self._changed = changed
         ours, theirs = socket.socketpair()
@@ -85,9 +67,7 @@ class _Follower:
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
                 start_new_session=True, env=environment,
             )  # fmt: skip
-        self._ours = ours
         self.link = Link(ours, SILENT_S)
-        self._heard = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"rank-{rank}", daemon=True)
         self._reader.start()
 
@@ -96,19 +76,11 @@ class _Follower:
         """For people."""
         return f"rank {self.rank} of the trainer (process {self.process.pid})"
 
-    def tick(self, seconds: float) -> None:
-        """So long rank 0 has looked and heard nothing: its own pauses do not count."""
-        if self._heard.is_set():
-            self._heard.clear()
-            self.silent_s = 0.0
-        else:
-            self.silent_s += seconds
-
     def _read(self) -> None:
         while (received := self.link.receive()) is not None:
-            self._heard.set()
-            if "alive" not in received[0]:
-                self.answers.put(received[0])
+            self.silent_s = 0.0
+            if received != ALIVE:
+                self.answers.put(received)
                 self._changed.set()
         self.is_gone = True
         self._changed.set()
@@ -117,10 +89,10 @@ class _Follower:
         """Kill it, stopped or not."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.process.pid, signal.SIGKILL)
-        self.link.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel still frees its memory
             self.process.wait(timeout=END_S)
         self._reader.join(timeout=END_S)
+        self.link.close()
 
     def death(self) -> str:
         """How it ended."""
@@ -145,8 +117,8 @@ class Team:
         silent_s: float = SILENT_S,
         together_s: float = TOGETHER_S,
     ) -> None:
-        """Start them; they import while the caller loads its model. Call it in the main thread:
-        the system ends them with the thread that started them.
+        """Start them. Call it in the main thread: the system ends them with the thread that
+        started them.
 
         Args:
             gpus: by follower, the GPU that it may see; "" for none in particular.
@@ -155,7 +127,8 @@ class Team:
         self.host = host
         self._silent_s = silent_s
         self._together_s = together_s
-        self._rendezvous = RendezvousFolder()
+        self._folder = tempfile.TemporaryDirectory(prefix="rlstreams-ranks-")  # this user's alone
+        self._num_files = 0
         self._changed = threading.Event()
         self._own = ThreadPoolExecutor(1, "rank-0")
         self._is_closed = False
@@ -176,8 +149,9 @@ class Team:
         return [follower.process.pid for follower in self._followers]
 
     def new_file(self) -> Path:
-        """Where ranks may meet; in a folder that is this user's alone."""
-        return self._rendezvous.new_file()
+        """Where ranks may meet: a name that nobody has used."""
+        self._num_files += 1
+        return Path(self._folder.name) / f"group-{self._num_files}"
 
     def check(self) -> None:
         """
@@ -200,16 +174,17 @@ class Team:
     def together(
         self,
         own: Callable[[], T],
-        head: Mapping[str, Any],
-        by_rank: Sequence[tuple[Head, Arrays]] = (),
-    ) -> tuple[T, list[Head]]:
-        """Every rank does the same: the followers `head`, rank 0 `own`.
+        method: str,
+        *args: object,
+        by_rank: Sequence[tuple[object, ...]] = (),
+    ) -> tuple[T, list[Any]]:
+        """Every rank does the same: the followers `method` of their `RankLearner`, rank 0 `own`.
 
         Args:
-            by_rank: what each follower gets beside `head`.
+            by_rank: what each follower gets behind `args`.
 
         Returns:
-            What `own` gave, and the followers' answers by rank.
+            What `own` gave, and the followers' results by rank.
 
         Raises:
             OutOfMemoryError: memory ran out on a rank; all came out, and have to meet anew.
@@ -218,105 +193,107 @@ class Team:
         self.check()
         self._changed.clear()
         for number, follower in enumerate(self._followers):
-            more, arrays = by_rank[number] if by_rank else ({}, {})
+            given = args + (by_rank[number] if by_rank else ())
             with contextlib.suppress(OSError):  # gone or stopped: `check` says which
-                follower.link.send({**head, **more}, arrays)
+                follower.link.send((method, given))
         future = self._own.submit(own)
         future.add_done_callback(lambda _: self._changed.set())
         answers = self._wait(future)
-        return future.result(), [answer["done"] for answer in answers]
+        return future.result(), [answer.result for answer in answers]
 
-    def _wait(self, future: Future[Any]) -> list[Head]:
+    def _wait(self, future: Future[Any]) -> list[Answer]:
         """Until all are done, or one cannot be."""
-        answers: dict[int, Head] = {}
+        answers: dict[int, Answer] = {}
         explain_until_s = 0.0
-        until_s = time.monotonic() + self._together_s
-        while True:
-            if time.monotonic() > until_s:
-                late = self._late(answers)
-                self.close()
-                raise FollowerError(
-                    f"{late} did not do its part within {self._together_s:g} s; all ranks end"
-                )
-            self._changed.wait(_LOOK_EVERY_S)
-            self._changed.clear()
-            self._collect(answers)
-            self.check()
+        for _ in self._looks(future, answers, self._together_s, "did not do its part"):
             found = self._out_of_memory(future, answers)
             if found is not None:
                 self._free(future, answers)
                 raise found
-            failed = self._failed(future, answers)
-            if failed is not None:
+            if self._failed(future, answers) is not None:
                 explain_until_s = explain_until_s or time.monotonic() + _EXPLAIN_S
                 if time.monotonic() > explain_until_s:
-                    raise failed
-            elif future.done() and len(answers) == len(self._followers):
-                return [answers[follower.rank] for follower in self._followers]
+                    break
+        failed = self._failed(future, answers)
+        if failed is not None:
+            raise failed
+        return [answers[follower.rank] for follower in self._followers]
 
-    def _collect(self, answers: dict[int, Head]) -> None:
-        for follower in self._followers:
-            with contextlib.suppress(queue.Empty):
-                answers[follower.rank] = follower.answers.get_nowait()
+    def _looks(
+        self, future: Future[Any], answers: dict[int, Answer], limit_s: float, undone: str
+    ) -> Iterator[None]:
+        """Until rank 0's part is done and each follower has answered; a turn at each news.
+
+        Raises:
+            FollowerError: one is gone or silent, or `undone` within `limit_s`.
+        """
+        until_s = time.monotonic() + limit_s
+        while True:
+            self._changed.wait(_LOOK_EVERY_S)
+            self._changed.clear()
+            for follower in self._followers:
+                with contextlib.suppress(queue.Empty):
+                    answers[follower.rank] = follower.answers.get_nowait()
+            self.check()
+            is_done = future.done() and len(answers) == len(self._followers)
+            yield  # of the last state too
+            if is_done:
+                return
+            if time.monotonic() > until_s:
+                late = [f.name for f in self._followers if f.rank not in answers]
+                self.close()
+                raise FollowerError(
+                    f"{', '.join(late) or 'rank 0 of the trainer'} {undone} within {limit_s:g} s; "
+                    "all ranks end"
+                )
 
     @staticmethod
-    def _out_of_memory(future: Future[Any], answers: Mapping[int, Head]) -> OutOfMemoryError | None:
+    def _out_of_memory(
+        future: Future[Any], answers: Mapping[int, Answer]
+    ) -> OutOfMemoryError | None:
         """The lowest rank that ran out of memory."""
         if future.done() and isinstance(error := future.exception(), OutOfMemoryError):
             return OutOfMemoryError(error.index, f"rank 0: {error.told}")
         for rank, answer in sorted(answers.items()):
-            if "exhausted" in answer:
-                index, told = answer["exhausted"]
+            if answer.exhausted:
+                index, told = answer.exhausted
                 return OutOfMemoryError(index, f"rank {rank}: {told}")
         return None
 
-    def _failed(self, future: Future[Any], answers: Mapping[int, Head]) -> BaseException | None:
+    def _failed(self, future: Future[Any], answers: Mapping[int, Answer]) -> BaseException | None:
         own = future.exception() if future.done() else None
         # A transport's error is that of another rank's death; of any other kind all find the same.
         if own is not None and type(own).__name__ not in _TRANSPORT:
             return own
         for rank, answer in sorted(answers.items()):
-            if answer.get("kind") == "NoOrderError":
-                return _no_order(answer["failed"])
-            if "failed" in answer:
-                return FollowerError(f"rank {rank} of the trainer failed: {answer['failed']}")
+            told = f"{answer.kind}: {answer.failure}"
+            if answer.kind == NoOrderError.__name__:
+                return NoOrderError(told)
+            if answer.kind:
+                return FollowerError(f"rank {rank} of the trainer failed: {told}")
         return own
 
-    def _free(self, future: Future[Any], answers: dict[int, Head]) -> None:
+    def _free(self, future: Future[Any], answers: dict[int, Answer]) -> None:
         """Get all ranks out of the pass that one could not finish.
 
         Raises:
             FollowerError: one does not come out.
         """
-        from rlstreams.workers.trainer.parallel import group
+        from rlstreams.workers.trainer.parallel import group  # torch.distributed
 
         for follower in self._followers:
             with contextlib.suppress(OSError):
-                follower.link.send({"do": "leave"}, {})
+                follower.link.send((FREE, ()))
         group.abort()
-        until_s = time.monotonic() + _FREE_S
-        while not (future.done() and len(answers) == len(self._followers)):
-            self._changed.wait(_LOOK_EVERY_S)
-            self._changed.clear()
-            self._collect(answers)
-            self.check()
-            if time.monotonic() > until_s:
-                late = self._late(answers)
-                self.close()
-                raise FollowerError(
-                    f"{late} did not come out of a pass within {_FREE_S:g} s after another rank "
-                    "had run out of memory; all ranks end"
-                )
-
-    def _late(self, answers: Mapping[int, Head]) -> str:
-        names = [f.name for f in self._followers if f.rank not in answers]
-        return ", ".join(names) or "rank 0 of the trainer"
+        undone = "did not come out of a pass, in which another rank ran out of memory,"
+        for _ in self._looks(future, answers, _FREE_S, undone):
+            pass
 
     def _tick(self) -> None:
         while not self._is_closed:
             time.sleep(_LOOK_EVERY_S)
-            for follower in self._followers:
-                follower.tick(_LOOK_EVERY_S)
+            for follower in self._followers:  # rank 0's own pauses do not count
+                follower.silent_s += _LOOK_EVERY_S
 
     def close(self) -> None:
         """End them; idempotent."""
@@ -326,4 +303,4 @@ class Team:
         for follower in self._followers:
             follower.end()
         self._own.shutdown(wait=False, cancel_futures=True)
-        self._rendezvous.close()
+        self._folder.cleanup()

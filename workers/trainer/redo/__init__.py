@@ -1,1 +1,1 @@
-"""Doing committed steps again: ledger, restore, redo, retention."""
+"""Doing committed steps again: redo, and what retention leaves of their records."""

@@ -8,7 +8,6 @@ new checkpoint releases it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rlstreams.schemas.events import PartitionPosition
 from rlstreams.streams.ledger import StepFact
@@ -31,35 +30,17 @@ class RetentionError(ConfigError):
     """Retention removed records that are needed; names step, partition and both offsets."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """A topic's retention, per partition; None: none."""
-
-    retention_ms: int | None
-    retention_bytes: int | None
-
-    @classmethod
-    def of(cls, settings: Mapping[str, str]) -> Limits:
-        """From Kafka's topic configuration, where -1 is no limit."""
-        return cls(
-            retention_ms=_limit(settings.get("retention.ms", "-1")),
-            retention_bytes=_limit(settings.get("retention.bytes", "-1")),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Oldest:
-    """The oldest record of a partition that redo needs."""
-
-    offset: int
-    timestamp_ms: int
-
-
 class RedoSpan:
-    """What a redo from the newest checkpoint would read, as far as retention minds."""
+    """What a redo from the newest checkpoint would read, as far as retention minds.
 
-    def __init__(self) -> None:
-        self.oldest: dict[Partition, Oldest] = {}
+    Args:
+        settings: of the topic, as Kafka has them: -1 is no limit.
+    """
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._limit_ms = int(settings.get("retention.ms", "-1"))
+        self._limit_bytes = int(settings.get("retention.bytes", "-1"))
+        self._oldest: dict[Partition, tuple[int, int]] = {}  # offset, timestamp in ms
         self._num_bytes = 0
         self._num_offsets = 0
 
@@ -68,43 +49,29 @@ class RedoSpan:
         for raw in raws:
             self._num_bytes += len(raw.value)
             self._num_offsets += len(raw.offsets)
-            known = self.oldest.get(raw.partition)
-            if known is None or raw.position.offset < known.offset:
-                self.oldest[raw.partition] = Oldest(
-                    offset=raw.position.offset, timestamp_ms=raw.timestamp_ms
-                )
+            own = (raw.position.offset, raw.timestamp_ms)
+            self._oldest[raw.partition] = min(own, self._oldest.get(raw.partition, own))
 
     def clear(self) -> None:
-        """A checkpoint holds the newest step."""
-        self.oldest = {}
+        """A checkpoint holds the newest step; the mean size of a record stays."""
+        self._oldest = {}
 
-    @property
-    def bytes_per_offset(self) -> float:
-        """Mean size of what lies at one offset (a record, or a part of a large one)."""
-        return self._num_bytes / self._num_offsets if self._num_offsets else 0.0
+    def why_save(self, ends: Mapping[Partition, int], now_ms: int) -> str:
+        """Why to write a checkpoint now, or "": a record has used half of its retention.
 
-
-def needs_checkpoint(
-    oldest: Mapping[Partition, Oldest],
-    ends: Mapping[Partition, int],
-    bytes_per_offset: float,
-    limits: Limits,
-    now_ms: int,
-) -> str:
-    """Why to write a checkpoint now, or "": a record has used half of its retention.
-
-    Args:
-        ends: next offset to be written, or to be read by who keeps up, by partition.
-    """
-    for partition, record in sorted(oldest.items()):
-        name = f"{partition}@{record.offset}"
-        age_ms = now_ms - record.timestamp_ms
-        if limits.retention_ms is not None and 2 * age_ms >= limits.retention_ms:
-            return f"{name} is {age_ms / 1000:.0f} s old of {limits.retention_ms / 1000:.0f} s"
-        above = (ends.get(partition, record.offset) - record.offset) * bytes_per_offset
-        if limits.retention_bytes is not None and 2 * above >= limits.retention_bytes:
-            return f"about {above:.0f} bytes lie above {name} of {limits.retention_bytes}"
-    return ""
+        Args:
+            ends: next offset to be written, or to be read by who keeps up, by partition.
+        """
+        for partition, (offset, timestamp_ms) in sorted(self._oldest.items()):
+            name = f"{partition}@{offset}"
+            age_ms = now_ms - timestamp_ms
+            if 0 <= self._limit_ms <= 2 * age_ms:
+                return f"{name} is {age_ms / 1000:.0f} s old of {self._limit_ms / 1000:.0f} s"
+            num_above = ends.get(partition, offset) - offset
+            above = num_above * self._num_bytes / self._num_offsets
+            if 0 <= self._limit_bytes <= 2 * above:
+                return f"about {above:.0f} bytes lie above {name} of {self._limit_bytes}"
+        return ""
 
 
 def check_redo(
@@ -150,7 +117,3 @@ def check_open(
                 f"samples may be lost: after step {step} all from {partition}@{position.offset} "
                 f"on was still to be trained, the first record kept is {first}; {_DROP}"
             )
-
-
-def _limit(text: str) -> int | None:
-    return int(text) if int(text) >= 0 else None

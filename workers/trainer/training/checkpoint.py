@@ -7,17 +7,20 @@ are synced around one rename. The ledger decides which one is loaded, never the 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.crash_points import CrashPoint, reach
-from rlstreams.workers.trainer.training.file_hash import file_hash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 MANIFEST_FILE = "manifest.json"
+PIECE_BYTES = 4 << 20  # of a file, hashed by one thread
 _NAME = re.compile(r"(\d{6,})-(\d{8,})")
 _TEMPORARY = ".tmp-"
 _LEFT_OVER = re.compile(r"\.tmp-(?:removed-)?(\d{6,})-\d{8,}")
@@ -225,6 +229,33 @@ class CheckpointStore:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def objection(run: str, ledger: Ledger, manifest: Manifest) -> str:
+    """What the ledger has against a checkpoint, or "". Pure.
+
+    A trainer that was stopped, and wakes after its successor's claim, may still finish writing a
+    checkpoint. If it holds the committed weights of a step that was committed in its own time, or
+    before, it is as good as any. Everything else of its making is refused here.
+    """
+    fact = ledger.steps.get(manifest.step)
+    if manifest.run != run:
+        return f"it is of run {manifest.run!r}, this is {run!r}"
+    if manifest.epoch not in ledger.claims:
+        return f"epoch {manifest.epoch} has no claim in the ledger"
+    if fact is None:
+        return f"step {manifest.step} is not in the ledger, whose newest is {ledger.last_step}"
+    if fact.epoch > manifest.epoch:
+        return (
+            f"step {manifest.step} was done in epoch {fact.epoch}: "
+            f"epoch {manifest.epoch}, which wrote it, was fenced before"
+        )
+    if fact.weight_hash != manifest.weight_hash:
+        return (
+            f"step {manifest.step} with weights {manifest.weight_hash[:12]} "
+            f"is not what the ledger committed: {fact.weight_hash[:12]}"
+        )
+    return ""
+
+
 def _epoch_and_step(name: str) -> tuple[int, int]:
     epoch, _, step = name.partition("-")
     return int(epoch), int(step)
@@ -236,3 +267,27 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 over the SHA-256 of each 4 MiB of a file, 64 hexadecimal digits, by many cores: a
+    checkpoint may have tens of gigabytes, and training waits while it is written.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    whole = hashlib.sha256()
+    with path.open("rb") as file, ThreadPoolExecutor(thread_name_prefix="file-hash") as pool:
+        starts = range(0, os.fstat(file.fileno()).st_size, PIECE_BYTES)
+        for digest in pool.map(partial(_sha256_at, file.fileno()), starts):
+            whole.update(digest)
+    return whole.hexdigest()
+
+
+def _sha256_at(descriptor: int, start: int) -> bytes:
+    digest = hashlib.sha256()
+    left = PIECE_BYTES
+    while left and (data := os.pread(descriptor, left, start + PIECE_BYTES - left)):
+        digest.update(data)
+        left -= len(data)
+    return digest.digest()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -43,12 +44,14 @@ from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, St
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, num_tokens, pack
 from rlstreams.workers.trainer.learn.trainable import trainable_of
-from rlstreams.workers.trainer.parallel.team import Team, closed_on_error
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.step_cost import StepCost
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import weight_hash
+
+if TYPE_CHECKING:
+    from rlstreams.workers.trainer.parallel.team import Team
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,9 @@ class Training:
             ConfigError: a model that cannot be trained so. Whatever is raised, the team is closed.
             EngineError: `section.routing_replay`, and a family whose routers cannot be told.
         """
-        with closed_on_error(team):
+        with ExitStack() as on_error:
+            if team is not None:
+                on_error.callback(team.close)
             num_ranks = 1 if team is None else team.size
             if num_ranks != section.ranks:
                 raise ValueError(f"trainer.ranks is {section.ranks}, but there are {num_ranks}")
@@ -118,10 +123,11 @@ class Training:
             else:
                 self.why_eager = "several ranks compute their layers as they are"
                 spec = {"folder": folder, "section": section, "device": device, "dtype": dtype}
-                self.learner = _leader(team, spec, threads, model, mask)
+                self.learner = _leader(team, model, mask, threads=threads, **spec)
             self.numerics = replace(
                 numerics_of(model, numerics), ranks=num_ranks, compiled=not self.why_eager
             )
+            on_error.pop_all()
 
     @property
     def slower(self) -> dict[str, str]:
@@ -226,7 +232,8 @@ class Training:
         for index, (sample, advantage) in enumerate(
             zip(samples, self._advantages(samples), strict=True)
         ):
-            own = masks_of(sample, masked)
+            of_sample = (sample.trajectory.group_id, sample.trajectory.sample)
+            own = tuple(m for m in masked if (m.group_id, m.sample) == of_sample)
             if len(own) == sum(is_sampled(segment) for segment in sample.trajectory.segments):
                 continue  # nothing of it is learnt from
             batch = pack(
@@ -345,22 +352,12 @@ def _learner(
     return learner, why_eager
 
 
-def _leader(
-    team: Team, spec: Mapping[str, Any], threads: int, model: nn.Module, mask: MakeMask
-) -> Learner:
+def _leader(team: Team, model: nn.Module, mask: MakeMask, **spec: Any) -> Learner:  # noqa: ANN401
     """The learner of the first of several ranks, which leads the others."""
     from rlstreams.workers.trainer.parallel.leader import Leader
     from rlstreams.workers.trainer.parallel.rank_learner import RankSpec
 
-    return Leader(team, RankSpec(rank=0, host=team.host, **spec), threads, model, mask)
-
-
-def masks_of(
-    sample: ScoredTrajectory, masked: Sequence[MaskedSegment]
-) -> tuple[MaskedSegment, ...]:
-    """The masked segments of one sample."""
-    own = (sample.trajectory.group_id, sample.trajectory.sample)
-    return tuple(mask for mask in masked if (mask.group_id, mask.sample) == own)
+    return Leader(team, RankSpec(host=team.host, **spec), model, mask)
 
 
 def blame(
