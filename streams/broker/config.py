@@ -14,6 +14,8 @@ HOST = "127.0.0.1"
 STARTED = "Kafka Server started"  # logged by KafkaRaftServer once the broker is unfenced
 DISK_FULL = "No space left on device"
 FENCED = "Fencing broker 1"  # logged by the controller once the dead broker's session is over
+# Logged once a group's coordinator gave itself up, and for ever (decision 0013).
+OUT_OF_SYNC = "is out of sync with the underlying log"
 CLEAN = ".kafka_cleanshutdown"  # in the data folder after a clean stop, and only then
 
 # Every append is on disk before it is answered: of all topics, the group's positions and the

@@ -25,6 +25,7 @@ from rlstreams.streams.broker.config import (
     DISK_FULL,
     FENCED,
     HOST,
+    OUT_OF_SYNC,
     STARTED,
     fence_properties,
     java_command,
@@ -201,6 +202,10 @@ class EmbeddedBroker:
     def died_of_full_disk(self) -> bool:
         """Whether the one that this object started last says so: starting again is no cure."""
         return DISK_FULL in self._last_log()
+
+    def lost_a_coordinator(self) -> bool:
+        """Whether a group has no coordinator until this broker is started again."""
+        return OUT_OF_SYNC in self._last_log()
 
     def _end_orphan(self) -> None:
         """End the helper of a start whose starter was killed: it would hold the lock for ever."""

@@ -91,6 +91,7 @@ class Blocked:
     workers: tuple[str, ...]  # the culprits, the worst first
     sentence: str
     is_overdue: bool  # False: its own deadline is still to come
+    is_unfed: bool = False  # all its workers wait for records that lie in their topic
 
 
 class Inquiry:
@@ -248,11 +249,13 @@ class Inquiry:
         waits = [worker for worker in workers if self._awaits_weights(worker, wanted)]
         if role != "trainer" and waits and len(waits) == len(workers):
             return self._blame_weights(text, waits)
+        waiting = [w for w in workers if w.state == "waiting" and not self._is_silent(w)]
         return Blocked(
             hop=hop or role,
             workers=tuple(worker.worker for worker in workers),
             sentence=f"{self._describe(workers)}; {text}",
             is_overdue=all(self._is_overdue(worker) for worker in workers),
+            is_unfed=role in ("rollout", "logprob") and len(waiting) == len(workers),
         )
 
     def _blame_weights(self, text: str, waits: Sequence[WorkerHop]) -> Blocked:

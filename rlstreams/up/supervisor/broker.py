@@ -55,6 +55,7 @@ class BrokerKeeper:
         self._num_failures = 0  # in a row
         self._full_since_s: float | None = None
         self._was_killed_by_us = False
+        self._why_restart = ""
         self._lock = threading.Lock()  # over looking and killing, never over a start
         self._news: deque[str] = deque()
         self._problem: Exception | None = None
@@ -83,6 +84,10 @@ class BrokerKeeper:
             is_sent = self._send(SIGKILL)
             self._was_killed_by_us = self._was_killed_by_us or is_sent
             return is_sent
+
+    def restart(self, why: str) -> None:
+        """Have it stopped cleanly and started again, in the keeper's thread."""
+        self._why_restart = why
 
     def signal(self, number: Signals) -> bool:
         """Send a signal to the broker; False if none runs."""
@@ -121,9 +126,21 @@ class BrokerKeeper:
             try:
                 if self._broker.status() is None:
                     self._bring_back()
+                elif self._broker.lost_a_coordinator():
+                    self._stop("it lost the coordinator of a group")
+                elif self._why_restart:
+                    self._stop(self._why_restart)
             except (StreamsError, OSError) as err:
                 self._problem = err
                 return
+
+    def _stop(self, why: str) -> None:
+        """For a new one; a clean stop, after which all groups are loaded anew."""
+        self._why_restart = ""
+        self._news.append(f"restarting the broker once: {why}")
+        with self._lock:
+            self._was_killed_by_us = True
+        self._broker.stop()
 
     def _bring_back(self) -> None:
         """Start it until it serves, or has failed too often."""

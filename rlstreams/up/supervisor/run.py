@@ -81,6 +81,7 @@ class Supervisor:
         self._drain: Drain | None = None
         self._finish_until_s: float | None = None  # while the last evaluation goes on
         self._num_evaluated = 0
+        self._cured = -1  # the step at which the broker was restarted
         self._say_saving_s = math.inf  # when it is told that the trainer is waited for
         self.outcome = Outcome.DRAINED
 
@@ -130,7 +131,8 @@ class Supervisor:
             self.outcome = Outcome.FAILED
             self._begin_drain(self._fleet.failure.reason)
         elif self._watcher.problem:
-            self._fleet.give_up(self._watcher.problem)
+            if not self._cure():
+                self._fleet.give_up(self._watcher.problem)
         elif self._interrupts.drains:
             self._begin_drain("draining; a second Ctrl-C kills, --resume continues")
         elif self._watcher.control == DRAINING:
@@ -140,6 +142,17 @@ class Supervisor:
         else:
             self._await_trainer()
             self._kill_for_show()
+
+    def _cure(self) -> bool:
+        """Restart the broker, once a step, where a stage gets nothing of what lies there for it:
+        after a kill a group may have lost its coordinator, or keep dead members (decision 0013)."""
+        stall, step = self._watcher.stall, self._watcher.step
+        if self._broker is None or not stall.problem or not stall.is_unfed or step == self._cured:
+            return False
+        self._cured = step
+        self._broker.restart(stall.problem)
+        stall.begin_anew()
+        return True
 
     def _await_trainer(self) -> None:
         """After its last step: the other roles may end, and nobody waits for them."""

@@ -78,6 +78,7 @@ class StallWatch:
         self._starting: dict[str, float] = {}  # since when, by the clock of processes
         self.news = ""  # the newest thing to say; the loop takes it
         self.problem = ""  # why the run should stop; empty: it should not
+        self.is_unfed = False  # and the stage gets nothing of what lies there for it
 
     def take(self, record: Record[Event]) -> None:
         """A record of the feed."""
@@ -109,6 +110,10 @@ class StallWatch:
             self._call = None
             return
         self._look(state, waited_s, now_s)
+
+    def begin_anew(self) -> None:
+        """Something was done about the problem."""
+        self.problem, self.is_unfed, self._clock = "", False, StallClock()
 
     def told(self, role: str) -> str:
         """What the workers of `role` said last, the worst first."""
@@ -155,6 +160,7 @@ class StallWatch:
             self.news = f"{since}, but every stage with work is making progress"
         elif found.is_overdue:
             self.problem = f"{since}: blocked at {found.hop}: {found.sentence}"
+            self.is_unfed = found.is_unfed
         else:
             self.news = f"{since}, within its own deadline: {found.hop}: {found.sentence}"
 

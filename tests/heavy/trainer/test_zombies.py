@@ -261,5 +261,5 @@ def test_bytes_of_a_zombie_are_not_the_announced_version(tmp_path: Path) -> None
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(WeightError, match="has content .* was published"):
+    with pytest.raises(WeightError, match=r"has content .* was published"):
         dict(FileWeightChannel().pull(event, WAIT_S))

@@ -32,7 +32,7 @@ class SmallBroker:
         self.num_starts = 0
         self.ends_with: int | None = None  # instead of what really ended it
         self.start_fails = ""
-        self.is_disk_full = False
+        self.is_disk_full = self.is_out_of_sync = False
         self.may_start = threading.Event()
         self.may_start.set()
         self.start()
@@ -63,6 +63,15 @@ class SmallBroker:
 
     def died_of_full_disk(self) -> bool:
         return self.is_disk_full
+
+    def lost_a_coordinator(self) -> bool:
+        return self.is_out_of_sync
+
+    def stop(self) -> bool:
+        self.is_out_of_sync = False
+        self.process.terminate()
+        self.process.wait()
+        return True
 
     def die(self) -> None:
         self.process.kill()
@@ -186,6 +195,22 @@ def test_a_disk_that_is_full_again_and_again_is_no_failure_of_the_broker(
             small.die()
             until(keeper, lambda number=number: small.num_starts == 2 + number)
             until(keeper, lambda: not keeper.is_away)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_what_a_clean_restart_cures(small: SmallBroker, *, is_asked: bool) -> None:
+    """A coordinator that gave itself up, or a stage that is not fed; said, and no failure."""
+    said: list[str] = []
+    with kept(small, said.append) as keeper:
+        if is_asked:
+            keeper.restart("rollout gets nothing")
+        else:
+            small.is_out_of_sync = True
+        until(keeper, lambda: small.num_starts == 2 and not keeper.is_away)
+        keeper.tick()
+    why = "rollout gets nothing" if is_asked else "it lost the coordinator of a group"
+    assert f"restarting the broker once: {why}" == said[0]
+    assert "started again" in said[-1]
 
 
 def test_a_start_that_is_under_way_is_ended_with_the_run(small: SmallBroker) -> None:

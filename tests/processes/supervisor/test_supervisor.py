@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.up.supervisor.fleet import Worker
@@ -11,6 +12,9 @@ from rlstreams.workers.config.run import RunConfig
 from tests.factories import step_completed, trainer_started
 from tests.processes.supervisor.small import OBEDIENT, Log, fleet_of
 from tests.unit.supervisor.test_watcher import make_bus, say, watching
+
+if TYPE_CHECKING:
+    from rlstreams.up.supervisor.broker import BrokerKeeper
 
 
 def test_the_last_checkpoint_has_a_name(tmp_path: Path) -> None:
@@ -37,6 +41,36 @@ def test_the_last_checkpoint_has_a_name(tmp_path: Path) -> None:
         supervisor._say_saving_s = 0.0
         supervisor._advance()
         assert "the run waits for its trainer: no trainer worker has ever rep" in watcher._message
+
+
+def test_a_stage_that_is_not_fed_is_given_a_new_broker_once_a_step(tmp_path: Path) -> None:
+    """Then the run is given up; another problem, or a broker that is not ours, at once."""
+
+    class Keeper:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        def restart(self, why: str) -> None:
+            self.asked.append(why)
+
+    def advanced(times: int, *, is_unfed: bool, keeper: Keeper | None) -> bool:
+        bus = make_bus()
+        with fleet_of(tmp_path, {}, Log()) as (fleet, _, _), watching(bus) as watcher:
+            broker = cast("BrokerKeeper | None", keeper)
+            config, interrupts = RunConfig(), Interrupts()
+            supervisor = Supervisor(config, fleet, watcher, broker=broker, interrupts=interrupts)
+            for _ in range(times):
+                watcher.stall.problem, watcher.stall.is_unfed = "no step", is_unfed
+                supervisor._advance()
+            return fleet.failure is not None
+
+    keeper = Keeper()
+    assert not advanced(1, is_unfed=True, keeper=keeper)
+    assert ["no step"] == keeper.asked
+    assert advanced(2, is_unfed=True, keeper=keeper)
+    assert advanced(1, is_unfed=False, keeper=keeper)
+    assert 2 == len(keeper.asked)
+    assert advanced(1, is_unfed=True, keeper=None)
 
 
 def test_a_process_that_is_about_to_be_started_has_no_age(tmp_path: Path) -> None:

@@ -119,9 +119,18 @@ def scored_up_to(world: World, offset: int) -> Iterator[None]:
 
 def test_a_trajectory_without_a_sample_is_the_fault_of_rollout() -> None:
     """The problem names the hop, and is what the run stops with."""
-    told = World().tick_until_told()
+    world = World()
+    told = world.tick_until_told()
     assert "blocked at rollout: rollout-0 says 'waiting'" in told
     assert "1 trajectory of group 0 is missing: 0/0 at prompts[0]@0" in told
+    assert world.watch.is_unfed
+    world.watch.begin_anew()
+    assert "" == world.watch.problem
+    assert "blocked at rollout" in world.tick_until_told()
+    world.report("rollout", "working")
+    world.watch.begin_anew()
+    assert world.tick_until_told()
+    assert not world.watch.is_unfed
 
 
 def test_the_groups_positions_tell_logprob_from_the_trainer() -> None:
