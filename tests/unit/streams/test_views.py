@@ -15,7 +15,7 @@ from rlstreams.streams.views.evaluation import SamplesView, TokenRun
 from rlstreams.streams.views.feed import Feed, Views
 from rlstreams.streams.views.flow import FlowView
 from rlstreams.streams.views.run import RunView
-from rlstreams.streams.views.workers import PullsState, PullsView
+from rlstreams.streams.views.workers import NEWEST_PULLS, PullsView
 from tests.factories import (
     dead_letter,
     dropped_group,
@@ -165,9 +165,13 @@ def test_finished_pulls_are_summed() -> None:
     """What finished pulls cost."""
     view = PullsView()
     view.apply(pull_requested(2))
-    for _ in range(2):
-        view.apply(policy_loaded(2, seconds=0.25, num_bytes=100, paused_s=0.125))
-    assert view.state == PullsState(num_pulls=2, num_bytes=200, seconds=0.5, paused_s=0.25)
+    pulls = [policy_loaded(2, seconds=0.25, num_bytes=100, paused_s=0.125)] * NEWEST_PULLS
+    for pull in (policy_loaded(1), *pulls):
+        view.apply(pull)
+    assert (NEWEST_PULLS + 1, tuple(pulls)) == (view.state.num_pulls, view.state.newest)
+    first = policy_loaded(1)
+    assert first.num_bytes + 100 * NEWEST_PULLS == view.state.num_bytes
+    assert first.seconds + 0.25 * NEWEST_PULLS == view.state.seconds
 
 
 @pytest.mark.parametrize("name", sorted(one_of_each()))
