@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "RLSTREAMS_USER_CODE"  # a mark of each process of user code; its descendants inherit it
 _PASSES = 5  # what is forked while we look is found by the next pass
+_AGAIN_S = 0.05  # a process that is about to be another program shows no environment for a moment
 
 
 def end_descendants(mark: str) -> None:
     """Kill every other process of this user that carries the mark; one may have cleared it."""
-    for _ in range(_PASSES):
+    for number in range(_PASSES):
         found = list(_marked(f"{VARIABLE}={mark}".encode()))
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if number and not found:
             return
+        time.sleep(_AGAIN_S)
 
 
 def _marked(wanted: bytes) -> Iterator[int]:
