@@ -65,15 +65,11 @@ class Workspace:
 
     def __post_init__(self) -> None:
         (self.folder / "infra").symlink_to(ROOT / "infra")
-        script = self.folder / "bin/rlstreams"
-        script.parent.mkdir()
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rlstreams "$@"\n', "utf-8")
-        script.chmod(0o755)
 
     @property
     def environment(self) -> dict[str, str]:
         """For every command."""
-        path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         ours = {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: self.mark}
         return {**os.environ, **ours}
 
