@@ -46,6 +46,7 @@ START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s
 STOP_S = 15.0
 TAKE_S = 2.0  # somebody who asks whether the lock is held has it for a moment
+_LOOKED_AT = 1 << 16  # bytes at the end of a log, each second
 # A child that nobody refers to would be warned about while it rightly goes on living.
 _CHILDREN: list[subprocess.Popen[bytes]] = []
 
@@ -205,7 +206,7 @@ class EmbeddedBroker:
 
     def lost_a_coordinator(self) -> bool:
         """Whether a group has no coordinator until this broker is started again."""
-        return OUT_OF_SYNC in self._last_log()
+        return OUT_OF_SYNC in self._last_log(most=_LOOKED_AT)
 
     def _end_orphan(self) -> None:
         """End the helper of a start whose starter was killed: it would hold the lock for ever."""
@@ -356,11 +357,11 @@ class EmbeddedBroker:
                 )
             time.sleep(0.05)
 
-    def _last_log(self) -> str:
+    def _last_log(self, most: int = sys.maxsize) -> str:
         if not self._log.is_file():
             return ""
         with self._log.open("rb") as file:
-            file.seek(self._log_start)
+            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - most))
             return file.read().decode("utf-8", errors="replace")
 
 

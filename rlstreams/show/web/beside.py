@@ -29,7 +29,7 @@ def web_page(folder: Path, port: int | None, say: Callable[[str], None]) -> Iter
     if port is None:
         yield
         return
-    with listening(HOST, port) as held:
+    with listening(HOST, port, asked=f"--web {port}") as held:
         port = held.getsockname()[1]
     words = [sys.executable, "-m", "rlstreams", "web", str(folder), "--port", str(port)]
     with (folder / LOG).open("ab") as output:
@@ -48,8 +48,11 @@ def web_page(folder: Path, port: int | None, say: Callable[[str], None]) -> Iter
             process.wait()
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int, *, asked: str = "") -> socket.socket:
     """A socket that listens there.
+
+    Args:
+        asked: the option that names the address; default: `--host` and `--port`.
 
     Raises:
         ConfigError: the address cannot be had.
@@ -62,7 +65,6 @@ def listening(host: str, port: int) -> socket.socket:
         found.listen()
     except OSError as err:
         found.close()
-        raise ConfigError(
-            f"--host {host} --port {port} cannot be had: {err}; choose another"
-        ) from err
+        asked = asked or f"--host {host} --port {port}"
+        raise ConfigError(f"{asked} cannot be had: {err}; choose another") from err
     return found

@@ -123,12 +123,17 @@ def test_other_names_of_this_address_are_refused(
     assert status == client.get("/r/run/steps.csv", headers={"Host": host}).status_code
 
 
-def test_a_port_in_use_is_refused_by_name() -> None:
-    """Before anything else is done."""
+def test_a_port_in_use_is_refused_by_name(tmp_path: Path) -> None:
+    """By the option that was typed, before anything else is done."""
     with listening("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port {port} cannot be had"):
             listening("127.0.0.1", port)
+        with (
+            pytest.raises(ConfigError, match=f"--web {port} cannot be had"),
+            web_page(tmp_path, port, lambda _: None),
+        ):
+            raise AssertionError("it was had")
 
 
 def test_a_page_that_cannot_be_shown_does_not_stop_its_run(tmp_path: Path) -> None:
