@@ -79,6 +79,7 @@ class Trajectory:
     prompt_offset: int = -1
     started_at_ms: int = 0
     finished_at_ms: int = 0
+    reward_note: str = ""  # why it earned that, in words: of a reward function or a judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

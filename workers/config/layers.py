@@ -39,7 +39,7 @@ EXTENDS = "extends"
 _EXAMPLE = "example:"  # before the name of a file that comes with the package
 _PATHS = frozenset(
     {"data.train", "data.held_out", "data.template", "model.path", "broker.jars_dir"}
-    | {"reward.options.schema_file", "logprob.reference"}
+    | {"reward.options.schema_file", "reward.options.template_file", "logprob.reference"}
 )
 _WORDS = {"logprob.reference": START}  # what stands for a path and is none
 _SECRET = re.compile(
@@ -293,7 +293,7 @@ def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
         return value if is_name else _absolute(value, folder)
     if name == "engine.python" and "/" in value:  # else it is looked up in PATH
         return _absolute(value, folder)
-    if name in ("reward.verifier", "environment.name"):
+    if name in ("reward.verifier", "reward.options.parse", "environment.name"):
         return _verifier(value, folder)
     if name == _PARTS:
         return [_located_part(part, folder) for part in value]

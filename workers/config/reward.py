@@ -10,6 +10,7 @@ from rlstreams.workers.config.user_code import Option
 
 SUM = "sum"
 ENVIRONMENT = "environment"  # its numbers are the rewards
+JUDGE = "judge"  # a model behind a server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,9 @@ class RewardSection:
 
     verifier: str = "exact"
     """`exact`, `numeric`, `choice`, `pattern`, `math-verify`, `reasoning-gym`, `json-schema`,
-    `sum`, `environment` (its numbers alone), or your `file.py:function` or `module:function`,
-    called with (prompt, completion, answer, metadata) in a separate process."""
+    `judge` (a model that you serve), `sum`, `environment` (its numbers alone), or your
+    `file.py:function` or `module:function`, called with (prompt, completion, answer, metadata) in
+    a separate process."""
     options: dict[str, Option] = field(default_factory=dict)
     """Keyword arguments for the verifier; secrets (`api_key`, `token`) as `env:NAME` or
     `file:PATH`."""
@@ -53,7 +55,7 @@ class RewardSection:
     require_stop: bool = True
     """An answer cut at max_new_tokens earns 0."""
     timeout_s: float = 10.0
-    """Time limit for one call of user code."""
+    """Time limit for one call of user code, or one request to a judge."""
     attempts: int = 3
     """Calls for one answer while your function raises, or others end its process, with a growing
     pause between them; an exception with an attribute `final = True` is not tried again."""

@@ -18,8 +18,9 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.load import from_json
+from rlstreams.workers.config.reward import JUDGE
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.config.user_code import code_hashes
+from rlstreams.workers.config.user_code import Option, code_hashes
 from rlstreams.workers.loop.host import commit
 
 COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
@@ -88,11 +89,25 @@ def user_code_hashes(config: RunConfig) -> dict[str, str]:
     """SHA-256 of each file of user code by `FIELD: PATH`; without code that is not on this host."""
     named = {"reward.verifier": config.reward.verifier, "environment.name": config.environment.name}
     named |= {f"reward.parts {part.label!r}": part.verifier for part in config.reward.parts}
-    return {
+    found = {
         f"{field}: {path}": digest
         for field, name in named.items()
         for path, digest in code_hashes(name).items()
     }
+    judges = [(config.reward.verifier, config.reward.options)]
+    judges += [(part.verifier, part.options) for part in config.reward.parts]
+    for verifier, options in judges:
+        found |= dict(_judge_hashes(options)) if verifier == JUDGE else {}
+    return found
+
+
+def _judge_hashes(options: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
+    """Of a judge's code and of its prompt, which is no code and counts as much."""
+    for path, digest in code_hashes(str(options.get("parse", ""))).items():
+        yield f"judge parse: {path}", digest
+    file = Path(str(options.get("template_file", "")))
+    if file.is_file():
+        yield f"judge template_file: {file.name}", hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _other_code(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[str]:

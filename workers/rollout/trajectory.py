@@ -53,6 +53,7 @@ def trajectory_of(
         ),
         reward=judgement.reward,
         reward_parts=judgement.parts,
+        reward_note=judgement.note,
         routed_experts=None if experts is None else Tensor.of(experts, "zstd"),
         routed_experts_mask=None if mask is None else Tensor.of(mask, "zstd"),
         engine=engine,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.nearest import meant
-from rlstreams.workers.config.reward import ENVIRONMENT, SUM, RewardSection
+from rlstreams.workers.config.reward import ENVIRONMENT, JUDGE, SUM, RewardSection
 from rlstreams.workers.config.user_code import Option, located, resolved
 from rlstreams.workers.rollout.quick_verifiers import QUICK_VERIFIERS
 from rlstreams.workers.sandbox.reward import Judge, Judgement, RewardError, Sample, Verifier
@@ -18,6 +18,8 @@ from rlstreams.workers.sandbox.user_code import UserCode
 from rlstreams.workers.sandbox.verifier import EXTRA, UserVerifier
 
 _IN_CHILD = Path(__file__).with_name("child_verifiers.py")
+_JUDGE = Path(__file__).with_name("judge.py")
+JUDGE_PATIENCE_S = 300.0  # for a server that is away or too busy
 
 
 # Those of ours that run in a child process: the package that each needs, as it is imported, and our
@@ -27,6 +29,7 @@ CHILD_VERIFIERS: Mapping[str, tuple[str, str]] = {
     "math-verify": ("math_verify", "math"),
     "reasoning-gym": ("reasoning_gym", "gym"),
     "json-schema": ("jsonschema", "json-schema"),
+    JUDGE: ("", ""),
 }
 
 
@@ -48,7 +51,7 @@ def make_verifier(section: RewardSection, note: Callable[[str], None] = lambda _
             if verifier in QUICK_VERIFIERS:
                 return _quick(QUICK_VERIFIERS[verifier], values, f"{field} {verifier!r}")
             code = _user_code(section, verifier, values, field)
-            # What is ours computes: it would fail alike.
+            # What is ours computes, and would fail alike; the judge waits for its server itself.
             attempts = 1 if verifier in CHILD_VERIFIERS else section.attempts
             user = UserVerifier(code, field, attempts=attempts, note=note)
             stack.callback(user.close)
@@ -83,6 +86,7 @@ class _Sum:
         """One term that fails fails the sum."""
         reward = 0.0
         parts: dict[str, float] = {}
+        notes: list[str] = []
         for label, weight, judge in self._terms:
             try:
                 judged = await judge(sample)
@@ -91,7 +95,8 @@ class _Sum:
             reward += weight * judged.reward
             parts[label] = judged.reward
             parts |= {f"{label}/{name}": value for name, value in judged.parts.items()}
-        return Judgement(reward=reward, parts=parts)
+            notes += [f"{label}: {judged.note}"] if judged.note else []
+        return Judgement(reward=reward, parts=parts, note="\n".join(notes))
 
 
 async def _unfinished(_: Sample) -> Judgement:
@@ -103,6 +108,7 @@ def _user_code(
     section: RewardSection, verifier: str, options: Mapping[str, Option], field: str
 ) -> UserCode:
     file = module = title = ""
+    timeout_s = section.timeout_s
     if verifier in CHILD_VERIFIERS:
         package, extra = CHILD_VERIFIERS[verifier]
         if package and importlib.util.find_spec(package) is None:
@@ -111,6 +117,9 @@ def _user_code(
                 f"pip install 'rlstreams[{extra}]'"
             )
         file, function, title = str(_IN_CHILD), verifier.replace("-", "_"), verifier
+        if verifier == JUDGE:
+            file = str(_JUDGE)
+            timeout_s, options = _judged_by(options, section, field)
     elif (found := located(verifier)) is not None:
         file, module, function = found
     else:
@@ -127,11 +136,34 @@ def _user_code(
         extra=EXTRA,
         title=title,
         options=options,
-        timeout_s=section.timeout_s,
+        timeout_s=timeout_s,
         memory_mb=section.memory_mb,
         processes=section.processes,
         concurrency=section.concurrency,
     )
+
+
+def _judged_by(
+    options: Mapping[str, Option], section: RewardSection, field: str
+) -> tuple[float, dict[str, Option]]:
+    """How long a call of the judge may take, and its options.
+
+    Raises:
+        ConfigError: an option that the judge needs is missing, or names what is not there.
+    """
+    title = f"{field} {JUDGE!r}"
+    if lacks := [name for name in ("url", "model") if not options.get(name)]:
+        raise ConfigError(f"{title} needs the option {lacks[0]}")
+    patience_s = options.get("patience_s", JUDGE_PATIENCE_S)
+    if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or patience_s <= 0:
+        raise ConfigError(f"{title}: option patience_s must be above 0, got {patience_s!r}")
+    template, parse = str(options.get("template_file", "")), str(options.get("parse", ""))
+    if template and not Path(template).is_file():
+        raise ConfigError(f"{title}: option template_file: there is no file {template}")
+    if parse and ((found := located(parse)) is None or not Path(found[0]).is_file()):
+        raise ConfigError(f"{title}: option parse must be `file.py:function`, got {parse!r}")
+    own: dict[str, Option] = {"timeout_s": section.timeout_s, "patience_s": float(patience_s)}
+    return patience_s + 2 * section.timeout_s, {**options, **own}
 
 
 def _quick(verifier: Callable[..., float], options: Mapping[str, Option], title: str) -> Judge:

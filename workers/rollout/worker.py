@@ -30,6 +30,7 @@ from rlstreams.workers.weights.channel import WeightChannel
 HEALTH_DEADLINE_S = 10.0
 START_S = 10.0
 CLOSE_S = 40.0  # a server that is ours is given time to end
+_JUDGED = 4  # times the engine's capacity: samples that only wait for their reward
 # Why a sample is set aside; any other error ends the worker.
 REASONS: Mapping[type[BaseException], str] = {
     PromptTooLongError: "prompt_too_long",
@@ -68,8 +69,13 @@ class RolloutStage:
         self._loop.wait(engine.start(), START_S, f"engine {engine.name}")
 
     def room(self) -> int:
-        """Room for twice the engine's capacity: while it is full, as many samples wait."""
-        return max(0, 2 * self._engine.capacity - self.num_open)
+        """Room for twice the engine's capacity: while it is full, as many samples wait.
+
+        Samples that wait for a slow judge leave the engine's room to others, up to `_JUDGED` times.
+        """
+        capacity = self._engine.capacity
+        judged = min(self._sampler.verifier.num_open, _JUDGED * capacity)
+        return max(0, 2 * capacity + judged - self.num_open)
 
     def begin(self, record: Record[Event]) -> None:
         """Let a sample wait until the engine holds what it asks for."""

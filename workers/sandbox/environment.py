@@ -70,7 +70,9 @@ def outcome_of(reply: Mapping[str, Any], place: str) -> Says | Ends:
         if ends is None:
             return Ends(None)
         parts = {str(name): float(value) for name, value in ends["parts"].items()}
-        judged = Judgement(reward=float(ends["reward"]), parts=parts)
+        judged = Judgement(
+            reward=float(ends["reward"]), parts=parts, note=str(ends.get("note", ""))
+        )
         check_judgement(judged)
     except (KeyError, TypeError, AttributeError) as err:
         raise UserCodeError(f"{place} sent {err!r}") from None

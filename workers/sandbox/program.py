@@ -12,9 +12,9 @@ names of parameters that can be filled in; `memory_mb`. The first answer is `{"i
 `{"id", "close": [keys]}` cancels their steps that are under way, and lets go of the objects, by
 their `close` if they have one.
 
-A call is answered with `{"ends": {"reward", "parts"}}`, of a class also with `{"ends": null}` or
-`{"says": text or [{"role", "content"}]}`; or with `{"error", "again"}`: its text, and whether
-another call may fare better. Calls of an `async def` run side by side, others one after the other.
+A call is answered with `{"ends": {"reward", "parts", "note"}}`, of a class also with
+`{"ends": null}` or `{"says": text or [{"role", "content"}]}`; or with `{"error", "again"}`: its
+text, and whether another call may fare better. Calls of an `async def` run side by side.
 
 `{"id", "where": ID}` is answered at once, amid user code, with the `file:line` where that call is.
 `{"id", "cancel": ID}` breaks the call off, if `cancels`, and is answered when it is over: an
@@ -63,6 +63,7 @@ Reply = dict[str, Any]
 
 OUT_OF_MEMORY = 137  # exit status, as of a process that the kernel killed for it
 MAX_REPLY_BYTES = 64 << 20
+MAX_NOTE = 16_384  # characters that are kept with a sample
 _MEMORY_POLL_S = 0.05
 _BREAK_OFF = signal.SIGUSR2  # alarms are left to user code
 
@@ -70,7 +71,8 @@ _BREAK_OFF = signal.SIGUSR2  # alarms are left to user code
 def reply_of(returned: object, place: str, *, may_say: bool) -> Reply:
     """What user code returned: a number, named parts, or a number and named parts of it.
 
-    Of a mapping alone the part called `reward` is the reward; without one it is their sum.
+    Of a mapping alone the part called `reward` is the reward; without one it is their sum. A part
+    called `note` that is text is kept with the sample, for people.
 
     Args:
         may_say: text and messages are answers too, and None ends without a reward.
@@ -78,30 +80,30 @@ def reply_of(returned: object, place: str, *, may_say: bool) -> Reply:
     if may_say:
         if returned is None:
             return {"ends": None}
-        if isinstance(returned, dict) and "role" in returned:
-            returned = [returned]
         if isinstance(returned, str):
             return {"says": returned}
-        if isinstance(returned, list):
-            return _said(returned, place)
-    reward = returned
-    parts: dict[Any, object] = {}
-    if isinstance(returned, dict) and returned:
+        if isinstance(returned, list) or (isinstance(returned, dict) and "role" in returned):
+            return _said(returned if isinstance(returned, list) else [returned], place)
+    reward, parts, note = returned, dict[Any, object](), ""
+    if isinstance(returned, dict):
         parts = dict(returned)
-        reward = parts.pop("reward", None) if "reward" in parts else _sum(parts)
     elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
-        reward, parts = returned
+        reward, parts = returned[0], dict(returned[1])
+    if isinstance(parts.get("note"), str):
+        note = str(parts.pop("note"))[:MAX_NOTE]
+    if parts and isinstance(returned, dict):
+        reward = parts.pop("reward", None) if "reward" in parts else _sum(parts)
     values: dict[str, float] = {}
     for name, value in (*parts.items(), ("", reward)):
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             what = f"part {name!r} is" if name else "returned"
             more = ", to end; text or messages to go on; None to be judged" if may_say else ""
             return {
-                "error": f"{place} {what} {_brief(value)}; wanted a finite number, "
-                f"{{part: number}}, or (number, {{part: number}}){more}"
+                "error": f"{place} {what} {value!r:.80} of type {type(value).__name__}; wanted a "
+                f"finite number, {{part: number}}, or (number, {{part: number}}){more}"
             }
         values[str(name)] = float(value)
-    return {"ends": {"reward": values.pop(""), "parts": values}}
+    return {"ends": {"reward": values.pop(""), "parts": values, "note": note}}
 
 
 def _said(messages: list[Any], place: str) -> Reply:
@@ -112,14 +114,9 @@ def _said(messages: list[Any], place: str) -> Reply:
     return {"error": f"{place} returned {wanted}"}
 
 
-def _sum(parts: dict[Any, object]) -> object:
-    values = [value for value in parts.values() if isinstance(value, numbers.Real)]
-    return math.fsum(values) if len(values) == len(parts) else 0.0  # the wrong part is named anyway
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return f"{text[:80]}{'...' if len(text) > 80 else ''} of type {type(value).__name__}"
+def _sum(parts: dict[Any, object]) -> float:
+    """Of the numbers among them: a part that is none is named anyway."""
+    return math.fsum(value for value in parts.values() if isinstance(value, numbers.Real))
 
 
 def limit_memory(memory_mb: int, *, by_kernel: bool = sys.platform == "linux") -> None:

@@ -33,10 +33,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What an answer earned, and named parts of it for people."""
+    """What an answer earned; for people named parts of it, and why, in words."""
 
     reward: float
     parts: dict[str, float] = field(default_factory=dict)
+    note: str = ""
 
 
 def check_judgement(judged: Judgement) -> None:
@@ -67,6 +68,8 @@ class Verifier(AbstractContextManager["Verifier"]):
         self._judge = judge
         self._require_stop = require_stop
         self.close = close
+        self.num_open = 0
+        """Samples that wait for their reward."""
 
     async def verify(self, sample: Sample) -> Judgement:
         """The reward of a sample.
@@ -76,7 +79,11 @@ class Verifier(AbstractContextManager["Verifier"]):
         """
         if self._require_stop and sample.finish_reason != STOP:
             return Judgement(reward=0.0, parts={"cut": 1.0})
-        judged = await self._judge(sample)
+        self.num_open += 1
+        try:
+            judged = await self._judge(sample)
+        finally:
+            self.num_open -= 1
         try:
             check_judgement(judged)
         except ValueError as err:

@@ -26,6 +26,7 @@ def json_line(detail: SampleDetail) -> str:
         "outcome": str(lineage.outcome),
         "reward": None if rollout is None else rollout.reward,
         "reward_parts": {} if rollout is None else rollout.reward_parts,
+        "reward_note": "" if rollout is None else rollout.reward_note,
         "mismatch": _number(detail.mismatch),
         "staleness": list(detail.staleness),
         "versions": list(detail.versions),

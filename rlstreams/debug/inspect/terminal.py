@@ -48,6 +48,8 @@ def whole(detail: SampleDetail, width: int = WIDE) -> RenderableType:
             Padding(_tokens(detail), (0, 2)),
         ]
         parts += [_worst(detail)] if detail.worst_tokens(1) else []
+    if detail.lineage.rollout is not None and (why := detail.lineage.rollout.reward_note):
+        parts += [_heading("why that reward"), Padding(_said(why), (0, 2))]
     if detail.problem:
         parts.append(_said(detail.problem, "red"))
     parts += [_heading("lineage"), _lineage(detail, is_wide=width >= WIDE)]

@@ -129,6 +129,7 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
             (f"reward: {part}", short(v))
             for part, v in (rollout.reward_parts if rollout else {}).items()
         ),
+        *([("why that reward", rollout.reward_note)] if rollout and rollout.reward_note else []),
         ("tokens sampled", str(detail.num_sampled)),
         ("versions", ", ".join(map(str, detail.versions)) or "-"),
         ("staleness", ", ".join(map(str, detail.staleness)) or "-"),

@@ -57,8 +57,10 @@ def verdict(completion: Completion) -> str:
         return f"SET ASIDE: {completion.rejected}"
     parts = "".join(f"  {name} {value:g}" for name, value in completion.judgement.parts.items())
     note = f"  ({completion.note})" if completion.note else ""
+    why = completion.judgement.note
     return (
         f"reward {completion.judgement.reward:g}{parts}  [{1000 * completion.judge_s:.1f} ms]{note}"
+        f"{f'  {_short(why)!r}' if why else ''}"
     )
 
 

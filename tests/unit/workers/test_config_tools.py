@@ -119,7 +119,7 @@ def test_why_tells_every_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ] == lines[-4:]
     assert 0 == main(["config", "show", str(run), "--why", "reward.timeout_s"])
     out = capsys.readouterr().out
-    assert "Time limit for one call of user code. (seconds)" in out
+    assert "Time limit for one call of user code, or one request to a judge. (seconds)" in out
     assert "not set: this is the default" in out
     assert 78 == main(["config", "show", str(run), "--why", "reward.timeout"])
     assert "did you mean reward.timeout_s?" in capsys.readouterr().err
