@@ -14,7 +14,7 @@ from rlstreams.streams.views.pace import STEPS
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.up.live.curve import KILL, Line
-from rlstreams.up.live.panels import MARKER, NEXT_VERSION, plotted
+from rlstreams.up.live.panels import MARKER, NEXT_VERSION, figures_table, plotted
 from rlstreams.up.live.words import LiveInput, number, visible
 
 QUIET = "bright_black"
@@ -56,12 +56,8 @@ def figure(given: LiveInput, name: str, width: int, height: int) -> tuple[str, R
     values = [y for _, y in points]
     low, high = min(values), max(values)
     span = (low, high) if high > low else (low - 0.5, high + 0.5)
-    rows = plotted(given, [Line(points=points, style="cyan")], width, height, span, label=_label)
+    rows = plotted(given, [Line(points=points, style="cyan")], width, height, span)
     return f"{FIGURES[name]} {number(values[-1])}", Group(*rows)
-
-
-def _label(value: float) -> str:
-    return f"{number(value):<7}"[:7]
 
 
 def reward_parts(given: LiveInput) -> RenderableType:
@@ -73,7 +69,7 @@ def reward_parts(given: LiveInput) -> RenderableType:
     rows = [
         (n.removeprefix(_PART), _mean(steps[:STEPS], n), _mean(steps[-STEPS:], n)) for n in names
     ]
-    return _table(("part", f"first {STEPS} steps", f"last {STEPS}"), rows)
+    return figures_table(("part", f"first {STEPS} steps", f"last {STEPS}"), rows)
 
 
 def _mean(steps: Sequence[StepPoint], name: str) -> str:
@@ -91,13 +87,13 @@ def pulls(given: LiveInput, height: int) -> RenderableType:
     mean_s = found.seconds / max(1, found.num_pulls)
     total = Text(f"{found.num_pulls:,} pulls, {mean_s:.2f} s each", style=QUIET)
     titles = ("worker", "version", "size", "took", "paused")
-    return Group(total, _table(titles, rows[: max(1, height - 2)]))
+    return Group(total, figures_table(titles, rows[: max(1, height - 2)]))
 
 
 def memory(given: LiveInput) -> RenderableType:
     """Of each process on this machine, and what is left of the trainer's first GPU."""
     rows = [(p.worker, f"{p.memory_bytes / 1e6:,.0f} MB") for p in given.processes]
-    parts: list[RenderableType] = [_table(("process", "memory"), rows)]
+    parts: list[RenderableType] = [figures_table(("process", "memory"), rows)]
     steps = given.views.run.steps
     if steps and "gpu_free_gb" in steps[-1].metrics:
         free, retries = (
@@ -132,14 +128,4 @@ def help_page() -> RenderableType:
     table.add_column()
     for sign, meaning in _KEYS.items():
         table.add_row(sign, meaning)
-    return table
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table.grid(padding=(0, 1), expand=True)
-    for index, _ in enumerate(titles):
-        table.add_column(no_wrap=True, overflow="ellipsis", justify="right" if index else "left")
-    table.add_row(*(Text(title, QUIET) for title in titles))
-    for row in rows:
-        table.add_row(*row)
     return table

@@ -32,16 +32,14 @@ class Keys:
 
     def __exit__(self, *exc: object) -> None:
         with suppress(OSError, termios.error):  # a terminal that hung up
-            if self._before is not None and self._is_ours():
+            if self._before and self._is_ours():
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def pressed(self) -> str:
         """The newest key since the last call, or ""; a key that sends several characters is none
         but for its first, so an arrow counts as Escape."""
         with suppress(OSError):
-            if self._before is None or not self._is_ours():
-                return ""
-            if select.select([self._fd], [], [], 0)[0]:
+            if self._before and self._is_ours() and select.select([self._fd], [], [], 0)[0]:
                 return os.read(self._fd, 64)[:1].decode("latin-1")
         return ""
 

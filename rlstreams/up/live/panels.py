@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -13,11 +14,11 @@ from rich.text import Text
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
-from rlstreams.streams.views.pace import bottleneck, shortage
+from rlstreams.streams.views.pace import bottleneck, pace, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
 from rlstreams.up.live.curve import KILL, Line, chart
-from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, spelled, step_seconds, visible
+from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, number, spelled, visible
 
 # Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue")
@@ -25,18 +26,11 @@ REWARD_STYLE = "bright_black"
 ACCURACY_STYLE = "bold cyan"
 MARKER = "o"  # of the held-out accuracy
 NEXT_VERSION = "\u2502"  # within an answer
-_STATE_STYLES = {
-    "working": "green",
-    "training": "green",
-    "waiting": "bright_black",
-    "pulling": "yellow",
-    "redo": "yellow",
-    "saving": "yellow",
-    "starting": "yellow",
-    "draining": "yellow",
-    "silent": "bold red",
-    "down": "bold red",
-    "ended": "bright_black",
+_MARGIN = 7  # columns of the y axis
+_STATE_STYLES = {  # any other: yellow
+    **dict.fromkeys(("working", "training"), "green"),
+    **dict.fromkeys(("waiting", "ended"), "bright_black"),
+    **dict.fromkeys(("silent", "down"), "bold red"),
 }
 _ENDING = ("saving", "finishing", "draining")  # states of the run in which a process may end
 _ROLE_ORDER = ("prompts", "rollout", "logprob", "trainer")
@@ -60,8 +54,13 @@ def header(given: LiveInput) -> RenderableType:
 
 def _left(given: LiveInput) -> str:
     run = given.views.run
-    seconds = step_seconds(run.steps) * (given.target - run.step)
+    seconds = _step_s(run.steps) * (given.target - run.step)
     return f", {clock(seconds)} left" if given.state == "running" and seconds > 0 else ""
+
+
+def _step_s(steps: Sequence[StepPoint]) -> float:
+    found = pace(steps)
+    return found.step_s if found else 0.0
 
 
 def _gain(curve: Sequence[EvaluationPoint]) -> Text:
@@ -98,24 +97,23 @@ def plotted(
     width: int,
     height: int,
     span: tuple[float, float],
-    label: Callable[[float], str] | None = None,
 ) -> list[Text]:
     """`height` rows of lines by step, with kills and the labels of the y axis."""
-    label, height = label or axis_label, max(1, height)
-    (y_min, y_max), margin = span, len(label(0.0))
+    height, (y_min, y_max) = max(1, height), span
     rows = chart(
         lines,
-        width=max(8, width - margin),
+        width=max(8, width - _MARGIN),
         height=height,
         x_max=float(max(given.target, given.views.run.step, 1)),
         y_min=y_min,
         y_max=y_max,
         marks=[mark.step for mark in given.kills],
     )
-    labels = {0: y_max, height // 2: (y_min + y_max) / 2, height - 1: y_min}
+    values = {0: y_max, height // 2: (y_min + y_max) / 2, height - 1: y_min}
+    labels = (number(values[index]) if index in values else "" for index in range(height))
     return [
-        Text(label(labels[index]) if index in labels else " " * margin, "bright_black") + row
-        for index, row in enumerate(rows)
+        Text(f"{label:<{_MARGIN}}"[:_MARGIN], "bright_black") + row
+        for label, row in zip(labels, rows, strict=True)
     ]
 
 
@@ -124,12 +122,6 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     finite = [value for value in values if math.isfinite(value)]
     low, high = min([0.0, *finite]), max([0.0, *finite])
     return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
-
-
-def axis_label(value: float) -> str:
-    """Of the y axis, four characters."""
-    shown = f"{value:.1f}" if len(f"{value:.1f}") <= 4 else f"{value:.0f}"
-    return f"{shown:<4}" if len(shown) <= 4 else f"{value:.0e}".replace("e+0", "e")[:4]
 
 
 def _legend(steps: Sequence[StepPoint], curve: Sequence[EvaluationPoint], has_kills: bool) -> Text:
@@ -199,7 +191,7 @@ def _worker_row(
     restarts = process.restarts if process else worker.restarts if worker else 0
     yield Text.assemble(name, (f" +{restarts}" if restarts else "", "bold red"))
     detail = visible(worker.detail) if worker and state == worker.state else ""
-    yield Text(_doing(state, detail), _STATE_STYLES.get(state, ""))
+    yield Text(_doing(state, detail), _STATE_STYLES.get(state, "yellow"))
     yield Text("" if version == NO_VERSION else f"v{version}")
     yield Text(_rate(worker, given) if state not in ("down", "ended", "silent") else "-")
 
@@ -217,7 +209,7 @@ def _rate(worker: WorkerView | None, given: LiveInput) -> str:
     if worker is None:
         return "-"
     if worker.role == "trainer":
-        return f"{step_seconds(given.views.run.steps):.2f} s/step" if given.views.run.step else "-"
+        return f"{_step_s(given.views.run.steps):.2f} s/step" if given.views.run.step else "-"
     for counter, unit in (("tokens", "tok/s"), ("samples", "samples/s"), ("groups", "groups/s")):
         if counter in worker.rates:
             return f"{worker.rates[counter]:,.0f} {unit}"
@@ -226,32 +218,34 @@ def _rate(worker: WorkerView | None, given: LiveInput) -> str:
 
 def queues(given: LiveInput, height: int) -> RenderableType:
     """Lag of the readers in samples, by topic; below, staleness of the last step."""
+    lag = [(topic, f"{samples:,}") for topic, samples in given.views.flow.waiting.items()]
+    bars = staleness_lines(given.views.run.steps)[: max(0, height - 1 - len(lag))]
+    return Group(figures_table(("topic", "lag"), lag), *bars)
+
+
+def figures_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Names on the left, figures on the right."""
     table = Table.grid(padding=(0, 1), expand=True)
-    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column(no_wrap=True, justify="right")
-    table.add_row(*(Text(name, "bright_black") for name in ("topic", "lag")))
-    lag = given.views.flow.waiting
-    for topic, samples in lag.items():
-        table.add_row(Text(topic), Text(f"{samples:,}", "bold"))
-    return Group(table, *staleness_lines(given.views.run.steps)[: max(0, height - 1 - len(lag))])
+    for index, _ in enumerate(titles):
+        table.add_column(no_wrap=True, overflow="ellipsis", justify="right" if index else "left",
+                         ratio=None if index else 1)  # fmt: skip
+    table.add_row(*titles, style="bright_black")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
 
 
-def staleness_lines(steps: Sequence[StepPoint], num_bars: int = 3, width: int = 10) -> list[Text]:
+def staleness_lines(steps: Sequence[StepPoint]) -> list[Text]:
     """Share of the last step's tokens by staleness; the farthest ones share the last bar."""
-    if not steps or not steps[-1].staleness:
-        return []
-    staleness = steps[-1].staleness
-    total = sum(staleness.values())
-    counts: dict[str, int] = {}
-    for distance, tokens in sorted(staleness.items()):
-        name = str(distance) if distance < num_bars - 1 else f"{num_bars - 1}+"
-        counts[name] = counts.get(name, 0) + tokens
+    counts: Counter[str] = Counter()
+    for distance, tokens in sorted(steps[-1].staleness.items() if steps else ()):
+        counts[str(distance) if distance < 2 else "2+"] += tokens
     lines = [Text("staleness, last step", style="bright_black")]
     for name, tokens in counts.items():
-        share = tokens / total
-        bar = "\u2588" * max(1, round(share * width))
-        lines.append(Text.assemble(f"{name:>3} ", (f"{bar:<{width}}", "cyan"), f" {share:4.0%}"))
-    return lines
+        share = tokens / counts.total()
+        bar = "\u2588" * max(1, round(share * 10))
+        lines.append(Text.assemble(f"{name:>3} ", (f"{bar:<10}", "cyan"), f" {share:4.0%}"))
+    return lines if counts else []
 
 
 def footer(given: LiveInput) -> RenderableType:

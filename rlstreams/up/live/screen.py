@@ -69,85 +69,72 @@ class Screen:
         width = options.max_width
         height = max(_FEWEST_ROWS, options.height or console.size.height)
         given, body = self._given, height - _HEADER - self._footer
-        layout = Layout()
-        layout.split_column(
-            Layout(header(given), size=_HEADER),
-            Layout(self._body(width, body), size=body),
-            Layout(footer(given), size=self._footer),
+        parts = (
+            (header(given), _HEADER),
+            (self._body(width, body), body),
+            (footer(given), self._footer),
         )
+        layout = _split(*parts)
         yield from console.render(layout, options.update_height(height))
 
     def _body(self, width: int, height: int) -> RenderableType:
-        given = self._given
+        given, events = self._given, self._events
         if self._page == "?":
             return _framed("keys, marks, words", help_page())
         if self._page == "e":
-            page = events_page(given, self._events, height - _FRAME)
+            page = events_page(given, events, height - _FRAME)
             return _framed("dead letters, what happened", page)
         num_workers = max(len(given.processes), len(given.views.throughput.workers))
         bottom = min(height // 2, max(10, num_workers + 1 + _FRAME))
+        team = _framed("workers", workers(given))
         if width < _FEWEST_COLUMNS:  # side by side neither of two could be read
             curve = learning(given, width - _FRAME - 2, height - bottom - _FRAME)
-            return _rows(
-                (_framed("learning", curve), 0), (_framed("workers", workers(given)), bottom)
-            )
+            return _split((_framed("learning", curve), 0), (team, bottom))
         is_large = width >= _LARGE[0] and height >= _LARGE[1]
         is_huge = width >= _HUGE[0] and height >= _HUGE[1]
-        rows: list[tuple[RenderableType, int]] = [
-            (self._workers(width, bottom, has_events=is_huge), bottom)
-        ]
-        if is_large and not is_huge:
-            rows.append((self._happened(_EVENTS), _EVENTS))
-        if is_huge:
-            rows.insert(0, (self._resources(bottom), bottom))
+        lag = _framed("topics", queues(given, bottom - _FRAME))
+        room = (bottom if is_huge else _EVENTS) - _FRAME
+        news = _framed("what happened", happened(events, room))
+        rows: list[tuple[RenderableType, int]] = []
         if is_large:
-            size = height // 4
-            rows.insert(0, (self._optimizer(width, size), size))
-        top = height - sum(size for _, size in rows)
-        return _rows((self._learning(width, top), 0), *rows)
+            rows.append((self._optimizer(width, height // 4), height // 4))
+        if is_huge:
+            rows.append((self._resources(bottom - _FRAME), bottom))
+            beside = (team, width * 2 // 5), (lag, width // 5), (news, 0)
+            rows.append((_split(*beside, is_row=True), bottom))
+        else:
+            rows.append((_split((team, width * 2 // 3), (lag, 0), is_row=True), bottom))
+        if is_large and not is_huge:
+            rows.append((news, _EVENTS))
+        top = self._learning(width, height - sum(size for _, size in rows))
+        return _split((top, 0), *rows)
 
     def _learning(self, width: int, height: int) -> Layout:
         left = width // 2
         curve = learning(self._given, left - _FRAME - 2, height - _FRAME)
         found = _framed("the same problem, then and now", problems(self._given, height - _FRAME))
-        return _columns((_framed("learning", curve), left), (found, 0))
+        return _split((_framed("learning", curve), left), (found, 0), is_row=True)
 
     def _optimizer(self, width: int, height: int) -> Layout:
-        each = width // len(FIGURES)
-        room = each - _FRAME - 2, height - _FRAME
-        return _columns(*((_framed(*figure(self._given, name, *room)), 0) for name in FIGURES))
+        room = width // len(FIGURES) - _FRAME - 2, height - _FRAME
+        charts = ((_framed(*figure(self._given, name, *room)), 0) for name in FIGURES)
+        return _split(*charts, is_row=True)
 
     def _resources(self, height: int) -> Layout:
         given = self._given
-        return _columns(
-            (_framed("parts of the reward", reward_parts(given)), 0),
-            (_framed("weight pulls", pulls(given, height - _FRAME)), 0),
-            (_framed("memory", memory(given)), 0),
-        )
-
-    def _workers(self, width: int, height: int, *, has_events: bool) -> Layout:
-        given = self._given
-        lag = _framed("topics", queues(given, height - _FRAME))
-        if has_events:
-            shown = (_framed("workers", workers(given)), width * 2 // 5), (lag, width // 5)
-            return _columns(*shown, (self._happened(height), 0))
-        return _columns((_framed("workers", workers(given)), width * 2 // 3), (lag, 0))
-
-    def _happened(self, height: int) -> Panel:
-        return _framed("what happened", happened(self._events, height - _FRAME))
+        panes = {
+            "parts of the reward": reward_parts(given),
+            "weight pulls": pulls(given, height),
+            "memory": memory(given),
+        }
+        return _split(*((_framed(title, pane), 0) for title, pane in panes.items()), is_row=True)
 
 
-def _rows(*parts: tuple[RenderableType, int]) -> Layout:
-    """One below the other; a size of 0 takes what is left."""
+def _split(*parts: tuple[RenderableType, int], is_row: bool = False) -> Layout:
+    """Each part and its size, one below the other or side by side; 0 takes what is left."""
     layout = Layout()
-    layout.split_column(*(Layout(part, size=size or None) for part, size in parts))
-    return layout
-
-
-def _columns(*parts: tuple[RenderableType, int]) -> Layout:
-    """Side by side, in the same way."""
-    layout = Layout()
-    layout.split_row(*(Layout(part, size=size or None) for part, size in parts))
+    split = layout.split_row if is_row else layout.split_column
+    split(*(Layout(part, size=size or None) for part, size in parts))
     return layout
 
 

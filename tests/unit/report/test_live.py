@@ -204,9 +204,9 @@ def test_rewards_of_any_size_have_room() -> None:
     with console.capture() as captured:
         console.print(learning(live_input(views=views, kills=()), 40, 6))
     lines = captured.get().splitlines()
-    assert ["12.0", "5.0 ", "-2.0"] == [lines[0][:4], lines[2][:4], lines[4][:4]]
-    assert lines[0][4:].strip(), "the highest reward is at the top"
-    assert lines[4][4:].strip(), "the lowest is at the bottom"
+    assert ["12", "5", "-2"] == [lines[row].split()[0] for row in (0, 2, 4)]
+    assert lines[0][7:].strip(), "the highest reward is at the top"
+    assert lines[4][7:].strip(), "the lowest is at the bottom"
 
 
 def unevaluated(num_steps: int) -> ViewState:
