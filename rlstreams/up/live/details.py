@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,19 +11,12 @@ from rich.text import Text
 
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.pace import STEPS
-from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.up.live.curve import KILL, Line
 from rlstreams.up.live.panels import MARKER, NEXT_VERSION, figures_table, plotted
 from rlstreams.up.live.words import LiveInput, number, visible
 
-QUIET = "bright_black"
-FIGURES: Mapping[str, str] = {
-    "loss": "loss",
-    "kl": "KL",
-    "entropy": "entropy",
-    "grad_norm": "gradient norm",
-}
+FIGURES = {"loss": "loss", "kl": "KL", "entropy": "entropy", "grad_norm": "gradient norm"}
 """What the second row of charts shows: metric of a step, and its title."""
 _PART = "reward/"  # begins the name of a metric that is a part of the reward
 _KEYS = {
@@ -52,7 +45,7 @@ def figure(given: LiveInput, name: str, width: int, height: int) -> tuple[str, R
         if math.isfinite(value := p.loss if name == "loss" else p.metrics.get(name, math.nan))
     ]
     if not points:
-        return FIGURES[name], Text("no step yet", style=QUIET)
+        return FIGURES[name], Text("no step yet", style="bright_black")
     values = [y for _, y in points]
     low, high = min(values), max(values)
     span = (low, high) if high > low else (low - 0.5, high + 0.5)
@@ -65,15 +58,16 @@ def reward_parts(given: LiveInput) -> RenderableType:
     steps = given.views.run.steps
     names = sorted({n for p in steps[-STEPS:] for n in p.metrics if n.startswith(_PART)})
     if not names:
-        return Text("the reward is one number", style=QUIET)
+        return Text("the reward is one number", style="bright_black")
+    ends = steps[:STEPS], steps[-STEPS:]
     rows = [
-        (n.removeprefix(_PART), _mean(steps[:STEPS], n), _mean(steps[-STEPS:], n)) for n in names
+        (
+            n.removeprefix(_PART),
+            *(number(sum(p.metrics.get(n, 0.0) for p in end) / len(end)) for end in ends),
+        )
+        for n in names
     ]
     return figures_table(("part", f"first {STEPS} steps", f"last {STEPS}"), rows)
-
-
-def _mean(steps: Sequence[StepPoint], name: str) -> str:
-    return number(sum(p.metrics.get(name, 0.0) for p in steps) / len(steps))
 
 
 def pulls(given: LiveInput, height: int) -> RenderableType:
@@ -85,7 +79,7 @@ def pulls(given: LiveInput, height: int) -> RenderableType:
         for p in reversed(found.newest)
     ]  # fmt: skip
     mean_s = found.seconds / max(1, found.num_pulls)
-    total = Text(f"{found.num_pulls:,} pulls, {mean_s:.2f} s each", style=QUIET)
+    total = Text(f"{found.num_pulls:,} pulls, {mean_s:.2f} s each", style="bright_black")
     titles = ("worker", "version", "size", "took", "paused")
     return Group(total, figures_table(titles, rows[: max(1, height - 2)]))
 
@@ -106,7 +100,7 @@ def memory(given: LiveInput) -> RenderableType:
 def happened(events: Sequence[str], height: int) -> RenderableType:
     """The newest lines of what happened, the last one at the bottom."""
     lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in events[-max(1, height) :]]
-    return Group(*lines) if lines else Text("nothing yet", style=QUIET)
+    return Group(*lines) if lines else Text("nothing yet", style="bright_black")
 
 
 def events_page(given: LiveInput, events: Sequence[str], height: int) -> RenderableType:
@@ -117,7 +111,7 @@ def events_page(given: LiveInput, events: Sequence[str], height: int) -> Rendera
              overflow="ellipsis")
         for reason in dead.reasons[: height // 2]
     ]  # fmt: skip
-    lines.append(Text(list_command() if lines else "no dead letters", QUIET))
+    lines.append(Text(list_command() if lines else "no dead letters", "bright_black"))
     return Group(*lines, Text(""), happened(events, height - len(lines) - 1))
 
 

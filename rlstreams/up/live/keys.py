@@ -36,8 +36,7 @@ class Keys:
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def pressed(self) -> str:
-        """The newest key since the last call, or ""; a key that sends several characters is none
-        but for its first, so an arrow counts as Escape."""
+        """The key since the last call, or ""; of one that sends several characters the first."""
         with suppress(OSError):
             if self._before and self._is_ours() and select.select([self._fd], [], [], 0)[0]:
                 return os.read(self._fd, 64)[:1].decode("latin-1")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -14,7 +16,7 @@ from rich.text import Text
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
-from rlstreams.streams.views.pace import bottleneck, pace, shortage
+from rlstreams.streams.views.pace import STEPS, bottleneck, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
 from rlstreams.up.live.curve import KILL, Line, chart
@@ -45,8 +47,7 @@ def header(given: LiveInput) -> RenderableType:
     left = Text.assemble((" rlstreams ", "bold reverse"), f" {given.run}  ")
     left.append(given.state, "bold" if given.state == "running" else "bold yellow")
     right = Text.assemble("step ", (f"{run.step}", "bold"), f"/{target or '?'}   ")
-    right.append_text(_gain(given.views.evaluation.curve))
-    right.append(f"{clock(given.elapsed_s)}{_left(given)} ")
+    right.append(f"{_gain(given.views.evaluation.curve)}{clock(given.elapsed_s)}{_left(given)} ")
     line.add_row(left, right)
     bar = ProgressBar(total=target or 1, completed=run.step, complete_style="cyan")
     return Group(line, bar)
@@ -59,17 +60,14 @@ def _left(given: LiveInput) -> str:
 
 
 def _step_s(steps: Sequence[StepPoint]) -> float:
-    found = pace(steps)
-    return found.step_s if found else 0.0
+    """From step to step, median of the last ones: a kill or a pause among them changes nothing."""
+    ends_ms = [point.finished_at_ms for point in steps[-STEPS - 1 :]]
+    return median([b - a for a, b in pairwise(ends_ms)] or [0]) / 1000
 
 
-def _gain(curve: Sequence[EvaluationPoint]) -> Text:
-    if not curve:
-        return Text("")
-    first, last = curve[0].accuracy, curve[-1].accuracy
-    if len(curve) == 1:
-        return Text.assemble("held-out ", (f"{first:.2f}", "bold"), "   ")
-    return Text.assemble("held-out ", f"{first:.2f} -> ", (f"{last:.2f}", "bold"), "   ")
+def _gain(curve: Sequence[EvaluationPoint]) -> str:
+    ends = [f"{point.accuracy:.2f}" for point in (*curve[:1], *curve[1:][-1:])]
+    return f"held-out {' -> '.join(ends)}   " if ends else ""
 
 
 def learning(given: LiveInput, width: int, height: int) -> RenderableType:
@@ -209,7 +207,7 @@ def _rate(worker: WorkerView | None, given: LiveInput) -> str:
     if worker is None:
         return "-"
     if worker.role == "trainer":
-        return f"{_step_s(given.views.run.steps):.2f} s/step" if given.views.run.step else "-"
+        return f"{_step_s(given.views.run.steps):.2f} s/step"
     for counter, unit in (("tokens", "tok/s"), ("samples", "samples/s"), ("groups", "groups/s")):
         if counter in worker.rates:
             return f"{worker.rates[counter]:,.0f} {unit}"

@@ -40,8 +40,7 @@ _HEADER = 2
 _FOOTER = 2
 _FEWEST_ROWS = 24
 _FEWEST_COLUMNS = 64
-_LARGE = (110, 32)  # columns, and rows of the body, from which on there is room for more
-_HUGE = (180, 50)
+_LARGE, _HUGE = (110, 32), (180, 50)  # columns, and rows of the body, with room for more
 _EVENTS = 7  # rows of the pane of what happened
 _KEPT = 200  # lines of what happened
 
@@ -69,12 +68,8 @@ class Screen:
         width = options.max_width
         height = max(_FEWEST_ROWS, options.height or console.size.height)
         given, body = self._given, height - _HEADER - self._footer
-        parts = (
-            (header(given), _HEADER),
-            (self._body(width, body), body),
-            (footer(given), self._footer),
-        )
-        layout = _split(*parts)
+        ends = (header(given), _HEADER), (footer(given), self._footer)
+        layout = _split(ends[0], (self._body(width, body), body), ends[1])
         yield from console.render(layout, options.update_height(height))
 
     def _body(self, width: int, height: int) -> RenderableType:
@@ -99,7 +94,13 @@ class Screen:
         if is_large:
             rows.append((self._optimizer(width, height // 4), height // 4))
         if is_huge:
-            rows.append((self._resources(bottom - _FRAME), bottom))
+            resources = {
+                "parts of the reward": reward_parts(given),
+                "weight pulls": pulls(given, bottom - _FRAME),
+                "memory": memory(given),
+            }
+            panes = ((_framed(title, pane), 0) for title, pane in resources.items())
+            rows.append((_split(*panes, is_row=True), bottom))
             beside = (team, width * 2 // 5), (lag, width // 5), (news, 0)
             rows.append((_split(*beside, is_row=True), bottom))
         else:
@@ -119,15 +120,6 @@ class Screen:
         room = width // len(FIGURES) - _FRAME - 2, height - _FRAME
         charts = ((_framed(*figure(self._given, name, *room)), 0) for name in FIGURES)
         return _split(*charts, is_row=True)
-
-    def _resources(self, height: int) -> Layout:
-        given = self._given
-        panes = {
-            "parts of the reward": reward_parts(given),
-            "weight pulls": pulls(given, height),
-            "memory": memory(given),
-        }
-        return _split(*((_framed(title, pane), 0) for title, pane in panes.items()), is_row=True)
 
 
 def _split(*parts: tuple[RenderableType, int], is_row: bool = False) -> Layout:
