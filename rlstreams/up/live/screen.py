@@ -231,7 +231,8 @@ class LiveView:
         # The screen is gone with what it showed: the curve and what happened stay to scroll back.
         if self._given is not None:
             width = min(self._console.width, 80)
-            self._console.print(header(self._given), learning(self._given, width, 12), width=width)
+            for part in (header(self._given), learning(self._given, width, 12)):
+                self._console.print(part, width=width)
         for line in self._events:
             self._console.print(Text(line), soft_wrap=True)
 
