@@ -78,7 +78,7 @@ class LossSection:
     veto_high: float = 0.0
     """... or above this; 0: off."""
     rejection: Literal["none", "k1", "k2", "k3"] = "none"
-    """Statistic of proximal / behavior (`k1`, `k2`, `k3`) by which tokens or samples are rejected."""
+    """Statistic of proximal / behavior, `k1`, `k2` or `k3`, by which tokens or samples go."""
     rejection_level: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = "token"
     """Whose statistic counts: each token's, or the sample's sum, mean or maximum."""
     rejection_low: float = 0.0

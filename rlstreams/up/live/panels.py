@@ -196,11 +196,8 @@ def _worker_row(
 
 def _doing(state: str, detail: str) -> str:
     """`waiting for trajectories`, `pulling: policy version 7`."""
-    return (
-        f"{state} {detail}"
-        if detail.startswith("for ")
-        else ": ".join(filter(None, (state, detail)))
-    )
+    between = " " if not detail or detail.startswith("for ") else ": "
+    return f"{state}{between}{detail}".strip()
 
 
 def _rate(worker: WorkerView | None, given: LiveInput) -> str:

@@ -226,8 +226,8 @@ class LiveView:
     def __exit__(self, *exc: object) -> None:
         if self._live is None:
             return
-        self._live.stop()
         self._keys.__exit__()
+        self._live.stop()
         # The screen is gone with what it showed: the curve and what happened stay to scroll back.
         if self._given is not None:
             width = min(self._console.width, 80)
