@@ -170,10 +170,9 @@ class SamplesState:
     problems: tuple[Problem, ...] = ()
 
     @property
-    def best(self) -> Problem | None:
-        """The problem that shows most: wrong then and right now, else the first."""
-        learnt = (p for p in self.problems if p.now.is_right and not p.then.is_right)
-        return next(learnt, self.problems[0] if self.problems else None)
+    def ranked(self) -> tuple[Problem, ...]:
+        """Those that show most first: wrong then and right now; the others by row."""
+        return tuple(sorted(self.problems, key=lambda p: p.now.is_right <= p.then.is_right))
 
 
 class SamplesView:

@@ -1,19 +1,18 @@
-"""From a fresh wheel in an empty folder: a newcomer's own rows, tried and learned from."""
+"""From a fresh wheel in an empty folder: the tutorial, and the demo."""
 
 from __future__ import annotations
 
-import json
-import random
 import re
-import resource
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.command import ROOT
 from tests.e2e.installed import Installed
+from tests.readme_blocks import blocks
 
-TRY_CPU_S = 40.0  # for a slow machine: on a quick one it is a few
-_ACCURACY = re.compile(r"accuracy from (\d\.\d\d) \(version 0\) to (\d\.\d\d) \(version 60\)")
+TUTORIAL = ROOT / "infra/docs/tutorial.md"
+_ACCURACY = re.compile(r"accuracy from (\d\.\d\d) \(version 0\) to (\d\.\d\d) \(version (\d+)\)")
 
 
 @pytest.fixture(scope="session")
@@ -21,40 +20,31 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed.of(tmp_path_factory.mktemp("wheel"))
 
 
-def sums(path: Path, count: int) -> None:
-    """Rows as a newcomer has them: columns of their own names, a number as number."""
-    rng = random.Random(5)
-    terms = [[rng.randint(1, 9) for _ in range(rng.randint(3, 6))] for _ in range(count)]
-    rows = ({"question": f"{'+'.join(map(str, t))}=", "target": sum(t), "id": i}
-            for i, t in enumerate(terms))  # fmt: skip
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+def script(page: str) -> str:
+    """What somebody types who follows the page: its files written, its commands run, in order."""
+    lines = ["set -euo pipefail"]
+    for block in blocks(page):
+        if block.saved_as:
+            lines.append(f"cat > {block.saved_as} <<'END'\n{block.text}END")
+        elif block.language == "bash":
+            lines.append(block.text)
+    return "\n".join(lines)
 
 
-def test_a_project_of_ones_own_learns(installed: Installed, tmp_path: Path) -> None:
-    """init, the reward's test, try, up: each says what is next, and the last one learns."""
-    sums(tmp_path / "my.jsonl", 300)
-    made = installed.run(tmp_path, "rlstreams", "init", "x", "--from", "my.jsonl")
-    assert 0 == made.returncode, made.stdout
-    assert "column 'question'; answer: column 'target', a number" in made.stdout
-    project = tmp_path / "x"
-    checked = installed.run(project, "python", "test_reward.py")
-    assert (0, "20 rows: the reward is as expected\n") == (checked.returncode, checked.stdout)
-
-    before_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    tried = installed.run(project, "rlstreams", "try")
-    assert 0 == tried.returncode, tried.stdout
-    assert re.search(r"12 answers, mean reward 0\.\d\d\n", tried.stdout)
-    # Of CPU, which another load does not stretch; on a free machine the clock says less.
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before_s < TRY_CPU_S
-
-    done = installed.run(project, "rlstreams", "up")
+def test_the_tutorial_leads_to_a_result(installed: Installed, tmp_path: Path) -> None:
+    """Rows, init, the reward and its test, try, up, a look, and a change: the model learns."""
+    done = installed.run(tmp_path, "bash", "-c", script(TUTORIAL.read_text("utf-8")))
     assert 0 == done.returncode, done.stdout
-    found = _ACCURACY.search(done.stdout)
-    assert found is not None, done.stdout
-    assert float(found[2]) >= float(found[1]) + 0.2
-    assert (project / "runs/x/report.html").is_file()
-    audited = installed.run(project, "rlstreams", "audit")
-    assert 0 == audited.returncode, audited.stdout
+    assert "column 'question'; answer: column 'target', a number" in done.stdout
+    assert "the reward is as expected\n" in done.stdout
+    assert re.search(r"12 answers, mean reward 0\.\d\d\n", done.stdout)
+    first, resumed = _ACCURACY.findall(done.stdout)
+    assert ["40", "50"] == [first[2], resumed[2]]
+    assert float(first[1]) >= float(first[0]) + 0.2, first
+    assert "step 40, worst by reward" in done.stdout
+    assert 2 == done.stdout.count("lost 0, trained twice 0 (read from the log)")
+    assert "trainer.optimizer.lr: 0.0002 -> 0.0001" in done.stdout
+    assert (tmp_path / "sums/runs/sums/report.html").is_file()
 
 
 def test_the_demo_needs_no_files(installed: Installed, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ class EngineSection:
     urls: tuple[str, ...] = ()
     """Running servers, `http://host:port`; empty: each rollout worker starts and manages one."""
     routers: tuple[str, ...] = ()
-    """For generation only: one `vllm-router` or `sglang-router` per rollout worker, in front of
-    exactly that worker's servers in `urls`."""
+    """For generation only: one `vllm-router` or `sglang-router` per rollout worker, before that
+    worker's `urls`."""
     python: str = ""
     """Python executable of the server's environment; empty: the one that runs rlstreams."""
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class EngineSection:
     """Address of this worker to which its servers report that a version has arrived."""
     load: Literal["dummy", "auto"] = "dummy"
     """`dummy`: such a server starts with random weights, which no request uses; `auto`: with the
-    model folder's, for tests by hand."""
+    folder's."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Level of such a server's log, which is kept next to the worker's."""
     max_running: int = 256

@@ -20,16 +20,15 @@ class LossSection:
     Formulas and sources: infra/docs/loss.md; `rlstreams explain` prints the one that will run."""
 
     kind: Kind = "ppo"
-    """What bounds a step: clipping of each token's ratio; of the sequence's (GSPO; `clip_low` 3e-4
-    and `clip_high` 4e-4 are usual then); of the token's weight, which keeps its gradient (CISPO); a
-    soft gate (SAPO); a mask by divergence (DPPO), or by the batch's second moment (M2PO)."""
+    """What bounds a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 3e-4,
+    `clip_high` 4e-4), the token's weight (CISPO), a soft gate (SAPO), a divergence (DPPO), the
+    batch's second moment (M2PO)."""
     proximal: Literal["sampled", "behavior", "step_start", "interpolated"] = "sampled"
-    """Policy that the ratio is taken to: the version that sampled, scored again; the sampler's own
-    log-probs; the weights before the step's first update (decoupled PPO), at the cost of one more
-    forward pass; or that one's approximation between the sampling version and now."""
+    """Policy that the ratio is taken to: the version that sampled, scored again; the sampler
+    itself; the weights before the step's first update; or an approximation of these."""
     reduce: Literal["token", "sequence", "constant"] = "token"
-    """Mean over all tokens; over samples of each one's mean; or over samples of each one's sum
-    divided by `constant_tokens` (Dr. GRPO)."""
+    """Mean over all tokens; over samples of each one's mean; or of each one's sum divided by
+    `constant_tokens`."""
     constant_tokens: int = 0
     """What `reduce = "constant"` divides by; `rollout.max_new_tokens` is usual."""
     clip_low: float = 0.2
@@ -37,40 +36,37 @@ class LossSection:
     clip_high: float = 0.28
     """... and at 1 + this."""
     clip_dual: float = 3.0
-    """With `kind = "ppo"`: a token with a negative advantage weighs at most this many times its
-    advantage, whatever its ratio; 0: no bound."""
+    """A token of negative advantage weighs at most this many times its advantage; 0: no bound. Of
+    `ppo`."""
     tau_positive: float = 1.0
     """With `kind = "sapo"`: temperature of the gate where the advantage is positive."""
     tau_negative: float = 1.05
     """... and where it is not."""
     divergence: Literal["tv", "kl"] = "tv"
-    """With `kind = "dppo"`: total variation or KL divergence, both of the sampled token against all
-    others."""
+    """Of `dppo`: total variation or KL divergence, of the sampled token against all others."""
     divergence_max: float = 0.2
-    """A token further than this from the proximal policy does not move away from it any more."""
+    """Of `dppo`: a token further than this from the proximal policy moves away no more."""
     second_moment_max: float = 0.04
-    """With `kind = "m2po"`: the batch's mean of (log policy / behavior)^2; the tokens furthest off
-    are masked until it is kept."""
+    """Of `m2po`: the batch's mean of (log policy / behavior)^2; the tokens furthest off are
+    masked."""
     advantage: Advantage = "grpo"
-    """What a reward is compared with: the group's mean (GRPO); that of the siblings (RLOO); the
-    batch's mean and deviation, behind the group's mean or without it (REINFORCE++); or the group's
-    mean, which it is also divided by (MaxRL)."""
+    """What a reward is compared with: the group (GRPO), the siblings (RLOO), the batch
+    (REINFORCE++), or the group, divided by its mean (MaxRL)."""
     normalize_std: bool = True
-    """With `advantage = "grpo"`: divide by the group's standard deviation; false is Dr. GRPO."""
+    """With `grpo`: divide by the group's standard deviation; false is Dr. GRPO."""
     lone: Literal["zero", "reward"] = "zero"
     """Advantage of a sample without living siblings: 0, or its bare reward."""
     overlong_tokens: int = 0
-    """Answers as long as this lose `overlong_factor` of their reward (soft overlong punishment,
-    DAPO); 0: none do."""
+    """Answers as long as this lose `overlong_factor` of their reward; 0: none do."""
     overlong_buffer_tokens: int = 0
     """... and shorter ones by up to so many tokens a share of it, rising linearly."""
     overlong_factor: float = 1.0
     """Greatest loss of reward through length."""
     correction: Literal["truncate", "mask", "none"] = "truncate"
-    """Importance weight proximal / behavior: cut at `weight_cap` (TIS); 0 outside of `weight_floor`
-    and `weight_cap` (IcePop, MIS); or always 1."""
+    """Importance weight proximal / behavior: cut at `weight_cap` (TIS), 0 outside of its bounds
+    (IcePop, MIS), or 1."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
-    """Whose weight it is: each token's; the product over the sample; or its geometric mean."""
+    """Whose weight it is: each token's, the sample's product, or its geometric mean."""
     weight_cap: float = 2.0
     """Upper bound of the importance weight."""
     weight_floor: float = 0.0
@@ -78,40 +74,35 @@ class LossSection:
     weight_normalize: bool = False
     """Divide the weights by their mean over the batch."""
     veto_low: float = 0.0
-    """A sample is rejected if proximal / behavior of one of its tokens is below this; 0: off."""
+    """A sample is rejected if proximal / behavior of one token is below this; 0: off."""
     veto_high: float = 0.0
     """... or above this; 0: off."""
     rejection: Literal["none", "k1", "k2", "k3"] = "none"
-    """Statistic of l = log proximal / behavior by which tokens or samples are rejected: the ratio
-    itself (k1), l * l / 2 (k2) or exp(l) - 1 - l (k3)."""
+    """Statistic of proximal / behavior, `k1`, `k2` or `k3`, by which tokens or samples go."""
     rejection_level: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = "token"
-    """Whose statistic counts: each token's, or the sample's sum, mean or maximum; k1 of the mean is
-    the geometric mean of the ratios (Geo-RS)."""
+    """Whose statistic counts: each token's, or the sample's sum, mean or maximum."""
     rejection_low: float = 0.0
     """With k1: the ratio below which is rejected."""
     rejection_high: float = 0.0
-    """Statistic above which is rejected; of k1 a ratio, e.g. 1.001; of k3's mean 0.001 to 0.01."""
+    """Statistic above which is rejected."""
     off_policy_max: float = 0.0
     """A sample of negative advantage is rejected if its tokens' mean of log behavior / policy is
-    above this (off-policy sequence masking, DeepSeek-V3.2); 0: off."""
+    above this; 0: off."""
     kl_coef: float = 0.0
-    """Weight of the KL divergence from `logprob.reference`, added to each token's loss (GRPO); 0:
-    none, and no reference is loaded."""
+    """Weight of the KL divergence from `logprob.reference` in each token's loss; 0: none, and no
+    reference is loaded."""
     kl_estimator: Literal["k3", "k2"] = "k3"
-    """Its estimator for each token, of d = log reference - log policy: k3 is exp(d) - 1 - d, k2 is
-    d * d / 2."""
+    """Its estimator for each token: `k3` or `k2`."""
     kl_weight: Literal["none", "ratio"] = "none"
-    """`ratio` weighs each estimate by the importance weight times policy / proximal, through which
-    it learns too: unbiased for stale samples (DeepSeek-V3.2)."""
+    """`ratio`: each estimate is weighed by the importance weight and the ratio, so it is unbiased
+    for stale samples."""
     entropy_coef: float = 0.0
-    """Weight of the policy's entropy, which is subtracted from each token's loss; its gradient is
-    estimated from the sampled token."""
+    """Weight of the policy's entropy, which is subtracted from each token's loss."""
     entropy_share: float = 1.0
-    """Share of the batch's tokens that learn: those of highest entropy; below 1 it costs one more
-    forward pass."""
+    """Share of the batch's tokens that learn, those of highest entropy; below 1: one more forward
+    pass."""
     mask_truncated: bool = False
-    """Samples that were cut at `rollout.max_new_tokens` stay out of the loss; siblings are still
-    compared with them (overlong filtering, DAPO)."""
+    """Samples that were cut stay out of the loss; siblings are still compared with them."""
 
     @property
     def looks_first(self) -> bool:

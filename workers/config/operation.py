@@ -18,8 +18,8 @@ class DeadlinesSection:
     commit_s: float = 30.0
     """A commit that is not acknowledged within this time ends the process."""
     stall_s: float = 120.0
-    """No step for this long: the run stops if a role has work and finished none of it in that time,
-    and names it. A window or a step that takes longer ends its worker. 0: never."""
+    """After so long without a step the run stops if a role has work and finished none of it; a
+    window or step that takes longer ends its worker. 0: never."""
     fence_s: float = 35.0
     """Maximum wait for a predecessor's open transaction to be settled."""
     drain_s: float = 30.0

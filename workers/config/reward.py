@@ -57,8 +57,8 @@ class RewardSection:
     timeout_s: float = 10.0
     """Time limit for one call of user code, or one request to a judge."""
     attempts: int = 3
-    """Calls for one answer while your function raises, or others end its process, with a growing
-    pause between them; an exception with an attribute `final = True` is not tried again."""
+    """Calls for one answer while your function raises or others end its process; an exception with
+    `final = True` is not tried again."""
     processes: int = 2
     """Processes that run user code, in each rollout worker."""
     concurrency: int = 32

@@ -199,8 +199,8 @@ class LogprobSection:
     versions_held: int = 0
     """Weight versions kept in memory; 0: all that may be in use, `trainer.max_staleness` + 1."""
     reference: str = START
-    """With `trainer.loss.kl_coef`: the model to stay close to. `start`: the one the run began with;
-    else a folder, or `hf:ORG/NAME`, of the same tokenizer."""
+    """Model to stay close to, with `trainer.loss.kl_coef`: `start`, or a folder or `hf:ORG/NAME`
+    of the same tokenizer."""
     commit_interval_s: float = 0.1
     """Scored trajectories wait at most this long for their transaction."""
 
@@ -228,16 +228,16 @@ class WeightsSection:
     """Shared secret that pullers authenticate with; `env:NAME` or `file:PATH`. Empty: generated in
     the run's folder."""
     snapshot: Literal["auto", "device", "pinned", "none"] = "auto"
-    """Where the trainer keeps the copy it serves: next to the model, in pinned host memory, or no
-    copy, so that training waits for the pulls. `auto`: `device` if it fits there and
-    `trainer.ranks` is 1, else `pinned`."""
+    """Where the trainer keeps the copy it serves: beside the model, in pinned host memory, or
+    nowhere, so that training waits for pulls. `auto`: `device` if it fits and `trainer.ranks` is
+    1."""
     hold_s: float = 10.0
     """With `none`: maximum wait for workers that are connected and have not pulled yet."""
     window_s: float = 0.05
     """Pullers that become ready within this time share one broadcast."""
     stall_deadline_s: float = 20.0
-    """A broadcast without progress for this long is aborted; silent pullers are disconnected and
-    named in the log."""
+    """A broadcast without progress for this long is aborted; silent pullers are named in the
+    log."""
     versions_served: int = 4
     """Number of newest versions that can be pulled."""
     pull_deadline_s: float = 300.0

@@ -69,8 +69,7 @@ class LoraSection:
     alpha: float = 16.0
     """An adapter is scaled by alpha / rank."""
     targets: str = ""
-    """Regular expression searched in the names of linear layers; matching layers get an adapter.
-    Empty: all but the output."""
+    """Regular expression searched in the names of linear layers; empty: all but the output."""
 
     def __post_init__(self) -> None:
         not_negative("trainer.lora", rank=self.rank)
@@ -88,15 +87,14 @@ class TrainerSection:
     device: str = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`. A redone step is bit-identical only on the same device."""
     ranks: int = 1
-    """Processes that train together on this machine, each with a shard (FSDP2); with `cuda:N`, rank
-    R has GPU N + R. Redone steps are bit-identical only under the same number."""
+    """Processes that train together on this machine, each with a shard (FSDP2); rank R has GPU N +
+    R. A redo needs the same number."""
     steps: int = 100
     """Optimizer steps after which the run ends."""
     groups_per_step: int = 16
     """Groups per batch."""
     minibatches: int = 1
-    """Parts of a batch, by groups, each with an optimizer step of its own; must divide
-    `groups_per_step`."""
+    """Parts of a batch, by groups, each with an optimizer step; must divide `groups_per_step`."""
     batch_epochs: int = 1
     """Times that each batch is learnt from."""
     max_staleness: int = 1
@@ -106,32 +104,31 @@ class TrainerSection:
     min_group_samples: int = 0
     """A group with fewer samples left (not dead-lettered) is dropped; 0: all are required."""
     group_deadline_s: float = 1200.0
-    """A group still incomplete this long after its first sample arrived is dropped. At least twice
+    """A group still incomplete this long after its first sample is dropped; at least twice
     `rollout.sample_deadline_s`."""
     micro_batch_tokens: int = 16384
     """Tokens (padding included) per forward and backward pass: on a GPU of a bin, in which samples
     lie one behind another."""
     activation_checkpointing: bool = False
-    """Keep only each layer's input and recompute the rest in the backward pass: the same bits, a
-    third more time."""
+    """Keep each layer's input alone and compute the rest again: the same bits, a third more
+    time."""
     routing_replay: bool = False
-    """Scorer and trainer send each token of a mixture of experts to the experts that it took when
-    it was sampled (R3; `rollout.capture_experts` records them)."""
+    """Scorer and trainer send each token to the experts that it took when it was sampled (R3)."""
     equal_rewards: Literal["keep", "drop"] = "keep"
-    """A group whose samples all earned the same reward keeps its place in the batch, or is dropped
-    as `no_signal` and another row takes its place (DAPO)."""
+    """A group whose rewards are all equal stays in the batch, or is dropped as `no_signal` and
+    replaced (DAPO)."""
     buffer_mb: int = 1024
-    """Payloads beyond this are evicted and read from the log again when their step is planned."""
+    """Payloads beyond this are read from the log again when their step is planned."""
     checkpoint_every: int = 20
     """Steps between checkpoints; a drain writes one more."""
     checkpoints_kept: int = 2
     """Number of newest checkpoints to keep."""
     redo: Literal["auto", "exact", "tolerate"] = "auto"
-    """If a redone step has a different hash: stop, or continue under a new version. `auto`: stop on
-    the CPU, continue on a GPU. `tolerate` also lets a GPU add up gradients in any order."""
+    """If a redone step has another hash: stop, or continue under a new version. `auto`: stop on
+    the CPU only. `tolerate`: also add up gradients in any order."""
     on_expired: Literal["stop", "drop"] = "stop"
-    """If retention has removed samples that wait for a step: refuse to start, or close all open
-    groups (reason `expired`), have others issued, and continue."""
+    """If retention has removed waiting samples: refuse to start, or close all open groups as
+    `expired` and go on."""
     control: Literal["none", "permuted"] = "none"
     """`permuted` randomly permutes each batch's rewards: a control run, which must not learn."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+KILL = "\u250a"  # a dotted stroke
 _BLANK = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row][column] of one cell
 
@@ -18,6 +19,7 @@ class Line:
 
     points: Sequence[tuple[float, float]]
     style: str
+    marker: str = ""  # a character at each point: lines differ without colour too
 
 
 def chart(
@@ -36,16 +38,17 @@ def chart(
         lines: later ones are drawn over earlier ones, cell by cell.
         marks: x of vertical strokes, drawn under everything.
     """
-    cells: dict[tuple[int, int], tuple[str, int]] = {}  # style and dots of a cell
+    cells: dict[tuple[int, int], tuple[str, str]] = {}  # style and character of a cell
 
     def dot(x: int, y: int, style: str) -> None:
-        owner, dots = cells.get((y // 4, x // 2), (style, 0))
+        owner, char = cells.get((y // 4, x // 2), ("", " "))
         # Mixed dots would take the wrong colour: the newer line owns the cell.
-        cells[y // 4, x // 2] = (style, (dots if owner == style else 0) | _DOTS[y % 4][x % 2])
+        dots = ord(char) if owner == style and char >= chr(_BLANK) else _BLANK
+        cells[y // 4, x // 2] = (style, chr(dots | _DOTS[y % 4][x % 2]))
 
     for x in marks:
-        for row in range(0, height * 4, 2):
-            dot(_scale(x, x_max, width * 2), row, "red")
+        for row in range(height):
+            cells[row, _scale(x, x_max, width * 2) // 2] = ("red", KILL)
     for line in lines:
         spots = [
             (
@@ -59,11 +62,11 @@ def chart(
             num = max(abs(x1 - x0), abs(y1 - y0), 1)
             for i in range(num + 1):
                 dot(x0 + round((x1 - x0) * i / num), y0 + round((y1 - y0) * i / num), line.style)
+        for x, y in spots if line.marker else ():
+            cells[y // 4, x // 2] = (line.style, line.marker)
     return [
-        Text.assemble(
-            *((chr(_BLANK + dots) if dots else " ", style) for style, dots in row), no_wrap=True
-        )
-        for row in ([cells.get((y, x), ("", 0)) for x in range(width)] for y in range(height))
+        Text.assemble(*((char, style) for style, char in row), no_wrap=True)
+        for row in ([cells.get((y, x), ("", " ")) for x in range(width)] for y in range(height))
     ]
 
 

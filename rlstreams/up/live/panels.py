@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -13,35 +16,30 @@ from rich.text import Text
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
-from rlstreams.streams.views.pace import bottleneck, shortage
+from rlstreams.streams.views.pace import STEPS, bottleneck, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
-from rlstreams.up.live.curve import Line, chart
-from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, spelled, step_seconds, visible
+from rlstreams.up.live.curve import KILL, Line, chart
+from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, number, spelled, visible
 
 # Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue")
 REWARD_STYLE = "bright_black"
 ACCURACY_STYLE = "bold cyan"
-_STATE_STYLES = {
-    "working": "green",
-    "training": "green",
-    "waiting": "bright_black",
-    "pulling": "yellow",
-    "redo": "yellow",
-    "saving": "yellow",
-    "starting": "yellow",
-    "draining": "yellow",
-    "silent": "bold red",
-    "down": "bold red",
-    "ended": "bright_black",
+MARKER = "o"  # of the held-out accuracy
+NEXT_VERSION = "\u2502"  # within an answer
+_MARGIN = 7  # columns of the y axis
+_STATE_STYLES = {  # any other: yellow
+    **dict.fromkeys(("working", "training"), "green"),
+    **dict.fromkeys(("waiting", "ended"), "bright_black"),
+    **dict.fromkeys(("silent", "down"), "bold red"),
 }
 _ENDING = ("saving", "finishing", "draining")  # states of the run in which a process may end
 _ROLE_ORDER = ("prompts", "rollout", "logprob", "trainer")
 
 
 def header(given: LiveInput) -> RenderableType:
-    """Two lines: what, how far, how good; and a bar."""
+    """Two lines: what, how far, how good, how long yet; and a bar."""
     run, target = given.views.run, given.target
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis")
@@ -49,57 +47,72 @@ def header(given: LiveInput) -> RenderableType:
     left = Text.assemble((" rlstreams ", "bold reverse"), f" {given.run}  ")
     left.append(given.state, "bold" if given.state == "running" else "bold yellow")
     right = Text.assemble("step ", (f"{run.step}", "bold"), f"/{target or '?'}   ")
-    right.append_text(_gain(given.views.evaluation.curve))
-    right.append(f"{clock(given.elapsed_s)} ")
+    right.append(f"{_gain(given.views.evaluation.curve)}{clock(given.elapsed_s)}{_left(given)} ")
     line.add_row(left, right)
     bar = ProgressBar(total=target or 1, completed=run.step, complete_style="cyan")
     return Group(line, bar)
 
 
-def _gain(curve: Sequence[EvaluationPoint]) -> Text:
-    if not curve:
-        return Text("")
-    first, last = curve[0].accuracy, curve[-1].accuracy
-    if len(curve) == 1:
-        return Text.assemble("held-out ", (f"{first:.2f}", "bold"), "   ")
-    return Text.assemble("held-out ", f"{first:.2f} -> ", (f"{last:.2f}", "bold"), "   ")
+def _left(given: LiveInput) -> str:
+    run = given.views.run
+    seconds = _step_s(run.steps) * (given.target - run.step)
+    return f", {clock(seconds)} left" if given.state == "running" and seconds > 0 else ""
+
+
+def _step_s(steps: Sequence[StepPoint]) -> float:
+    """From step to step, median of the last ones: a kill or a pause among them changes nothing."""
+    ends_ms = [point.finished_at_ms for point in steps[-STEPS - 1 :]]
+    return median([b - a for a, b in pairwise(ends_ms)] or [0]) / 1000
+
+
+def _gain(curve: Sequence[EvaluationPoint]) -> str:
+    ends = [f"{point.accuracy:.2f}" for point in (*curve[:1], *curve[1:][-1:])]
+    return f"held-out {' -> '.join(ends)}   " if ends else ""
 
 
 def learning(given: LiveInput, width: int, height: int) -> RenderableType:
     """Reward and held-out accuracy by step, kills as strokes; and a legend."""
     steps, curve = given.views.run.steps, given.views.evaluation.curve
-    x_max = float(max(given.target, given.views.run.step, 1))
-    plot_height = max(1, height - 1)
     rewards = [(p.step, p.reward) for p in steps]
     accuracies = given.views.held_out
-    y_min, y_max = _span([y for _, y in (*rewards, *accuracies)])
-    rows = chart(
-        [
-            Line(points=rewards, style=REWARD_STYLE),
-            Line(points=accuracies, style=ACCURACY_STYLE),
-        ],
-        width=max(8, width - 4),
-        height=plot_height,
-        x_max=x_max,
-        y_min=y_min,
-        y_max=y_max,
-        marks=[mark.step for mark in given.kills],
-    )
-    labels = {
-        0: axis_label(y_max),
-        plot_height // 2: axis_label((y_min + y_max) / 2),
-        plot_height - 1: axis_label(y_min),
-    }
-    axis = f"step {x_max:.0f}"
     lines = [
-        Text(labels.get(index, "    "), style="bright_black") + row
-        for index, row in enumerate(rows)
+        Line(points=rewards, style=REWARD_STYLE),
+        Line(points=accuracies, style=ACCURACY_STYLE, marker=MARKER),
     ]
+    span = _span([y for _, y in (*rewards, *accuracies)])
+    rows = plotted(given, lines, width, height - 1, span)
+    axis = f"step {max(given.target, given.views.run.step, 1)}"
     legend = _legend(steps, curve, bool(given.kills))
     room = width - legend.cell_len
     if room >= len(axis) + 2:
         legend.append(f"{axis:>{room}}", "bright_black")
-    return Group(*lines, legend)
+    return Group(*rows, legend)
+
+
+def plotted(
+    given: LiveInput,
+    lines: Sequence[Line],
+    width: int,
+    height: int,
+    span: tuple[float, float],
+) -> list[Text]:
+    """`height` rows of lines by step, with kills and the labels of the y axis."""
+    height, (y_min, y_max) = max(1, height), span
+    rows = chart(
+        lines,
+        width=max(8, width - _MARGIN),
+        height=height,
+        x_max=float(max(given.target, given.views.run.step, 1)),
+        y_min=y_min,
+        y_max=y_max,
+        marks=[mark.step for mark in given.kills],
+    )
+    values = {0: y_max, height // 2: (y_min + y_max) / 2, height - 1: y_min}
+    labels = (number(values[index]) if index in values else "" for index in range(height))
+    return [
+        Text(f"{label:<{_MARGIN}}"[:_MARGIN], "bright_black") + row
+        for label, row in zip(labels, rows, strict=True)
+    ]
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
@@ -109,36 +122,27 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
 
 
-def axis_label(value: float) -> str:
-    """Of the y axis, four characters."""
-    shown = f"{value:.1f}" if len(f"{value:.1f}") <= 4 else f"{value:.0f}"
-    return f"{shown:<4}" if len(shown) <= 4 else f"{value:.0e}".replace("e+0", "e")[:4]
-
-
 def _legend(steps: Sequence[StepPoint], curve: Sequence[EvaluationPoint], has_kills: bool) -> Text:
     accuracy = f"{curve[-1].accuracy:.2f}" if curve else "-"
     reward = f"{steps[-1].reward:.2f}" if steps else "-"
-    text = Text("    ", no_wrap=True)
-    text.append("held-out ", ACCURACY_STYLE).append(accuracy)
-    text.append("  reward ", REWARD_STYLE).append(reward)
-    return text.append("  kill", "red") if has_kills else text
+    text = Text(no_wrap=True)
+    text.append(f"{MARKER} held-out ", ACCURACY_STYLE).append(accuracy)
+    text.append(" \u2812 reward ", REWARD_STYLE).append(reward)
+    return text.append(f" {KILL} kill", "red") if has_kills else text
 
 
-def problem(given: LiveInput, height: int) -> RenderableType:
-    """One held-out problem: the question, the answer then, the answer now."""
-    best = given.views.samples.best
-    if best is None:
+def problems(given: LiveInput, height: int) -> RenderableType:
+    """Held-out problems, as many as there is room for: the question, the answer then and now."""
+    kept = given.views.samples.ranked
+    if not kept:
         return Text("waiting for the first evaluation", style="bright_black")
-    question = Text(visible(given.decode(best.then.prompt_ids).strip()), style="bold")
-    question.truncate(400)
-    parts: list[RenderableType] = [question]
-    if height > 6:
-        parts.append(Text(""))
-    parts += [_answer("then", best.then, given)]
-    if best.now.policy_version != best.then.policy_version:
-        parts += [_answer("now", best.now, given)]
-    if height > 7:
-        parts.append(Text("colored by policy version", style="bright_black"))
+    parts: list[RenderableType] = []
+    for found in kept[: max(1, (height + 1) // 7)]:
+        question = Text(visible(given.decode(found.then.prompt_ids).strip()), style="bold")
+        question.truncate(400)
+        parts += [*([Text("")] if parts else ()), question, _answer("then", found.then, given)]
+        if found.now.policy_version != found.then.policy_version:
+            parts.append(_answer("now", found.now, given))
     return Group(*parts)
 
 
@@ -146,20 +150,20 @@ def _answer(when: str, answer: Answer, given: LiveInput) -> Text:
     verdict = ("right", "bold green") if answer.is_right else ("wrong", "bold red")
     text = Text.assemble((f"{when}, version {answer.policy_version}: ", "bright_black"), verdict)
     text.append("\n  ")
-    for version, words in spelled(answer, given.decode):
+    for index, (version, words) in enumerate(spelled(answer, given.decode)):
         style = VERSION_STYLES[version % len(VERSION_STYLES)] if version >= 0 else "bright_black"
-        text.append(visible(words), style)
+        text.append(NEXT_VERSION if index else "", "bright_black").append(visible(words), style)
     return text
 
 
 def workers(given: LiveInput) -> RenderableType:
-    """Process, what it does, the version that it holds, its rate, its restarts."""
+    """Process with its restarts, what it does or waits for, the version that it holds, its rate."""
     table = Table.grid(padding=(0, 1), expand=True)
-    for least in (9, 7):  # "rollout-0", "working"
-        table.add_column(no_wrap=True, overflow="ellipsis", min_width=least)
-    for _ in range(3):
+    table.add_column(no_wrap=True, overflow="ellipsis", min_width=9)  # "rollout-0"
+    table.add_column(no_wrap=True, overflow="ellipsis", min_width=7, ratio=1)  # "working"
+    for _ in range(2):
         table.add_column(no_wrap=True, overflow="ellipsis", justify="right")
-    titles = ("worker", "state", "version", "rate", "restarts")
+    titles = ("worker", "state", "", "rate")
     table.add_row(*(Text(title, "bright_black") for title in titles))
     reported = {worker.worker: worker for worker in given.views.throughput.workers}
     processes = {process.worker: process for process in given.processes}
@@ -183,18 +187,24 @@ def _worker_row(
         state = "ended" if given.state in _ENDING else "down"
     version = worker.policy_version if worker else NO_VERSION
     restarts = process.restarts if process else worker.restarts if worker else 0
-    yield Text(name)
-    yield Text(state, _STATE_STYLES.get(state, ""))
-    yield Text("-" if version == NO_VERSION else str(version))
+    yield Text.assemble(name, (f" +{restarts}" if restarts else "", "bold red"))
+    detail = visible(worker.detail) if worker and state == worker.state else ""
+    yield Text(_doing(state, detail), _STATE_STYLES.get(state, "yellow"))
+    yield Text("" if version == NO_VERSION else f"v{version}")
     yield Text(_rate(worker, given) if state not in ("down", "ended", "silent") else "-")
-    yield Text(str(restarts), "bold red" if restarts else "bright_black")
+
+
+def _doing(state: str, detail: str) -> str:
+    """`waiting for trajectories`, `pulling: policy version 7`."""
+    between = " " if not detail or detail.startswith("for ") else ": "
+    return f"{state}{between}{detail}".strip()
 
 
 def _rate(worker: WorkerView | None, given: LiveInput) -> str:
     if worker is None:
         return "-"
     if worker.role == "trainer":
-        return f"{step_seconds(given.views.run.steps):.2f} s/step" if given.views.run.step else "-"
+        return f"{_step_s(given.views.run.steps):.2f} s/step"
     for counter, unit in (("tokens", "tok/s"), ("samples", "samples/s"), ("groups", "groups/s")):
         if counter in worker.rates:
             return f"{worker.rates[counter]:,.0f} {unit}"
@@ -202,34 +212,35 @@ def _rate(worker: WorkerView | None, given: LiveInput) -> str:
 
 
 def queues(given: LiveInput, height: int) -> RenderableType:
-    """How far readers are behind, by topic; below, staleness of the last step."""
+    """Lag of the readers in samples, by topic; below, staleness of the last step."""
+    lag = [(topic, f"{samples:,}") for topic, samples in given.views.flow.waiting.items()]
+    bars = staleness_lines(given.views.run.steps)[: max(0, height - 1 - len(lag))]
+    return Group(figures_table(("topic", "lag"), lag), *bars)
+
+
+def figures_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Names on the left, figures on the right."""
     table = Table.grid(padding=(0, 1), expand=True)
-    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column(no_wrap=True, justify="right")
-    table.add_row(*(Text(name, "bright_black") for name in ("topic", "unread")))
-    histogram = staleness_lines(given.views.run.steps)
-    unread = given.views.flow.waiting
-    for topic in list(unread)[: max(1, height - 1 - len(histogram))]:
-        table.add_row(Text(topic), Text(f"{unread[topic]:,}", "bold"))
-    return Group(table, *histogram)
+    for index, _ in enumerate(titles):
+        table.add_column(no_wrap=True, overflow="ellipsis", justify="right" if index else "left",
+                         ratio=None if index else 1)  # fmt: skip
+    table.add_row(*titles, style="bright_black")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
 
 
-def staleness_lines(steps: Sequence[StepPoint], num_bars: int = 3, width: int = 10) -> list[Text]:
+def staleness_lines(steps: Sequence[StepPoint]) -> list[Text]:
     """Share of the last step's tokens by staleness; the farthest ones share the last bar."""
-    if not steps or not steps[-1].staleness:
-        return []
-    staleness = steps[-1].staleness
-    total = sum(staleness.values())
-    counts: dict[str, int] = {}
-    for distance, tokens in sorted(staleness.items()):
-        name = str(distance) if distance < num_bars - 1 else f"{num_bars - 1}+"
-        counts[name] = counts.get(name, 0) + tokens
+    counts: Counter[str] = Counter()
+    for distance, tokens in sorted(steps[-1].staleness.items() if steps else ()):
+        counts[str(distance) if distance < 2 else "2+"] += tokens
     lines = [Text("staleness, last step", style="bright_black")]
     for name, tokens in counts.items():
-        share = tokens / total
-        bar = "\u2588" * max(1, round(share * width))
-        lines.append(Text.assemble(f"{name:>3} ", (f"{bar:<{width}}", "cyan"), f" {share:4.0%}"))
-    return lines
+        share = tokens / counts.total()
+        bar = "\u2588" * max(1, round(share * 10))
+        lines.append(Text.assemble(f"{name:>3} ", (f"{bar:<10}", "cyan"), f" {share:4.0%}"))
+    return lines if counts else []
 
 
 def footer(given: LiveInput) -> RenderableType:
@@ -243,6 +254,8 @@ def footer(given: LiveInput) -> RenderableType:
     style = "bold red" if news else "bright_black"
     message = Text(f" {visible(line)}", style, no_wrap=True, overflow="ellipsis")
     hint = Text.assemble(
+        (" ? ", "reverse"),
+        " keys  ",
         (" Ctrl-C ", "reverse"),
         " drain; resume later with --resume",
         no_wrap=True,

@@ -1,13 +1,14 @@
 """What a run looks like in a terminal: one screen that is drawn again, or plain lines.
 
-`LiveView` is told everything (`LiveInput`): frozen view states, processes. It asks nobody
-and reads no clock; keys are the supervisor's business, the view only names them.
+`LiveView` is told everything (`LiveInput`): frozen view states, processes. It asks nobody but
+the keyboard, and reads no clock.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -19,8 +20,19 @@ from rich.text import Text
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
+from rlstreams.up.live.details import (
+    FIGURES,
+    events_page,
+    figure,
+    happened,
+    help_page,
+    memory,
+    pulls,
+    reward_parts,
+)
+from rlstreams.up.live.keys import ESCAPE, Keys
 from rlstreams.up.live.output import Output
-from rlstreams.up.live.panels import footer, header, learning, problem, queues, workers
+from rlstreams.up.live.panels import footer, header, learning, problems, queues, workers
 from rlstreams.up.live.words import LiveInput, clock, over, visible
 
 _FRAME = 2  # rows and columns that a panel's border takes
@@ -28,57 +40,94 @@ _HEADER = 2
 _FOOTER = 2
 _FEWEST_ROWS = 24
 _FEWEST_COLUMNS = 64
+_LARGE, _HUGE = (110, 32), (180, 50)  # columns, and rows of the body, with room for more
+_EVENTS = 7  # rows of the pane of what happened
+_KEPT = 200  # lines of what happened
 
 
 class Screen:
-    """One screenful: header, learning beside the problem, workers beside the topics, footer.
+    """One screenful: header, body, footer. The body is what the terminal has room for.
 
-    A narrow one leaves out the problem and the topics.
+    A narrow one has learning above the workers; from 64 columns on the problem and the topics are
+    beside them; a large one has charts of the optimizer and what happened; a huge one parts of the
+    reward, weight pulls and memory. A key shows another page instead.
+
+    Args:
+        events: lines of what happened, the newest last.
+        page: the key that was pressed; "": none that counts.
     """
 
-    def __init__(self, given: LiveInput) -> None:
+    def __init__(self, given: LiveInput, events: Sequence[str] = (), page: str = "") -> None:
         self._given = given
+        self._events = events
+        self._page = page
         self._footer = _FOOTER + (given.views.dead.num > 0)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Fill what the terminal has; at 80 x 24 nothing is cut."""
         width = options.max_width
         height = max(_FEWEST_ROWS, options.height or console.size.height)
-        yield from console.render(self._layout(width, height), options.update_height(height))
+        given, body = self._given, height - _HEADER - self._footer
+        ends = (header(given), _HEADER), (footer(given), self._footer)
+        layout = _split(ends[0], (self._body(width, body), body), ends[1])
+        yield from console.render(layout, options.update_height(height))
 
-    def _layout(self, width: int, height: int) -> Layout:
-        given = self._given
-        body = height - _HEADER - self._footer
+    def _body(self, width: int, height: int) -> RenderableType:
+        given, events = self._given, self._events
+        if self._page == "?":
+            return _framed("keys, marks, words", help_page())
+        if self._page == "e":
+            page = events_page(given, events, height - _FRAME)
+            return _framed("dead letters, what happened", page)
         num_workers = max(len(given.processes), len(given.views.throughput.workers))
-        bottom = min(max(body // 2, 0), max(10, num_workers + 1 + _FRAME))
-        top = body - bottom
-        left = width // 2
-        layout = Layout()
-        upper, lower = Layout(size=top), Layout(size=bottom)
+        bottom = min(height // 2, max(10, num_workers + 1 + _FRAME))
+        team = _framed("workers", workers(given))
         if width < _FEWEST_COLUMNS:  # side by side neither of two could be read
-            upper.update(_framed("learning", learning(given, width - _FRAME - 2, top - _FRAME)))
-            lower.update(_framed("workers", workers(given)))
-            return self._stacked(layout, upper, lower)
-        curve = learning(given, left - _FRAME - 2, top - _FRAME)
-        upper.split_row(
-            Layout(_framed("learning", curve), size=left),
-            Layout(_framed("the same problem, then and now", problem(given, top - _FRAME))),
-        )
-        lower.split_row(
-            Layout(_framed("workers", workers(given)), size=width * 2 // 3),
-            Layout(_framed("topics", queues(given, bottom - _FRAME))),
-        )
-        return self._stacked(layout, upper, lower)
+            curve = learning(given, width - _FRAME - 2, height - bottom - _FRAME)
+            return _split((_framed("learning", curve), 0), (team, bottom))
+        is_large = width >= _LARGE[0] and height >= _LARGE[1]
+        is_huge = width >= _HUGE[0] and height >= _HUGE[1]
+        lag = _framed("topics", queues(given, bottom - _FRAME))
+        room = (bottom if is_huge else _EVENTS) - _FRAME
+        news = _framed("what happened", happened(events, room))
+        rows: list[tuple[RenderableType, int]] = []
+        if is_large:
+            rows.append((self._optimizer(width, height // 4), height // 4))
+        if is_huge:
+            resources = {
+                "parts of the reward": reward_parts(given),
+                "weight pulls": pulls(given, bottom - _FRAME),
+                "memory": memory(given),
+            }
+            panes = ((_framed(title, pane), 0) for title, pane in resources.items())
+            rows.append((_split(*panes, is_row=True), bottom))
+            beside = (team, width * 2 // 5), (lag, width // 5), (news, 0)
+            rows.append((_split(*beside, is_row=True), bottom))
+        else:
+            rows.append((_split((team, width * 2 // 3), (lag, 0), is_row=True), bottom))
+        if is_large and not is_huge:
+            rows.append((news, _EVENTS))
+        top = self._learning(width, height - sum(size for _, size in rows))
+        return _split((top, 0), *rows)
 
-    def _stacked(self, layout: Layout, upper: Layout, lower: Layout) -> Layout:
-        given = self._given
-        layout.split_column(
-            Layout(header(given), size=_HEADER),
-            upper,
-            lower,
-            Layout(footer(given), size=self._footer),
-        )
-        return layout
+    def _learning(self, width: int, height: int) -> Layout:
+        left = width // 2
+        curve = learning(self._given, left - _FRAME - 2, height - _FRAME)
+        found = _framed("the same problem, then and now", problems(self._given, height - _FRAME))
+        return _split((_framed("learning", curve), left), (found, 0), is_row=True)
+
+    def _optimizer(self, width: int, height: int) -> Layout:
+        room = width // len(FIGURES) - _FRAME - 2, height - _FRAME
+        charts = ((_framed(*figure(self._given, name, *room)), 0) for name in FIGURES)
+        return _split(*charts, is_row=True)
+
+
+def _split(*parts: tuple[RenderableType, int], is_row: bool = False) -> Layout:
+    """Each part and its size, one below the other or side by side; 0 takes what is left."""
+    layout = Layout()
+    split = layout.split_row if is_row else layout.split_column
+    split(*(Layout(part, size=size or None) for part, size in parts))
+    return layout
 
 
 def _framed(title: str, content: RenderableType) -> Panel:
@@ -163,19 +212,41 @@ class LiveView:
         if self._live is None and console is None:
             self._console = Console(force_terminal=False)  # lines are in the log file too
         self._lines = PlainLines()
+        self._keys = Keys()
+        self._page = ""
+        self._given: LiveInput | None = None
+        self._events: deque[str] = deque(maxlen=_KEPT)
 
     def __enter__(self) -> LiveView:
         if self._live is not None:
+            self._keys.__enter__()
             self._live.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._live is None:
+            return
+        self._keys.__exit__()
+        self._live.stop()
+        # The screen is gone with what it showed: the curve and what happened stay to scroll back.
+        if self._given is not None:
+            width = min(self._console.width, 80)
+            for part in (header(self._given), learning(self._given, width, 12)):
+                self._console.print(part, width=width)
+        for line in self._events:
+            self._console.print(Text(line), soft_wrap=True)
 
     def skip_to(self, views: ViewState) -> None:
         """Where a run that goes on begins; a screen shows its whole curve all the same."""
         self._lines.skip_to(views)
+
+    def has_key(self) -> bool:
+        """Whether a key was pressed that shows another page."""
+        key = self._keys.pressed() if self._live is not None else ""
+        page = {"?": "?", "e": "e", ESCAPE: ""}.get(key, self._page)
+        page = "" if key and page == self._page else page  # the same key closes what it opened
+        is_other, self._page = page != self._page, page
+        return is_other
 
     def update(self, given: LiveInput) -> None:
         """Show this now."""
@@ -186,4 +257,6 @@ class LiveView:
             return
         if self._output is not None:
             self._output.note("".join(f"{line}\n" for line in lines))
-        self._live.update(Screen(given), refresh=True)
+        self._given = given
+        self._events.extend(line for line in lines if not line.startswith(("step ", "last ")))
+        self._live.update(Screen(given, tuple(self._events), self._page), refresh=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from rlstreams.schemas.events import StepsRedone
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
 from rlstreams.streams.views.feed import ViewState
-from rlstreams.streams.views.run import StepPoint
 
 REDONE_LINES = 3
 # C0 without tab and newline, delete, and C1: ESC [ 2 J would clear the screen.
@@ -50,6 +49,7 @@ class ProcessInfo:
     restarts: int = 0
     instance: str = ""  # of the process; empty while there is none
     started_s: float | None = None  # monotonic; None: there is none, and none is about to start
+    memory_bytes: int = 0  # resident; 0: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,16 +103,6 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def step_seconds(steps: Sequence[StepPoint], num: int = 10) -> float:
-    """Seconds from step to step, mean of the last `num`; 0 before the first."""
-    if not steps:
-        return 0.0
-    newest = steps[-num - 1 :]
-    if len(newest) == 1:
-        return (newest[0].finished_at_ms - newest[0].started_at_ms) / 1000
-    return (newest[-1].finished_at_ms - newest[0].finished_at_ms) / 1000 / (len(newest) - 1)
 
 
 def redone_lines(redone: Sequence[StepsRedone]) -> list[str]:

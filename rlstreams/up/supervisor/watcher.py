@@ -195,7 +195,7 @@ class Watcher:
         """Show the state, at most twice a second unless something was said."""
         self._processes = processes
         now_s = time.monotonic()
-        if now_s < self._next_draw_s:
+        if now_s < self._next_draw_s and not self._live.has_key():
             return
         self._next_draw_s = now_s + DRAW_S
         self._is_shown = True
