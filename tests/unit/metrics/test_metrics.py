@@ -17,7 +17,7 @@ from rlstreams.schemas.events import EVALUATE, Event
 from rlstreams.show.metrics import reading
 from rlstreams.show.metrics.prometheus import families, served
 from rlstreams.show.metrics.reading import read_rows
-from rlstreams.show.metrics.rows import CsvTable, JsonLines, Row
+from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.memory.bus import MemoryBus
@@ -77,7 +77,7 @@ def evaluation() -> list[tuple[Topic, Event]]:
 
 def rows_of(log: MemoryLog) -> list[Row]:
     kept = Kept()
-    read_rows(MemoryBus(log, "run"), kept, follow=False, has_held_out=True)
+    read_rows(MemoryBus(log, "run"), kept, MetricRows(), follow=False)
     return kept.rows
 
 
@@ -141,7 +141,7 @@ def test_following_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     log, kept = begun(), Kept()
     bus = MemoryBus(log, "run")
     reader = threading.Thread(
-        target=lambda: read_rows(bus, kept, follow=True, has_held_out=True), daemon=True
+        target=lambda: read_rows(bus, kept, MetricRows(), follow=True), daemon=True
     )
     reader.start()
     assert kept.has_some.wait(60)
@@ -155,7 +155,7 @@ def test_following_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_following_a_run_without_evaluation_ends_with_its_last_step() -> None:
     """Nobody waits for what will not come."""
     kept = Kept()
-    read_rows(MemoryBus(begun(1), "run"), kept, follow=True, has_held_out=False)
+    read_rows(MemoryBus(begun(1), "run"), kept, MetricRows(has_held_out=False), follow=True)
     assert [1] == [row.step for row in kept.rows]
 
 
@@ -165,7 +165,7 @@ def test_json_lines_and_csv_say_the_same() -> None:
     send(log, step(2), *evaluation())
     lines, table = io.StringIO(), io.StringIO()
     for sink in (JsonLines(lines), CsvTable(table)):
-        read_rows(MemoryBus(log, "run"), sink, follow=False, has_held_out=True)
+        read_rows(MemoryBus(log, "run"), sink, MetricRows(), follow=False)
         sink.close()
     objects = [json.loads(line) for line in lines.getvalue().splitlines()]
     cells = list(csv.DictReader(io.StringIO(table.getvalue())))
