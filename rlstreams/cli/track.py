@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             _say(f"the log cannot be read: {err}")
         if not args.follow or view.is_over or stop.wait(AGAIN_S):
             break
-    tracker.close()
+    tracker.close(stop.is_set)
     for name, num in tracker.missing.items():
         _say(f"{name}: lacks {num} rows or did not confirm them; they are in the log")
     return 1 if tracker.missing else 0

@@ -1,6 +1,6 @@
 """The process of one tracker: `python -m rlstreams.show.track.process FD`, fed through a pipe.
 
-Questions are `open`, `write` and `close`; each is answered by (True, answer) or (False, reason).
+Questions are `open`, `write` and `close`; each is answered by why it failed, or by "".
 A pipe that ends is the end of who feeds it: what was written is finished then.
 """
 
@@ -34,9 +34,9 @@ def main(fd: int) -> None:
                     is_closed = True
                     sink.close()
             except Exception as err:  # noqa: BLE001 - who feeds it hears of it
-                link.send((False, f"{type(err).__name__}: {err}"))
+                link.send(f"{type(err).__name__}: {err}")
             else:
-                link.send((True, sink.has))
+                link.send("")
     if sink is not None and not is_closed:
         sink.close()
 

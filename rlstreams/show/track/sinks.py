@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from rlstreams.streams.log.errors import ConfigError
 
 MARK = "rlstreams run"  # says in a tracker which run it is
 _MLFLOW_MOST = 1000  # values in one request
+_MLFLOW_REFUSES = re.compile(r"[^\w\-. :/]")  # in a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +42,18 @@ class Sink(Protocol):
     """Keys of the rows that it has."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Put rows in that it has not."""
+        """Put in those that it has not."""
 
     def close(self) -> None:
         """Finish what was begun."""
+
+
+def lacking(has: set[str], rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows that are not there yet, which then are."""
+    for row in rows:
+        if row.key not in has:
+            yield row
+            has.add(row.key)
 
 
 def _library(name: str, extra: str) -> Any:  # noqa: ANN401
@@ -101,7 +111,7 @@ class TensorBoardSink:
     def write(self, rows: Sequence[Row]) -> None:
         """See `Sink`; scalars at the row's step and time, samples as a text."""
         one = self._summaries.Summary.Value
-        for row in rows:
+        for row in lacking(self.has, rows):
             values = [one(tag=tag, simple_value=value) for tag, value in row.tags.items()]
             if row.samples:
                 values.append(self._text("samples", _markdown(row.samples)))
@@ -160,14 +170,14 @@ class MlflowSink:
     def write(self, rows: Sequence[Row]) -> None:
         """See `Sink`; samples are files of their own, written before the row that has them."""
         new = []
-        for row in rows:
+        for row in lacking(self.has, rows):
             if row.samples:
                 text = json.dumps(list(row.samples), indent=1, ensure_ascii=False)
                 self._client.log_text(self._run, text, f"samples/{row.key.replace(' ', '-')}.json")
-            tags = sorted(row.tags.items(), key=lambda pair: pair[0].endswith("/policy_version"))
+            tags = {_MLFLOW_REFUSES.sub("_", tag): value for tag, value in row.tags.items()}
             new += [
-                self._entities.Metric(tag, value, row.at_ms, row.step)
-                for tag, value in tags
+                self._entities.Metric(tag, tags[tag], row.at_ms, row.step)
+                for tag in sorted(tags, key=lambda tag: tag.endswith("/policy_version"))
                 if (tag, row.at_ms, row.step) not in self._there
             ]
         for start in range(0, len(new), _MLFLOW_MOST):
@@ -203,7 +213,7 @@ class TrackioSink:
 
     def write(self, rows: Sequence[Row]) -> None:
         """See `Sink`."""
-        for row in rows:
+        for row in lacking(self.has, rows):
             table = {"samples": self._trackio.Table(**_table(row))} if row.samples else {}
             self._run.log({**row.tags, **table}, step=row.step)
 

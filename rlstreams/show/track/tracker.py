@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from typing import Any
@@ -19,9 +20,9 @@ from rlstreams.show.track.sinks import About
 from rlstreams.workers.sandbox.descendants import VARIABLE, end_descendants
 
 DEADLINE_S = 120.0  # of an answer: to import a library and ask a server, or to write a batch
-CLOSE_S = 15.0  # for what is left when the run is over
+CLOSE_S = 15.0  # without a row taken, once it is stopped
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # until a tracker that failed is tried again
-_BATCH = 100  # rows
+_BATCH, _LOOK_S = 100, 0.05  # rows; between two looks at sinks that end
 
 
 class SinkError(Exception):
@@ -71,21 +72,27 @@ class Tracker:
         """Wait before a sink is tried again; False: do not."""
         return not self._given_up.wait(seconds)
 
-    def close(self, within_s: float = CLOSE_S) -> None:
-        """Let every sink write what it lacks, and end it; `missing` says what did not go."""
+    def close(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Let every sink write what it lacks, and end it; `missing` says what did not go.
+
+        Args:
+            stopped: who is stopped gives up sinks that take nothing for `CLOSE_S`; others wait
+                for two deadlines.
+        """
         with self._news:
             self._closing = True
             self._news.notify_all()
-        timer = threading.Timer(within_s, self._give_up)
-        timer.start()
-        for thread in self._threads:
-            thread.join()
-        timer.cancel()
-
-    def _give_up(self) -> None:
+        taken, since_s = self.taken, time.monotonic()
+        while any(thread.is_alive() for thread in self._threads):
+            if self.taken != taken:
+                taken, since_s = self.taken, time.monotonic()
+            if time.monotonic() - since_s > (CLOSE_S if stopped() else 2 * self.deadline_s):
+                break
+            time.sleep(_LOOK_S)
         self._given_up.set()
         for thread in self._threads:
             thread.kill()
+            thread.join()
 
     @property
     def taken(self) -> Mapping[str, int]:
@@ -128,11 +135,10 @@ class _Sink(threading.Thread):
 
     def _deliver(self) -> None:
         self._start()
-        has = self._ask("open", self.sink, self._settings, self._tracker.about)
+        self._ask("open", self.sink, self._settings, self._tracker.about)
         self.num_taken = 0
         while rows := self._tracker.rows(self.num_taken):
-            if lacking := [row for row in rows if row.key not in has]:
-                self._ask("write", lacking)
+            self._ask("write", rows)
             self.num_taken += len(rows)
         self._ask("close")
         self.is_done = True
@@ -150,22 +156,23 @@ class _Sink(threading.Thread):
                 start_new_session=True,
             )
 
-    def _ask(self, *question: object) -> Any:  # noqa: ANN401
-        """What the process answers.
+    def _ask(self, *question: object) -> None:
+        """Have the process do it.
 
         Raises:
             SinkError: it refused, ended, or did not answer in time.
         """
+        if not self._tracker.pause(0):
+            raise SinkError("it was given up")
         try:
             self._link.send(question)
             if not self._link.poll(limit_s := self._tracker.deadline_s):
                 raise SinkError(f"no answer to {question[0]!r} within {limit_s:g} s")
-            is_done, answer = self._link.recv()
+            problem = self._link.recv()
         except (EOFError, OSError) as err:
             raise SinkError(f"its process ended at {question[0]!r}") from err
-        if not is_done:
-            raise SinkError(answer)
-        return answer
+        if problem:
+            raise SinkError(problem)
 
     def kill(self) -> None:
         """End the process, and what its library started; idempotent."""

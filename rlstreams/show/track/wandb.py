@@ -9,7 +9,7 @@ from typing import Any
 
 from rlstreams.show.metrics.picks import COLUMNS
 from rlstreams.show.metrics.rows import Row, row_key
-from rlstreams.show.track.sinks import About
+from rlstreams.show.track.sinks import About, lacking
 from rlstreams.streams.log.errors import StreamsError
 
 STEP = "optimizer_step"  # the axis: W&B's own counts rows, and evaluations come late
@@ -69,7 +69,7 @@ class WandbSink:
 
     def write(self, rows: Sequence[Row]) -> None:
         """See `Sink`."""
-        for row in rows:
+        for row in lacking(self.has, rows):
             values: dict[str, Any] = {**row.tags, STEP: row.step, "_timestamp": row.at_ms / 1000}
             if row.samples:
                 data = [[sample[name] for name in COLUMNS] for sample in row.samples]

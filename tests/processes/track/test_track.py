@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_each_row_is_written_once_by_trackers_that_are_killed(
     said: list[str] = []
     tracker = Tracker(made_rows.settings(tmp_path), made_rows.about(tmp_path), said.append)
     tracker.write(made_rows.rows())
-    tracker.close(within_s=120)
+    tracker.close()
     assert ({}, []) == (tracker.missing, said)
     wanted = sorted((n, r.step, v) for r in made_rows.rows() for n, v in r.tags.items())
     readers: tuple[Callable[[Path], list[Point]], ...] = (tensorboard, mlflow, wandb, trackio)
@@ -123,7 +124,7 @@ def test_a_sink_that_hangs_costs_the_others_nothing_and_gets_what_it_missed(tmp_
     assert (1, []) == (tracker.taken["tensorboard"], said)
     while tracker.taken["tensorboard"] < len(others) + 1:
         time.sleep(0.01)
-    tracker.close(within_s=60)
+    tracker.close()
     assert [
         "tensorboard: no answer to 'write' within 8 s; the run goes on, and what it lacks waits"
     ] == said
@@ -131,12 +132,13 @@ def test_a_sink_that_hangs_costs_the_others_nothing_and_gets_what_it_missed(tmp_
     assert len(tensorboard(tmp_path)) == sum(len(row.tags) for row in made_rows.rows())
 
 
-def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
-    """A second run into the files of a first; the log of the run still has it all."""
-    folder = {"folder": str(tmp_path / "tb")}
-    about = made_rows.about(tmp_path)
-    TensorBoardSink(folder, about).close()
-    from dataclasses import replace
-
+def test_files_of_another_run_are_refused_and_rows_that_are_there_passed_by(tmp_path: Path) -> None:
+    """A folder belongs to one run, which may be written again."""
+    folder, about = {"folder": str(tmp_path / "tb/{id}")}, made_rows.about(tmp_path)
+    for _ in range(2):
+        sink = TensorBoardSink(folder, about)
+        sink.write(made_rows.rows())
+        sink.close()
+    assert len(tensorboard(tmp_path)) == sum(len(row.tags) for row in made_rows.rows())
     with pytest.raises(ConfigError, match="has event files of run demo-1, and demo-2 would be"):
         TensorBoardSink(folder, replace(about, identity="demo-2"))

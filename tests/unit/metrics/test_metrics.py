@@ -13,8 +13,10 @@ from socketserver import BaseServer
 
 import pytest
 
+from rlstreams.debug.inspect.words import NUMBERS
 from rlstreams.schemas.events import EVALUATE, Event
 from rlstreams.show.metrics import reading
+from rlstreams.show.metrics.picks import SamplePicks
 from rlstreams.show.metrics.prometheus import families, served
 from rlstreams.show.metrics.reading import read_rows
 from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row
@@ -107,6 +109,36 @@ def test_an_evaluation_is_of_the_step_that_made_its_version() -> None:
     assert [("step", 1), ("step", 2), ("evaluation", 1)] == [
         (row.kind, row.step) for row in rows_of(log)
     ]
+
+
+def test_rows_show_their_best_worst_and_newest_sample() -> None:
+    """Of an evaluation its own; without held-out rows each tenth step those of the version before.
+    The first record of a sample counts, and tokens that are none are passed by."""
+    log = begun(10)
+    odd = factories.policy_segment(3, token_ids=factories.int32s(3, start=-9))
+    for sample, (reward, changes) in enumerate(
+        [(0.5, {}), (1.0, {}), (0.0, {}), (0.25, {}), (9.0, {"segments": (odd,)})]
+    ):
+        values = {"sample": sample, "reward": reward, "finished_at_ms": 3000 + sample} | changes
+        send(log, (PROMPTS, factories.prompt(**EVALUATED, sample=sample)))
+        send(log, (TRAJECTORIES, factories.trajectory(**EVALUATED, **values)))
+        nine = {"segments": (factories.policy_segment(3, policy_version=9),)} | changes
+        send(log, (TRAJECTORIES, factories.trajectory(group_id="7", **(values | nine))))
+    send(log, (TRAJECTORIES, factories.trajectory(**EVALUATED, sample=0, reward=7.0)))
+    send(log, *(step(number) for number in range(2, 11)))
+    wanted = [("best", "1", "1"), ("worst", "2", "0"), ("newest", "3", "0.25")]
+    for has_held_out, key, group in (
+        (True, "evaluation of version 2", "e2-0"),
+        (False, "step 10", "7"),
+    ):
+        picks, kept = SamplePicks(NUMBERS, "runs/a b", has_held_out=has_held_out), Kept()
+        view = MetricRows(has_held_out=has_held_out, picks=picks)
+        read_rows(MemoryBus(log, "run"), kept, view, follow=False)
+        (row,) = [row for row in kept.rows if row.samples and row.key == key]
+        assert [(w, f"{group}/{n}", r) for w, n, r in wanted] == [
+            (sample["which"], sample["sample"], sample["reward"]) for sample in row.samples
+        ]
+        assert f"rlstreams inspect {group}/1 'runs/a b'" == row.samples[0]["look"]
 
 
 def test_several_answers_to_a_row_have_a_mean_and_a_best() -> None:
