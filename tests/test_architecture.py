@@ -104,8 +104,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("starlette", "uvicorn"), ("rlstreams.show.web",)),
     "prometheus_client": ("rlstreams.show.metrics.prometheus",),
     "faust": ("rlstreams.show.monitor",),
-    **dict.fromkeys(("tensorboard", "mlflow", "trackio"), ("rlstreams.show.track.sinks",)),
-    "wandb": ("rlstreams.show.track.wandb",),
+    **dict.fromkeys(("tensorboard", "mlflow", "trackio", "wandb"), ("rlstreams.show.track.sinks",)),
     "math_verify": ("rlstreams.workers.rollout.child_verifiers",),
     "jsonschema": ("rlstreams.workers.rollout.child_verifiers",),
 }

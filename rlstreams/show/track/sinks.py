@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,13 @@ from typing import Any, Protocol
 
 from rlstreams.show.metrics.picks import COLUMNS
 from rlstreams.show.metrics.rows import Row, row_key
-from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError, StreamsError
 
 MARK = "rlstreams run"  # says in a tracker which run it is
+_WANDB_STEP = "optimizer_step"  # the axis: W&B's own counts rows, and evaluations come late
+_WANDB_MARKS = ("step/policy_version", "evaluation/policy_version")
+_BLOCK, _HEADER = 32768, 7  # bytes of a file of W&B's
+_FULL, _FIRST, _LAST = 1, 2, 4  # parts of a record
 _MLFLOW_MOST = 1000  # values in one request
 _MLFLOW_REFUSES = re.compile(r"[^\w\-. :/]")  # in a name
 
@@ -222,17 +227,106 @@ class TrackioSink:
         self._run.finish()
 
 
-def _wandb(settings: Mapping[str, str], about: About) -> Sink:
-    from rlstreams.show.track.wandb import WandbSink
+class WandbSink:
+    """Settings: `project`, `entity`, `group`, `mode`; files lie in the run's folder.
 
-    _library("wandb", "wandb")
-    return WandbSink(settings, about)
+    Raises:
+        StreamsError: the server has rows that cannot be asked for yet.
+    """
+
+    def __init__(self, settings: Mapping[str, str], about: About) -> None:
+        wandb = self._wandb = _library("wandb", "wandb")
+        folder = Path(about.folder) / "track"
+        folder.mkdir(parents=True, exist_ok=True)
+        is_offline = settings["mode"] == "offline"
+        written: Sequence[Mapping[str, Any]] = ()
+        if is_offline:
+            written = list(_written(folder, about.identity))
+        self._run = wandb.init(
+            project=settings["project"],
+            entity=settings["entity"] or None,
+            group=settings["group"] or None,
+            id=about.identity,
+            name=about.run,
+            dir=str(folder),
+            mode="offline" if is_offline else "online",
+            resume="allow",
+            notes=about.look,
+            settings=wandb.Settings(
+                console="off", silent=True, save_code=False, disable_git=True, x_disable_stats=True
+            ),
+        )
+        self._run.config.update(about.config, allow_val_change=True)
+        self._run.define_metric(_WANDB_STEP, hidden=True)
+        self._run.define_metric("*", step_metric=_WANDB_STEP)
+        if not is_offline:
+            written = self._served()
+        self._next = 1 + max((int(row["_step"]) for row in written), default=-1)
+        self.has = {row_key(int(row.get(_WANDB_STEP, 0)), row) for row in written} - {""}
+
+    def _served(self) -> Sequence[Mapping[str, Any]]:
+        """The rows that the server has."""
+        if not self._run.resumed:
+            return []
+        found = self._wandb.Api().run(self._run.path)
+        rows = [
+            row for mark in _WANDB_MARKS for row in found.scan_history(["_step", _WANDB_STEP, mark])
+        ]
+        if len(rows) < self._run.step:
+            raise StreamsError(f"W&B has {self._run.step} rows and shows {len(rows)} so far")
+        return rows
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """See `Sink`."""
+        for row in lacking(self.has, rows):
+            values: dict[str, Any] = {
+                **row.tags,
+                _WANDB_STEP: row.step,
+                "_timestamp": row.at_ms / 1000,
+            }
+            if row.samples:
+                values["samples"] = self._wandb.Table(**_table(row))
+            self._run.log(values, step=self._next, commit=True)
+            self._next += 1
+
+    def close(self) -> None:
+        """Wait until all is sent, or in its file."""
+        self._run.finish()
+
+
+def _written(folder: Path, run: str) -> Iterator[dict[str, Any]]:
+    """The rows in the files of earlier processes."""
+    messages = _library("wandb.proto.wandb_internal_pb2", "wandb")
+    for path in sorted(folder.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")):
+        for data in records(path.read_bytes()):
+            record = messages.Record.FromString(data)
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                yield {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items}
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """The whole records of a file of W&B's, which has the form of LevelDB's log; its torn end ends
+    it: https://github.com/google/leveldb/blob/main/doc/log_format.md."""
+    at, record = _HEADER, b""
+    while at + _HEADER <= len(data):
+        if (room := _BLOCK - at % _BLOCK) < _HEADER:
+            at += room
+            continue
+        size, part = struct.unpack_from("<HB", data, at + 4)  # behind a checksum
+        body = data[at + _HEADER : at + _HEADER + size]
+        if not part or len(body) < size:
+            return
+        at += _HEADER + size
+        record = body if part in (_FULL, _FIRST) else record + body
+        if part in (_FULL, _LAST):
+            yield record
 
 
 SINKS: Mapping[str, Callable[[Mapping[str, str], About], Sink]] = {
     "tensorboard": TensorBoardSink,
     "mlflow": MlflowSink,
-    "wandb": _wandb,
+    "wandb": WandbSink,
     "trackio": TrackioSink,
 }
 """By their names in `[track]`."""

@@ -80,8 +80,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             stack.enter_context(trackers(folder, config.track.used, watcher.say, show))
             stack.enter_context(_nothing_lost(options))
             _say_running(bus, config)
-            say, room_s = watcher.say, config.deadlines.stall_s
-            counts = num_workers(config)
+            say, room_s, counts = watcher.say, config.deadlines.stall_s, num_workers(config)
             fleet = Fleet(
                 spawner, folder, counts, progress=watcher.progress, say=say, room_s=room_s
             )

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.show.track.sinks import TensorBoardSink
+from rlstreams.show.track.sinks import TensorBoardSink, records
 from rlstreams.show.track.tracker import Tracker
-from rlstreams.show.track.wandb import records
 from rlstreams.streams.log.errors import ConfigError
 from tests.processes.track import made_rows
 
