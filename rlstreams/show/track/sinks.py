@@ -162,6 +162,7 @@ class MlflowSink:
             tags = {MARK: about.identity, "look": about.look}
             runs = [self._client.create_run(experiment, tags=tags, run_name=about.run)]
         self._run = runs[0].info.run_id
+        self._client.update_run(self._run, status="RUNNING")
         self._there: set[tuple[str, int, int]] = set()  # metric, ms, step
         values: dict[tuple[int, int], dict[str, float]] = {}
         for metric in runs[0].data.metrics:
