@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
                 tracker = tracker or Tracker(config.track.used, _about(config, log, args), _say)
                 read_rows(log.bus, tracker, view, follow=args.follow, stopped=stop.is_set)
         except StreamsError as err:
-            if tracker is None:
+            if tracker is None or not args.follow:
                 raise
             _say(f"the log cannot be read: {err}")
         if not args.follow or view.is_over or stop.wait(AGAIN_S):

@@ -28,6 +28,7 @@ from rlstreams.streams.views.feed import Feed, Views
 from tests import factories
 from tests.logs import made_log
 
+DEMO = str(Path(__file__).parents[3] / "infra/examples/demo.toml")
 EVALUATED = {"group_id": "e2-0", "purpose": EVALUATE}
 
 
@@ -251,15 +252,16 @@ def test_an_empty_run_has_figures_too() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--format", "csv", "--follow"], "follow with jsonl"),
-        (["--format", "tensorboard"], "needs --to DIR"),
+        (["metrics", DEMO, "--format", "csv", "--follow"], "follow with jsonl"),
+        (["metrics", DEMO, "--format", "tensorboard"], "needs --to DIR"),
+        (["track", DEMO], "the section [track] names no tracker: set track.wandb.project"),
     ],
 )
 def test_what_cannot_be_is_told_before_a_broker_starts(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With what to do instead."""
     from rlstreams.__main__ import main
 
-    assert 78 == main(["metrics", str(tmp_path), *words])
+    assert 78 == main(words)
     assert said in capsys.readouterr().err
