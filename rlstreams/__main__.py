@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlstreams.cli.arguments import Help
-from rlstreams.cli.ending import speak_any_text, status_of, unwound_by_signals
+from rlstreams.workers.loop.ending import speak_any_text, status_of, unwound_by_signals
 from rlstreams.workers.loop.runtime import end_within
 
 COMMANDS = (
@@ -38,6 +38,7 @@ COMMANDS = (
     "export",
     "export-model",
     "metrics",
+    "track",
     "monitor",
     "web",
     "report",

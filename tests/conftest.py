@@ -84,7 +84,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # Two log-prob workers: one of them is killed, the other takes its partitions over.
-DEMO_WORDS = ("--prompts.evaluate_rows=32", "--logprob.workers=2")
+DEMO_WORDS = (
+    "--prompts.evaluate_rows=32",
+    "--logprob.workers=2",
+    "--track.tensorboard.folder=tb/{id}",
+)
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,6 @@ FENCES: Mapping[str, tuple[str, ...]] = {
         "rlstreams.workers.model",
         "rlstreams.debug.rerun",
         "rlstreams.show.export.model",
-        "rlstreams.show.metrics.tensorboard",  # its writer of event files
     ),
     "transformers": (
         "rlstreams.workers.model",
@@ -105,7 +104,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("starlette", "uvicorn"), ("rlstreams.show.web",)),
     "prometheus_client": ("rlstreams.show.metrics.prometheus",),
     "faust": ("rlstreams.show.monitor",),
-    "tensorboard": (),  # behind torch's writer
+    **dict.fromkeys(("tensorboard", "mlflow", "trackio", "wandb"), ("rlstreams.show.track.sinks",)),
     "math_verify": ("rlstreams.workers.rollout.child_verifiers",),
     "jsonschema": ("rlstreams.workers.rollout.child_verifiers",),
 }

@@ -62,7 +62,7 @@ def exists(name: str) -> bool:
     Raises:
         ConfigError: Docker does not answer.
     """
-    done = _docker("image", "inspect", "--format", "{{.Id}}", name)
+    done = docker("image", "inspect", "--format", "{{.Id}}", name)
     if done.returncode and "no such image" not in done.stderr.lower():
         raise ConfigError(f"docker: {done.stderr.strip()}")
     return done.returncode == 0
@@ -71,7 +71,7 @@ def exists(name: str) -> bool:
 def pull(name: str) -> str:
     """Fetch an image; empty if that worked, else why not."""
     try:
-        done = _docker("pull", "--quiet", name, timeout_s=PULL_S)
+        done = docker("pull", "--quiet", name, timeout_s=PULL_S)
     except subprocess.TimeoutExpired:
         return f"{name} was not pulled within {PULL_S:.0f} s"
     return done.stderr.strip() if done.returncode else ""
@@ -104,20 +104,25 @@ def _home_made_base() -> str:
         return name
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "base.tar"
-        with archive.open("wb") as output:
-            made = subprocess.run(
-                ["sh", HERE / "base.sh"], stdout=output, stderr=subprocess.PIPE, text=True,
-                timeout=BUILD_S, check=False,
-            )  # fmt: skip
-        if made.returncode:
-            raise ConfigError(
-                f"no base: infra/kafka/base.sh ended with {made.returncode}: "
-                f"{made.stderr.strip()}; `apt-get update` may help"
-            )
-        imported = _docker("import", str(archive), name)
+        make_base(archive)
+        imported = docker("import", str(archive), name)
     if imported.returncode:
         raise ConfigError(f"docker import: {imported.stderr.strip()}")
     return name
+
+
+def make_base(archive: Path) -> None:
+    """Debian's C library and shell as a root file system. Raises ConfigError: no package comes."""
+    with archive.open("wb") as output:
+        made = subprocess.run(
+            ["sh", HERE / "base.sh"], stdout=output, stderr=subprocess.PIPE, text=True,
+            timeout=BUILD_S, check=False,
+        )  # fmt: skip
+    if made.returncode:
+        raise ConfigError(
+            f"no base: infra/kafka/base.sh ended with {made.returncode}: "
+            f"{made.stderr.strip()}; `apt-get update` may help"
+        )
 
 
 def _build(name: str, base: str) -> None:
@@ -125,7 +130,7 @@ def _build(name: str, base: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)
         _gather(context)
-        built = _docker(
+        built = docker(
             "build", "--quiet", "--build-arg", f"BASE={base}", "--tag", name, str(context)
         )
     if built.returncode:
@@ -152,7 +157,8 @@ def _gather(context: Path) -> None:
     (context / "data").mkdir()
 
 
-def _docker(*words: str, timeout_s: float = BUILD_S) -> subprocess.CompletedProcess[str]:
+def docker(*words: str, timeout_s: float = BUILD_S) -> subprocess.CompletedProcess[str]:
+    """What Docker's command answers. Raises ConfigError: there is none."""
     try:
         return subprocess.run(
             ["docker", *words], capture_output=True, text=True, timeout=timeout_s, check=False,

@@ -59,11 +59,12 @@ def run(args: argparse.Namespace) -> int:
             _serve(log.bus, config.run.id, args.port)
             return 0
         from rlstreams.show.metrics.reading import read_rows
+        from rlstreams.show.metrics.rows import MetricRows
         from rlstreams.streams.log.text import counted
 
         with _sink(args) as sink, suppress(KeyboardInterrupt):
-            has_held_out = config.data.has_held_out
-            num_rows = read_rows(log.bus, sink, follow=args.follow, has_held_out=has_held_out)
+            view = MetricRows(has_held_out=config.data.has_held_out)
+            num_rows = read_rows(log.bus, sink, view, follow=args.follow)
             print(f"{counted(num_rows, 'row')} in {args.to}", file=sys.stderr)
     return 0
 
@@ -85,9 +86,9 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
     from rlstreams.show.metrics.rows import CsvTable, JsonLines
 
     if args.format == "tensorboard":
-        from rlstreams.show.metrics.tensorboard import TensorBoardFiles
+        from rlstreams.show.track.sinks import TensorBoardSink
 
-        with closing(TensorBoardFiles(Path(args.to))) as files:
+        with closing(TensorBoardSink({"folder": args.to})) as files:
             yield files
         return
     kind = CsvTable if args.format == "csv" else JsonLines

@@ -195,7 +195,7 @@ class SamplesView:
             return
         version, row = identity
         try:
-            answer = _answer(event, version)
+            answer = answer_of(event, version)
         except ValueError:
             return
         if row not in self._then or version < self._then[row].policy_version:
@@ -215,7 +215,12 @@ class SamplesView:
         )
 
 
-def _answer(event: Trajectory, version: int) -> Answer:
+def answer_of(event: Trajectory, version: int) -> Answer:
+    """A sample as people are shown it.
+
+    Raises:
+        ValueError: a token that is none.
+    """
     answered = [segment for segment in event.segments if segment.author != "prompt"]
     return Answer(
         policy_version=version,

@@ -180,11 +180,17 @@ def test_a_run_that_has_steps_is_not_begun_again(workspace: Workspace) -> None:
 
 
 def test_a_finished_run_goes_on(workspace: Workspace) -> None:
-    """`--resume` with a higher target: a new epoch makes the next steps, and none twice."""
+    """`--resume` with a higher target: a new epoch makes the next steps, and none twice; the
+    tracker has each step and each evaluation once."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     done = workspace.up("--steps", "14", *DEMO_WORDS, "--resume")
     assert 0 == done.returncode, done.stdout
     assert "(version 14)" in done.stdout
 
+    tracked = EventAccumulator(str(workspace.folder / "tb/demo")).Reload()
+    assert list(range(1, 15)) == [point.step for point in tracked.Scalars("step/reward")]
+    assert [0, 10, 12, 14] == [p.step for p in tracked.Scalars("evaluation/mean_reward")]
     log = steps(workspace)
     made = [(event.step, event.epoch) for event in log if isinstance(event, StepCompleted)]
     claims = [(c.epoch, c.next_step) for c in log if isinstance(c, TrainerStarted)]

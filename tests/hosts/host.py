@@ -1,7 +1,8 @@
 """Hosts made of containers: each has its own network, host name, processes and files.
 
 Of this machine a host sees its system and its Python environment, read-only; it runs what is
-installed here, and needs no image but an empty one. It shares no folder with another host.
+installed here, and needs no image but an empty one. With `ROLES_IMAGE`, the name of an image as
+`infra.hosts.image` builds it, it runs that and sees nothing. It shares no folder with another host.
 """
 
 from __future__ import annotations
@@ -82,8 +83,10 @@ class Host:
         self.name = name
         self._network = network
         scripts = sysconfig.get_path("scripts")
+        image = os.environ.get("ROLES_IMAGE", "")
+        ours = {} if image else {"PATH": f"{scripts}:/usr/bin:/bin", "HOME": "/root"}
         self.container: Container = client.containers.create(
-            host_image(client),
+            image or host_image(client),
             ["/bin/sh", "-c", command],
             name=f"{network.name}-{name}",
             hostname=name,
@@ -92,12 +95,11 @@ class Host:
             networking_config={
                 network.name: client.api.create_endpoint_config(aliases=[name]),
             },
-            volumes=mounts(),
+            volumes={} if image else mounts(),
             working_dir=HOME,
             init=False,
             environment={
-                "PATH": f"{scripts}:/usr/bin:/bin",
-                "HOME": "/root",
+                **ours,
                 "OMP_NUM_THREADS": "1",
                 **environment,
             },

@@ -1,8 +1,9 @@
-"""The sections of a configuration about operation: deadlines, limits, kills in the demo."""
+"""The sections of a configuration about operation: deadlines, limits, trackers, demo kills."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from rlstreams.streams.log.errors import ConfigError
@@ -52,6 +53,69 @@ class DeadLettersSection:
         not_negative("dead_letters", window_samples=self.window_samples)
         if not 0 < self.max_share <= 1:
             raise ConfigError(f"dead_letters.max_share must be in (0, 1], got {self.max_share}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WandbSection:
+    """Weights & Biases; `WANDB_API_KEY` or `wandb login` says who you are."""
+
+    project: str = ""
+    """Empty: not used."""
+    entity: str = ""
+    """User or team; empty: your default."""
+    group: str = ""
+    """Shown together with other runs of this name."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline`: files in the run's folder, for `wandb sync --append`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlflowSection:
+    """MLflow."""
+
+    uri: str = ""
+    """Of the tracking server, or `file:PATH`; empty: not used."""
+    experiment: str = ""
+    """Empty: the run's id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackioSection:
+    """Trackio, in its folder of this machine; `trackio sync` copies it to a Space."""
+
+    project: str = ""
+    """Empty: not used."""
+    folder: str = ""
+    """Empty: Trackio's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorboardSection:
+    """TensorBoard's event files."""
+
+    folder: str = ""
+    """Where they lie; `{id}` is the run's. Empty: not used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackSection:
+    """Trackers that `up` and `rlstreams track` write to, each by what names its place."""
+
+    wandb: WandbSection = field(default_factory=WandbSection)
+    mlflow: MlflowSection = field(default_factory=MlflowSection)
+    trackio: TrackioSection = field(default_factory=TrackioSection)
+    tensorboard: TensorboardSection = field(default_factory=TensorboardSection)
+
+    @property
+    def used(self) -> Mapping[str, Mapping[str, str]]:
+        """Settings of those that are used, by name."""
+        on = {
+            "wandb": self.wandb.project,
+            "mlflow": self.mlflow.uri,
+            "trackio": self.trackio.project,
+            "tensorboard": self.tensorboard.folder,
+        }
+        return {name: asdict(getattr(self, name)) for name, place in on.items() if place}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

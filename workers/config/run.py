@@ -10,7 +10,12 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import device, ipv4, not_negative, one_interface, positive
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.engine import EngineSection
-from rlstreams.workers.config.operation import DeadLettersSection, DeadlinesSection, DemoSection
+from rlstreams.workers.config.operation import (
+    DeadLettersSection,
+    DeadlinesSection,
+    DemoSection,
+    TrackSection,
+)
 from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
 from rlstreams.workers.config.trainer import TrainerSection
 
@@ -280,6 +285,7 @@ class RunConfig:
     weights: WeightsSection = field(default_factory=WeightsSection)
     deadlines: DeadlinesSection = field(default_factory=DeadlinesSection)
     dead_letters: DeadLettersSection = field(default_factory=DeadLettersSection)
+    track: TrackSection = field(default_factory=TrackSection)
     demo: DemoSection = field(default_factory=DemoSection)
 
     @property

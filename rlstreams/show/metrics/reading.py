@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rlstreams.show.metrics.rows import MetricRows, Row
@@ -26,12 +26,20 @@ class Sink(Protocol):
         """Finish what was begun."""
 
 
-def read_rows(bus: Bus, sink: Sink, *, follow: bool, has_held_out: bool) -> int:
-    """Give the sink all rows, oldest first; with `follow` also those to come.
+def read_rows(
+    bus: Bus,
+    sink: Sink,
+    view: MetricRows,
+    *,
+    follow: bool,
+    stopped: Callable[[], bool] = lambda: False,
+) -> int:
+    """Give the sink all rows of a fresh view, oldest first; with `follow` also those to come.
 
     Consumes: `steps`, `prompts`, `trajectories`, `dead-letters`, as a reader that commits nothing.
     Produces: nothing in the log. Waits for: records; with `follow` until the run has reached its
-    target and is evaluated, or its broker, once read to the end, is gone. Unblocked by: the roles.
+    target and is evaluated, `stopped()` is true, or its broker, once read to the end, is gone; what
+    lies in the log when it is stopped is read. Unblocked by: the roles.
 
     Returns:
         How many rows there were.
@@ -40,7 +48,6 @@ def read_rows(bus: Bus, sink: Sink, *, follow: bool, has_held_out: bool) -> int:
         DeadlineError: nothing came of what lies in the log.
         BrokerError: the broker went before everything in it was read.
     """
-    view = MetricRows(has_held_out=has_held_out)
     feed = Feed(bus, view, TOPICS)
     num_rows = 0
 
@@ -54,7 +61,9 @@ def read_rows(bus: Bus, sink: Sink, *, follow: bool, has_held_out: bool) -> int:
     try:
         feed.catch_up(READ_DEADLINE_S)
         give(is_caught_up=True)
-        while follow and not view.is_over:
+        is_last = not follow
+        while not is_last and not view.is_over:
+            is_last = stopped()
             try:
                 while feed.poll(POLL_S):
                     give(is_caught_up=False)

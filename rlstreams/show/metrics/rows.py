@@ -1,4 +1,4 @@
-"""Figures by step as rows: the fold that files of figures are made of, and two kinds of file.
+"""Figures by step as rows: the fold that files and trackers get, and two kinds of file.
 
 The log alone decides what is in them, so a row is the same whether it was read while the run went
 on, afterwards, or a second time.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from rlstreams.schemas.events import Event, StepCompleted
+from rlstreams.schemas.events import EVALUATE, TRAIN, Event, StepCompleted
+from rlstreams.show.metrics.picks import SamplePicks
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationView
@@ -31,13 +32,44 @@ class Row:
     step: int  # of an evaluation: the step that made its version
     at_ms: int
     values: Mapping[str, float]
+    samples: Sequence[Mapping[str, str]] = ()  # the best, the worst and the newest, where asked for
+
+    @property
+    def tags(self) -> Mapping[str, float]:
+        """The values under the names that trackers show, each in the group of its kind."""
+        return {n if "/" in n else f"{self.kind}/{n}": value for n, value in self.values.items()}
+
+    @property
+    def key(self) -> str:
+        """What it is called; no other row of the run is."""
+        return row_key(self.step, self.tags)
+
+
+def row_key(step: int, tags: Mapping[str, float]) -> str:
+    """What a row is called, from what a tracker gives back of it; empty: it is no row of ours."""
+    if (version := tags.get("evaluation/policy_version")) is not None:
+        return f"evaluation of version {int(version)}"
+    return f"step {step}" if "step/policy_version" in tags else ""
 
 
 class MetricRows:
-    """Folds `steps`, and the evaluation samples of `prompts`, `trajectories`, `dead-letters`."""
+    """Folds `steps`, and the evaluation samples of `prompts`, `trajectories`, `dead-letters`.
 
-    def __init__(self, *, has_held_out: bool = True) -> None:
+    Args:
+        step_target: the run is not over before this step, though an earlier claim may end there.
+        picks: gives rows their samples; None: they have none.
+    """
+
+    def __init__(
+        self,
+        *,
+        has_held_out: bool = True,
+        step_target: int = 0,
+        picks: SamplePicks | None = None,
+    ) -> None:
         self._has_held_out = has_held_out
+        self._step_target = step_target
+        self._picks = picks
         self._ledger = Ledger(begins_anywhere=True, keeps_steps=True, on_step=self._step)
         self._evaluation = EvaluationView()
         self._new: list[Row] = []
@@ -47,6 +79,8 @@ class MetricRows:
         """Take one event."""
         self._evaluation.apply(event)
         self._ledger.apply(event)
+        if self._picks is not None:
+            self._picks.apply(event)
 
     def _step(self, event: StepCompleted, _: Position) -> None:
         self._new.append(_step_row(step_point(event)))
@@ -65,13 +99,22 @@ class MetricRows:
                     self._told.add(point.policy_version)
                     step = self._ledger.made_by.get(point.policy_version, point.policy_version)
                     rows.append(_evaluation_row(point, step))
+        if (picks := self._picks) is not None:
+            rows = [replace(row, samples=picks.of(_drawn_under(row))) for row in rows]
         return sorted(rows, key=lambda row: row.at_ms)
 
     @property
     def is_over(self) -> bool:
         """The target is reached, and the evaluation of the last version, if any, was given."""
         is_told = not self._has_held_out or self._ledger.policy_version in self._told
-        return is_told and self._ledger.at_target
+        is_last = self._ledger.last_step >= self._step_target
+        return is_told and is_last and self._ledger.at_target
+
+
+def _drawn_under(row: Row) -> tuple[str, int]:
+    """Purpose and version of the samples that a row shows; of a step: the version before."""
+    version = int(row.values["policy_version"])
+    return (EVALUATE, version) if row.kind == EVALUATION else (TRAIN, version - 1)
 
 
 def _step_row(point: StepPoint) -> Row:

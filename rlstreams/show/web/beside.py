@@ -1,11 +1,11 @@
-"""The live page beside a run: a process of its own, which may end without the run; its port."""
+"""Live page and trackers beside a run: processes that may end without the run."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from rlstreams.streams.log.errors import ConfigError
 
 HOST = "127.0.0.1"
 STOP_S = 10.0
-LOG = "logs/web.log"  # in the folder of the run
+TRACK_STOP_S = 40.0  # it writes what is left
+LOG, TRACK_LOG = "logs/web.log", "logs/track.log"  # in the folder of the run
 
 
 @contextmanager
@@ -31,21 +32,58 @@ def web_page(folder: Path, port: int | None, say: Callable[[str], None]) -> Iter
         return
     with listening(HOST, port, asked=f"--web {port}") as held:
         port = held.getsockname()[1]
-    words = [sys.executable, "-m", "rlstreams", "web", str(folder), "--port", str(port)]
-    with (folder / LOG).open("ab") as output:
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )  # fmt: skip
-    say(f"page: http://{HOST}:{port}/")
-    try:
-        yield
-    finally:
-        process.terminate()
+    with _beside(folder, LOG, "web", str(folder), "--port", str(port)) as process:
+        say(f"page: http://{HOST}:{port}/")
         try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield
+        finally:
+            _end(process, STOP_S)
+
+
+@contextmanager
+def trackers(
+    folder: Path,
+    names: Collection[str],
+    say: Callable[[str], None],
+    say_last: Callable[[str], None],
+) -> Iterator[None]:
+    """Write to the trackers of the run in `folder` during the block, and what is left behind it.
+
+    Args:
+        names: of the trackers; none: nothing is started.
+        say: told which they are.
+        say_last: told when one lacks rows at the end.
+    """
+    if not names:
+        yield
+        return
+    with _beside(folder, TRACK_LOG, "track", str(folder), "--follow") as process:
+        say(f"tracked by {', '.join(names)}; problems are in {folder / TRACK_LOG}")
+        try:
+            yield
+        finally:
+            if _end(process, TRACK_STOP_S):
+                say_last(
+                    f"a tracker lacks rows, see {folder / TRACK_LOG}: rlstreams track {folder}"
+                )
+
+
+@contextmanager
+def _beside(folder: Path, log: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    with (folder / log).open("ab") as output:
+        yield subprocess.Popen(
+            [sys.executable, "-m", "rlstreams", *words],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+
+
+def _end(process: subprocess.Popen[bytes], within_s: float) -> int:
+    process.terminate()
+    try:
+        return process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def listening(host: str, port: int, *, asked: str = "") -> socket.socket:

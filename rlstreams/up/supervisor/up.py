@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from rlstreams.show.web.beside import web_page
+from rlstreams.show.web.beside import trackers, web_page
 from rlstreams.start.doctor.diagnose import preflight
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.broker.embedded import EmbeddedBroker
@@ -77,10 +77,10 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             # Nothing was changed before: it may have been refused.
             stack.enter_context(configured(config, lambda: watcher.epoch))
             stack.enter_context(web_page(folder, options.web_port, watcher.say))
+            stack.enter_context(trackers(folder, config.track.used, watcher.say, show))
             stack.enter_context(_nothing_lost(options))
             _say_running(bus, config)
-            say, room_s = watcher.say, config.deadlines.stall_s
-            counts = num_workers(config)
+            say, room_s, counts = watcher.say, config.deadlines.stall_s, num_workers(config)
             fleet = Fleet(
                 spawner, folder, counts, progress=watcher.progress, say=say, room_s=room_s
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.cli.ending import told_file_error, unwound_by_signals
+from rlstreams.workers.loop.ending import told_file_error, unwound_by_signals
 
 ROOT = Path(__file__).parents[3]
 

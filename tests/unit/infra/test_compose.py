@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import yaml
+
+from rlstreams.__main__ import parser_of_all
 from rlstreams.streams.broker.config import server_properties
 from rlstreams.streams.broker.jars import KAFKA_VERSION
 
@@ -42,3 +45,35 @@ def test_each_node_has_an_address_of_its_own() -> None:
 
     assert ["29091", "29092", "29093"] == published == [port for port, _ in advertised]
     assert ["1", "2", "3"] == [node for _, node in advertised]
+
+
+def test_kubernetes_would_accept_its_manifests() -> None:
+    """By the schemas of its API, where an unknown field is an error; by nothing else."""
+    import kubernetes_validate
+
+    text = (ROOT / "infra/hosts/kubernetes.yaml").read_text("utf-8")
+    kinds = []
+    for item in yaml.safe_load(text)["items"]:
+        kinds.append(item["kind"])
+        kubernetes_validate.validate(item, "1.33", strict=True)
+    assert ["Job", "Job", "Service", "PersistentVolumeClaim", "Deployment"] == kinds
+
+
+def test_commands_of_roles_are_commands() -> None:
+    """In compose and on Kubernetes: what follows `keep.sh` or `rlstreams` is parsed."""
+    compose = yaml.safe_load(COMPOSE)["services"]
+    text = (ROOT / "infra/hosts/kubernetes.yaml").read_text("utf-8")
+    pods = [
+        i["spec"]["template"]["spec"]
+        for i in yaml.safe_load(text)["items"]
+        if "template" in i["spec"]
+    ]
+    lines = [service["command"].split() for service in compose.values() if "command" in service]
+    commands = [
+        ["worker", *words[2:]] for words in lines if words[0] == "sh" and "keep" in words[1]
+    ]
+    commands += [words[1:] for words in lines if words[0] == "rlstreams"]
+    commands += [pod["containers"][0]["args"][1:] for pod in pods]
+    assert (9, {"worker", "web"}) == (len(commands), {words[0] for words in commands})
+    for words in commands:
+        parser_of_all().parse_args(words)

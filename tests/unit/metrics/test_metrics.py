@@ -13,11 +13,13 @@ from socketserver import BaseServer
 
 import pytest
 
+from rlstreams.debug.inspect.words import NUMBERS
 from rlstreams.schemas.events import EVALUATE, Event
 from rlstreams.show.metrics import reading
+from rlstreams.show.metrics.picks import SamplePicks
 from rlstreams.show.metrics.prometheus import families, served
 from rlstreams.show.metrics.reading import read_rows
-from rlstreams.show.metrics.rows import CsvTable, JsonLines, Row
+from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.memory.bus import MemoryBus
@@ -26,6 +28,7 @@ from rlstreams.streams.views.feed import Feed, Views
 from tests import factories
 from tests.logs import made_log
 
+DEMO = str(Path(__file__).parents[3] / "infra/examples/demo.toml")
 EVALUATED = {"group_id": "e2-0", "purpose": EVALUATE}
 
 
@@ -77,7 +80,7 @@ def evaluation() -> list[tuple[Topic, Event]]:
 
 def rows_of(log: MemoryLog) -> list[Row]:
     kept = Kept()
-    read_rows(MemoryBus(log, "run"), kept, follow=False, has_held_out=True)
+    read_rows(MemoryBus(log, "run"), kept, MetricRows(), follow=False)
     return kept.rows
 
 
@@ -107,6 +110,36 @@ def test_an_evaluation_is_of_the_step_that_made_its_version() -> None:
     assert [("step", 1), ("step", 2), ("evaluation", 1)] == [
         (row.kind, row.step) for row in rows_of(log)
     ]
+
+
+def test_rows_show_their_best_worst_and_newest_sample() -> None:
+    """Of an evaluation its own; without held-out rows each tenth step those of the version before.
+    The first record of a sample counts, and tokens that are none are passed by."""
+    log = begun(10)
+    odd = factories.policy_segment(3, token_ids=factories.int32s(3, start=-9))
+    for sample, (reward, changes) in enumerate(
+        [(0.5, {}), (1.0, {}), (0.0, {}), (0.25, {}), (9.0, {"segments": (odd,)})]
+    ):
+        values = {"sample": sample, "reward": reward, "finished_at_ms": 3000 + sample} | changes
+        send(log, (PROMPTS, factories.prompt(**EVALUATED, sample=sample)))
+        send(log, (TRAJECTORIES, factories.trajectory(**EVALUATED, **values)))
+        nine = {"segments": (factories.policy_segment(3, policy_version=9),)} | changes
+        send(log, (TRAJECTORIES, factories.trajectory(group_id="7", **(values | nine))))
+    send(log, (TRAJECTORIES, factories.trajectory(**EVALUATED, sample=0, reward=7.0)))
+    send(log, *(step(number) for number in range(2, 11)))
+    wanted = [("best", "1", "1"), ("worst", "2", "0"), ("newest", "3", "0.25")]
+    for has_held_out, key, group in (
+        (True, "evaluation of version 2", "e2-0"),
+        (False, "step 10", "7"),
+    ):
+        picks, kept = SamplePicks(NUMBERS, "runs/a b", has_held_out=has_held_out), Kept()
+        view = MetricRows(has_held_out=has_held_out, picks=picks)
+        read_rows(MemoryBus(log, "run"), kept, view, follow=False)
+        (row,) = [row for row in kept.rows if row.samples and row.key == key]
+        assert [(w, f"{group}/{n}", r) for w, n, r in wanted] == [
+            (sample["which"], sample["sample"], sample["reward"]) for sample in row.samples
+        ]
+        assert f"rlstreams inspect {group}/1 'runs/a b'" == row.samples[0]["look"]
 
 
 def test_several_answers_to_a_row_have_a_mean_and_a_best() -> None:
@@ -141,7 +174,7 @@ def test_following_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     log, kept = begun(), Kept()
     bus = MemoryBus(log, "run")
     reader = threading.Thread(
-        target=lambda: read_rows(bus, kept, follow=True, has_held_out=True), daemon=True
+        target=lambda: read_rows(bus, kept, MetricRows(), follow=True), daemon=True
     )
     reader.start()
     assert kept.has_some.wait(60)
@@ -155,7 +188,7 @@ def test_following_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_following_a_run_without_evaluation_ends_with_its_last_step() -> None:
     """Nobody waits for what will not come."""
     kept = Kept()
-    read_rows(MemoryBus(begun(1), "run"), kept, follow=True, has_held_out=False)
+    read_rows(MemoryBus(begun(1), "run"), kept, MetricRows(has_held_out=False), follow=True)
     assert [1] == [row.step for row in kept.rows]
 
 
@@ -165,7 +198,7 @@ def test_json_lines_and_csv_say_the_same() -> None:
     send(log, step(2), *evaluation())
     lines, table = io.StringIO(), io.StringIO()
     for sink in (JsonLines(lines), CsvTable(table)):
-        read_rows(MemoryBus(log, "run"), sink, follow=False, has_held_out=True)
+        read_rows(MemoryBus(log, "run"), sink, MetricRows(), follow=False)
         sink.close()
     objects = [json.loads(line) for line in lines.getvalue().splitlines()]
     cells = list(csv.DictReader(io.StringIO(table.getvalue())))
@@ -219,15 +252,16 @@ def test_an_empty_run_has_figures_too() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--format", "csv", "--follow"], "follow with jsonl"),
-        (["--format", "tensorboard"], "needs --to DIR"),
+        (["metrics", DEMO, "--format", "csv", "--follow"], "follow with jsonl"),
+        (["metrics", DEMO, "--format", "tensorboard"], "needs --to DIR"),
+        (["track", DEMO], "the section [track] names no tracker: set track.wandb.project"),
     ],
 )
 def test_what_cannot_be_is_told_before_a_broker_starts(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With what to do instead."""
     from rlstreams.__main__ import main
 
-    assert 78 == main(["metrics", str(tmp_path), *words])
+    assert 78 == main(words)
     assert said in capsys.readouterr().err

@@ -69,7 +69,7 @@ def status_of(error: OSError | SystemExit) -> int:
     told = told_file_error(error) if isinstance(error, OSError) else ""
     if not told:
         raise error
-    print(told, file=sys.stderr)
+    sys.stderr.write(f"{told}\n")
     return 1
 
 

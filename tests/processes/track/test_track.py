@@ -1,0 +1,143 @@
+"""Trackers with their own libraries, none of which reaches a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlstreams.show.track.sinks import TensorBoardSink, records
+from rlstreams.show.track.tracker import Tracker
+from rlstreams.streams.log.errors import ConfigError
+from tests.processes.track import made_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+ROOT = Path(__file__).resolve().parents[3]
+Point = tuple[str, int, float]  # name, step, value
+
+
+def tensorboard(folder: Path) -> list[Point]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tb/demo"))
+    found.Reload()
+    points = [(t, e.step, e.value) for t in found.Tags()["scalars"] for e in found.Scalars(t)]
+    assert {"samples/text_summary", "samples"} & set(found.Tags()["tensors"])
+    assert {e.wall_time - e.step for e in found.Scalars("step/reward")} == {0.0}  # the log's
+    return points
+
+
+def mlflow(folder: Path) -> list[Point]:
+    from mlflow import MlflowClient
+
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    client = MlflowClient(tracking_uri=f"file:{folder}/mlruns")
+    (run,) = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
+    assert ("demo", "FINISHED") == (run.info.run_name, run.info.status)
+    names = {f.path for f in client.list_artifacts(run.info.run_id, "samples")}
+    assert {f"samples/evaluation-of-version-{step}.json" for step in range(10, 61, 10)} == names
+    return [
+        (metric, point.step, point.value)
+        for metric in run.data.metrics
+        for point in client.get_metric_history(run.info.run_id, metric)
+    ]
+
+
+def wandb(folder: Path) -> list[Point]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    points, steps, ends = [], Counter[int](), []
+    for path in sorted((folder / "track").glob("wandb/offline-run-*-demo-1/*.wandb")):
+        found = [Record.FromString(data) for data in records(path.read_bytes())]
+        ends += [found[-1].WhichOneof("record_type")] if found else []
+        for history in (r.history for r in found if r.WhichOneof("record_type") == "history"):
+            row = {i.nested_key[0]: json.loads(i.value_json) for i in history.item}
+            steps[row["_step"]] += 1
+            points += [(n, row["optimizer_step"], v) for n, v in row.items() if "/" in n]
+    assert "exit" == ends[-1]  # the reader came to the end of a file that was closed
+    assert set(steps.values()) == {1}
+    assert list(steps) == list(range(66))
+    return points
+
+
+def trackio(folder: Path) -> list[Point]:
+    program = (
+        "import json; from trackio.sqlite_storage import SQLiteStorage as s;"
+        "print(json.dumps(s.get_logs('p', 'demo-1')))"
+    )
+    given = {**os.environ, "TRACKIO_DIR": str(folder / "trackio")}
+    words = [sys.executable, "-c", program]
+    said = subprocess.run(words, env=given, capture_output=True, check=True).stdout
+    rows = json.loads(said.splitlines()[-1])
+    return [(n, row["step"], v) for row in rows for n, v in row.items() if "/" in n]
+
+
+@pytest.mark.parametrize(
+    "kills", [(20,), pytest.param((5, 20, 40), marks=pytest.mark.slow)], ids=["once", "thrice"]
+)
+def test_each_row_is_written_once_by_trackers_that_are_killed(
+    tmp_path: Path, kills: tuple[int, ...]
+) -> None:
+    """With whatever their libraries were about to write; each tracker is read by its own reader."""
+    for until in kills:
+        killed = subprocess.run(
+            [sys.executable, made_rows.__file__, str(tmp_path), str(until)],
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=170, check=False,
+        )  # fmt: skip
+        assert -signal.SIGKILL == killed.returncode
+    said: list[str] = []
+    tracker = Tracker(made_rows.settings(tmp_path), made_rows.about(tmp_path), said.append)
+    tracker.write(made_rows.rows())
+    tracker.close()
+    assert ({}, []) == (tracker.missing, said)
+    wanted = sorted((n, r.step, v) for r in made_rows.rows() for n, v in r.tags.items())
+    readers: tuple[Callable[[Path], list[Point]], ...] = (tensorboard, mlflow, wandb, trackio)
+    for reader in readers:
+        assert wanted == sorted(reader(tmp_path)), reader.__name__
+
+
+def test_a_sink_that_hangs_costs_the_others_nothing_and_gets_what_it_missed(tmp_path: Path) -> None:
+    """It is stopped in its sleep; past its deadline another process goes on where it was."""
+    said: list[str] = []
+    given = {name: made_rows.settings(tmp_path)[name] for name in ("tensorboard", "trackio")}
+    tracker = Tracker(given, made_rows.about(tmp_path), said.append, deadline_s=8)
+    first, *others = made_rows.rows()
+    tracker.write([first])
+    while min(tracker.taken.values()) < 1:
+        time.sleep(0.01)
+    tracker._threads[0]._process.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    tracker.write(others)
+    assert time.monotonic() - begun < 1
+    while tracker.taken["trackio"] < len(others) + 1:
+        time.sleep(0.01)
+    assert (1, []) == (tracker.taken["tensorboard"], said)
+    while tracker.taken["tensorboard"] < len(others) + 1:
+        time.sleep(0.01)
+    tracker.close()
+    assert [
+        "tensorboard: no answer to 'write' within 8 s; the run goes on, and what it lacks waits"
+    ] == said
+    assert {} == tracker.missing
+    assert len(tensorboard(tmp_path)) == sum(len(row.tags) for row in made_rows.rows())
+
+
+def test_files_of_another_run_are_refused_and_rows_that_are_there_passed_by(tmp_path: Path) -> None:
+    """A folder belongs to one run, which may be written again."""
+    folder, about = {"folder": str(tmp_path / "tb/{id}")}, made_rows.about(tmp_path)
+    for _ in range(2):
+        sink = TensorBoardSink(folder, about)
+        sink.write(made_rows.rows())
+        sink.close()
+    assert len(tensorboard(tmp_path)) == sum(len(row.tags) for row in made_rows.rows())
+    with pytest.raises(ConfigError, match="has event files of run demo-1, and demo-2 would be"):
+        TensorBoardSink(folder, replace(about, identity="demo-2"))
