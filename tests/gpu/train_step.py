@@ -74,6 +74,7 @@ def batch_of(args: argparse.Namespace, lengths: list[int], cut: Cut) -> Batch:
                 behavior_logprobs_BT=zeros_BT,
                 proximal_logprobs_BT=zeros_BT,
                 is_true_anchor_BT=loss_mask_BT,
+                is_scored_BT=loss_mask_BT,
                 is_after_pull_BT=np.zeros(shape, np.bool_),
                 temperature_BT=np.ones(shape, np.float32),
                 advantages_B=random.standard_normal(len(own)).astype(np.float32),

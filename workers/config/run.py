@@ -188,6 +188,10 @@ class RolloutSection:
 class LogprobSection:
     """Scoring."""
 
+    place: Literal["separate", "trainer", "off"] = "separate"
+    """Who computes log-probs: a service of its own, under the version that sampled; the trainer,
+    under its own weights, before it learns from a batch; or nobody, and the sampler's stand in.
+    But for `separate` the workers pass trajectories on and hold no model."""
     workers: int = 1
     """Processes started by `up`."""
     device: str = "cpu"
@@ -306,12 +310,16 @@ class RunConfig:
     @property
     def has_gpus(self) -> bool:
         """Whether a role computes on a GPU by itself."""
-        devices = (self.rollout.device, self.logprob.device, self.trainer.device)
+        devices = [self.rollout.device, self.trainer.device]
+        if self.logprob.place == "separate":
+            devices.append(self.logprob.device)
         return any(device != "cpu" for device in devices)
 
     @property
     def versions_held(self) -> int:
         """Of the log-prob worker; with fewer it pulls the same versions again and again."""
+        if self.logprob.place != "separate":
+            return 0
         return self.logprob.versions_held or self.trainer.max_staleness + 1
 
     @property
