@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlstreams.streams.log import crash_points
 from rlstreams.streams.log.bus import Bus
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import EmbeddedBroker
     from rlstreams.workers.engines.base import Engine
     from rlstreams.workers.logprob.scoring import Reference
+    from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
     from rlstreams.workers.trainer.training.training import Compare
     from rlstreams.workers.weights.channel import WeightChannel, WeightServer
 
@@ -214,18 +215,28 @@ def _logprob(context: Context) -> Pausable:
     from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.loop.log import get as get_log
     from rlstreams.workers.model.base import CPU
-    from rlstreams.workers.model.device import claim_device
+    from rlstreams.workers.model.device import claim_devices
 
-    device = claim_device("logprob.device", context.config.logprob.device)
-    scorer = BuiltinScorer(
-        model_folder(context.config.model.path),
-        token_budget=context.config.logprob.token_budget,
-        pull_deadline_s=context.config.weights.pull_deadline_s,
-        threads=context.config.model.threads,
-        device=device,
-        dtype=context.config.model.dtype,
-        replay_routes=context.config.trainer.routing_replay,
-    )
+    config, section = context.config, context.config.logprob
+    device, gpus = claim_devices("logprob.device", section.device, section.ranks)
+    folder = model_folder(config.model.path)
+    options: dict[str, Any] = {
+        "token_budget": section.token_budget,
+        "pull_deadline_s": config.weights.pull_deadline_s,
+        "threads": config.model.threads,
+        "device": device,
+        "dtype": config.model.dtype,
+        "replay_routes": config.trainer.routing_replay,
+    }
+    scorer: BuiltinScorer | RanksScorer
+    if section.ranks == 1:
+        scorer = BuiltinScorer(folder, **options)
+    else:
+        from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
+        from rlstreams.workers.trainer.parallel.team import Team
+
+        team = Team(gpus, host=config.weights.host, owner="scorer")
+        scorer = RanksScorer(team, folder, **options)
     if device != CPU:
         reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
         log = get_log(context.role, context.worker, context.instance)

@@ -108,6 +108,11 @@ def _check_place(config: RunConfig) -> None:
             f"{told}.kl_coef is {loss.kl_coef:g}: nobody computes log-probs of the reference; "
             "set it to 0, or another place"
         )
+    if place == "separate" and loss.kl_coef and config.logprob.ranks > 1:
+        raise ConfigError(
+            f"trainer.loss.kl_coef is {loss.kl_coef:g} with logprob.ranks {config.logprob.ranks}: "
+            "the reference would lie whole on rank 0; set logprob.ranks to 1"
+        )
     if place == "trainer" and loss.kl_coef and config.trainer.ranks > 1:
         raise ConfigError(
             f"{told}.kl_coef is {loss.kl_coef:g} with trainer.ranks {config.trainer.ranks}: the "

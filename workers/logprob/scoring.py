@@ -22,7 +22,7 @@ from rlstreams.streams.log.record import Record
 from rlstreams.workers.engines.base import Scorer, Scores, TokenSequence
 from rlstreams.workers.logprob.versions import Anchor, plan_anchors, versions_of
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.base import EngineError, RankLostError
 from rlstreams.workers.policy.puller import Load
 
 T = TypeVar("T")
@@ -88,6 +88,7 @@ def score_in_halves(
     forwards more.
 
     Raises:
+        RankLostError: the scorer has lost a rank, and can score nothing any more.
         Exception: the scorer's, where several records were tried alone, each failed, and it was no
             refusal (EngineError): then the scorer is broken, and no record is to blame.
     """
@@ -95,6 +96,8 @@ def score_in_halves(
     def halves(part: Sequence[T]) -> list[S | Exception]:
         try:
             return list(score(part))
+        except RankLostError:
+            raise
         except Exception as err:  # noqa: BLE001  (the dead-letter border)
             if len(part) <= 1:
                 return [err]
