@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.examples.reasoner.tasks import LEVELS, MARK, TASKS, Problem, problems, reward
 
-SEED = 1  # of the rows; rows of a run have another
+SEED = 0  # of the rows: with levels 3,4,5 and --rows 20 those of `held_out.jsonl`
 RESAMPLED = 1000
 
 
