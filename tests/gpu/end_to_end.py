@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -110,7 +111,7 @@ def trl(args: argparse.Namespace, folder: Path, more: Sequence[str] = ()) -> dic
         process.wait(30)
     text = (folder / "trl.log").read_text(encoding="utf-8", errors="replace")
     if not out.exists():
-        ends = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("step ")]
+        ends = [float(at) for at in re.findall(r"step \d+ at ([\d.]+)", text)]
         return gaps_of(ends, args) | {"error": text[-2000:], "ends_s": ends}
     found = json.loads(out.read_text(encoding="utf-8"))
     return gaps_of(found["ends_s"], args) | {name: found[name] for name in ("peak_gb", "ends_s")}
