@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
             check_ordinal(config, args.role, args.ordinal)
         else:
             await_broker(config, BROKER_S)
+            if args.role == "logprob":
+                config = config.of_replica(args.ordinal)
         with open_bus(config) as bus:
             watchdog = Watchdog(turn_limit_s(config))
             context = Context(

@@ -13,6 +13,7 @@ STEPS = 10  # that a mean is over
 PARTS = {
     "wait_samples_s": "samples",
     "wait_scores_s": "scores",
+    "scoring_s": "scoring",
     "forward_backward_s": "passes",
     "optimizer_s": "update",
     "hash_s": "hash",

@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -83,13 +84,13 @@ def rlstreams(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return gaps_of(found["step_ends_s"], args) | {"status": status} | figures
 
 
-def trl(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """TRL's trainer on GPU 0, its server on GPU 1."""
+def trl(args: argparse.Namespace, folder: Path, more: Sequence[str] = ()) -> dict[str, Any]:
+    """TRL's trainer on GPU 0, its server on GPU 1; `more`: words for `peer_trl`."""
     out = folder / "trl.json"
     command = [sys.executable, "-m", "tests.gpu.peer_trl", "--folder", str(folder)]
     command += ["--url", f"http://127.0.0.1:{PORT}", "--out", str(out), "--dtype", args.trl_dtype]
     command += ["--samples", str(args.samples), "--group", str(GROUP), "--steps", str(args.steps)]
-    command += ["--tokens", str(args.tokens)]
+    command += ["--tokens", str(args.tokens), *more]
     length = max(2048, args.prompt + args.tokens + 8)
     arguments = ["--dtype", "bfloat16", "--max-model-len", str(length), "--max-num-seqs", "512"]
     arguments += ["--gpu-memory-utilization", "0.8", "--max-logprobs", "-1"]
@@ -110,10 +111,10 @@ def trl(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         process.wait(30)
     text = (folder / "trl.log").read_text(encoding="utf-8", errors="replace")
     if not out.exists():
-        ends = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("step ")]
-        return gaps_of(ends, args) | {"error": text[-2000:]}
+        ends = [float(at) for at in re.findall(r"step \d+ at ([\d.]+)", text)]
+        return gaps_of(ends, args) | {"error": text[-2000:], "ends_s": ends}
     found = json.loads(out.read_text(encoding="utf-8"))
-    return gaps_of(found["ends_s"], args) | {"peak_gb": found["peak_gb"]}
+    return gaps_of(found["ends_s"], args) | {name: found[name] for name in ("peak_gb", "ends_s")}
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""TRL's AsyncGRPOTrainer on the workload of `end_to_end`; run by it, in a process of its own.
+"""TRL's AsyncGRPOTrainer on the workload of `end_to_end`, or of `reasoner`; run by it.
 
     python -m tests.gpu.peer_trl --folder FOLDER --url http://127.0.0.1:8200 --out trl.json
 
@@ -22,6 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import trl.experimental.async_grpo.async_rollout_worker as rollout_module
 
+from infra.examples.reasoner import tasks
+
+END = "<|end|>"  # of the reasoner's tokenizer
+
 
 def decoded(tokenizer: Any, ids: Any, prefix: Any = None, tools: Any = None) -> dict[str, str]:
     """An answer as a message."""
@@ -36,6 +40,17 @@ rollout_module.add_response_schema = lambda processing_class: processing_class
 def reward(completions: list[Any], **_: object) -> list[float]:
     """Half of the random answers are right, so groups differ."""
     return [float(len(str(completion)) % 2) for completion in completions]
+
+
+def right(
+    completions: list[Any], prompts: list[Any], answer: list[str], task: list[str], **_: object
+) -> list[float]:
+    """The reward of infra/examples/reasoner: an answer without its end earns nothing."""
+    texts = [completion[-1]["content"].partition(END) for completion in completions]
+    return [
+        tasks.reward(prompt[-1]["content"], text, wanted, {"task": name}) * bool(end)
+        for prompt, (text, end, _), wanted, name in zip(prompts, texts, answer, task, strict=True)
+    ]
 
 
 def attention(
@@ -77,6 +92,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--in-flight", type=int, default=512)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--lr", type=float, default=1e-6)
+    parser.add_argument("--reasoner", action="store_true", help="its reward, not a random one")
+    parser.add_argument("--keep-every", type=int, default=0, help="steps between kept models")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
@@ -91,12 +109,19 @@ def main() -> None:
     packing_module._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)
     args = parse()
     ends_s: list[float] = []
+    kept_s = 0.0  # of which the clock says nothing
 
     class Clock(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends_s.append(time.time())
+        def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
+            nonlocal kept_s
+            now_s = time.time()
+            ends_s.append(now_s - kept_s)
             sys.stdout.write(f"step {len(ends_s)} at {ends_s[-1]:.1f}\n")
             sys.stdout.flush()
+            if args.keep_every and len(ends_s) % args.keep_every == 0:
+                state = {name: t.detach().bfloat16() for name, t in model.state_dict().items()}
+                model.save_pretrained(args.folder / f"kept-{len(ends_s)}", state_dict=state)
+                kept_s += time.time() - now_s
 
     config = AsyncGRPOConfig(
         output_dir=str(args.folder / "trl"),
@@ -111,6 +136,7 @@ def main() -> None:
         save_strategy="no",
         optim="adamw_torch_fused",
         dtype=args.dtype,
+        learning_rate=args.lr,
         token_budget=args.budget,
         max_staleness=2,
         max_inflight_tasks=args.in_flight,
@@ -119,12 +145,13 @@ def main() -> None:
     rows = load_dataset("json", data_files=str(args.folder / "train.jsonl"), split="train")
     as_chat = {"role": "user"}
     rows = rows.map(
-        lambda row: {"prompt": [as_chat | {"content": row["prompt"]}]}, remove_columns=["answer"]
+        lambda row: {"prompt": [as_chat | {"content": row["prompt"]}]},
+        remove_columns=[] if args.reasoner else ["answer"],
     )
     trainer = AsyncGRPOTrainer(
         processing_class=AutoTokenizer.from_pretrained(args.folder / "model"),
         model=str(args.folder / "model"),
-        reward_funcs=reward,
+        reward_funcs=right if args.reasoner else reward,
         args=config,
         train_dataset=rows,
         callbacks=[Clock()],

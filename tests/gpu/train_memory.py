@@ -88,6 +88,7 @@ def batch_of(args: argparse.Namespace, seed: int) -> Batch:
                 behavior_logprobs_BT=np.zeros(shape, np.float32),
                 proximal_logprobs_BT=np.zeros(shape, np.float32),
                 is_true_anchor_BT=loss_mask_BT,
+                is_scored_BT=loss_mask_BT,
                 is_after_pull_BT=np.zeros(shape, np.bool_),
                 temperature_BT=np.ones(shape, np.float32),
                 advantages_B=random.standard_normal(1).astype(np.float32),

@@ -74,6 +74,7 @@ def batch_of(args: argparse.Namespace, lengths: list[int], cut: Cut) -> Batch:
                 behavior_logprobs_BT=zeros_BT,
                 proximal_logprobs_BT=zeros_BT,
                 is_true_anchor_BT=loss_mask_BT,
+                is_scored_BT=loss_mask_BT,
                 is_after_pull_BT=np.zeros(shape, np.bool_),
                 temperature_BT=np.ones(shape, np.float32),
                 advantages_B=random.standard_normal(len(own)).astype(np.float32),
@@ -132,7 +133,7 @@ def ours(args: argparse.Namespace, case: str, lengths: list[int], told: dict[str
     """Warm up, time steps with their hashes, and do the first one again."""
     model = model_of(args)
     learner = learner_of(args, model, case, told)
-    start = {name: tensor.clone() for name, tensor in learner.weights().items()}
+    start = {n: t.to("cpu", copy=True) for n, t in learner.weights().items()}
     cut = (cut_rows if learner.why_padded else cut_bins)(lengths, args.bin)
     batch = on_policy(learner, batch_of(args, lengths, cut))
     hashes = []

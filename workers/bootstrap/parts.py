@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlstreams.streams.log import crash_points
 from rlstreams.streams.log.bus import Bus
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import EmbeddedBroker
     from rlstreams.workers.engines.base import Engine
     from rlstreams.workers.logprob.scoring import Reference
+    from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
+    from rlstreams.workers.trainer.training.training import Compare
     from rlstreams.workers.weights.channel import WeightChannel, WeightServer
 
 WEIGHTS_FOLDER = "weights"
@@ -202,22 +204,39 @@ def _engine(context: Context) -> Engine:
 
 
 def _logprob(context: Context) -> Pausable:
-    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.logprob.worker import make_worker
+
+    if context.config.logprob.place != "separate":
+        from rlstreams.workers.logprob.passing import PassingScorer
+        from rlstreams.workers.weights.file import FileWeightChannel
+
+        passing = PassingScorer(model_folder(context.config.model.path))
+        return make_worker(context, context.bus, passing, FileWeightChannel())
+    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.loop.log import get as get_log
     from rlstreams.workers.model.base import CPU
-    from rlstreams.workers.model.device import claim_device
+    from rlstreams.workers.model.device import claim_devices
 
-    device = claim_device("logprob.device", context.config.logprob.device)
-    scorer = BuiltinScorer(
-        model_folder(context.config.model.path),
-        token_budget=context.config.logprob.token_budget,
-        pull_deadline_s=context.config.weights.pull_deadline_s,
-        threads=context.config.model.threads,
-        device=device,
-        dtype=context.config.model.dtype,
-        replay_routes=context.config.trainer.routing_replay,
-    )
+    config, section = context.config, context.config.logprob
+    device, gpus = claim_devices("logprob.device", section.device, section.ranks)
+    folder = model_folder(config.model.path)
+    options: dict[str, Any] = {
+        "token_budget": section.token_budget,
+        "pull_deadline_s": config.weights.pull_deadline_s,
+        "threads": config.model.threads,
+        "device": device,
+        "dtype": config.model.dtype,
+        "replay_routes": config.trainer.routing_replay,
+    }
+    scorer: BuiltinScorer | RanksScorer
+    if section.ranks == 1:
+        scorer = BuiltinScorer(folder, **options)
+    else:
+        from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
+        from rlstreams.workers.trainer.parallel.team import Team
+
+        team = Team(gpus, host=config.weights.host, owner="scorer")
+        scorer = RanksScorer(team, folder, **options)
     if device != CPU:
         reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
         log = get_log(context.role, context.worker, context.instance)
@@ -228,6 +247,23 @@ def _logprob(context: Context) -> Pausable:
     if context.config.trainer.loss.kl_coef:
         reference = _reference(context.config, device, scorer.vocab_size)
     return make_worker(context, context.bus, scorer, _channel(context), reference)
+
+
+def comparison(config: RunConfig, device: str) -> Compare | None:
+    """What adds log-probs of the reference to a batch in the trainer itself, where it is asked to.
+
+    Raises:
+        ConfigError: the reference has another vocabulary.
+    """
+    from functools import partial
+
+    from rlstreams.workers.logprob.scoring import with_reference
+    from rlstreams.workers.model.folder import read_config, vocab_size_of
+
+    if config.logprob.place != "trainer" or not config.trainer.loss.kl_coef:
+        return None
+    vocab_size = vocab_size_of(read_config(model_folder(config.model.path)))
+    return partial(with_reference, _reference(config, device, vocab_size))
 
 
 def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
@@ -273,7 +309,13 @@ def _trainer(context: Context) -> Pausable:
     folder = model_folder(config.model.path)
     team = team_of(gpus, host=config.weights.host)
     training = Training(
-        folder, section, config.model.threads, device, config.model.dtype, team=team
+        folder,
+        section,
+        config.model.threads,
+        device,
+        config.model.dtype,
+        team=team,
+        compare=comparison(config, device),
     )
     return TrainerWorker(context, context.bus, training, _weight_server(context))
 

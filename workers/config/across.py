@@ -37,6 +37,7 @@ def check_across(config: RunConfig) -> None:
             f"{config.rollout.workers}: a server belongs to one worker"
         )
     _check_environment(config)
+    _check_place(config)
     temperatures = {
         "rollout.temperature": config.rollout.temperature,
         "prompts.evaluate_temperature": prompts.evaluate_temperature,
@@ -85,6 +86,37 @@ def _check_environment(config: RunConfig) -> None:
             f"environment.timeout_s is {environment.timeout_s:g}, but rollout.sample_deadline_s is "
             f"{rollout.sample_deadline_s:g}: a step that hangs would be blamed on the sample; set "
             "a shorter limit of a step"
+        )
+
+
+def _check_place(config: RunConfig) -> None:
+    """Every log-prob that the loss asks for is computed by somebody, and by one alone."""
+    place, loss = config.logprob.place, config.trainer.loss
+    told = f"logprob.place is {place!r}, but trainer.loss"
+    if place == "trainer" and loss.proximal != "step_start":
+        raise ConfigError(
+            f"{told}.proximal is {loss.proximal!r}: the trainer holds no weights but its own; set "
+            '"step_start", which are those before a step\'s first update'
+        )
+    if place == "off" and loss.proximal not in ("behavior", "interpolated"):
+        raise ConfigError(
+            f"{told}.proximal is {loss.proximal!r}: nobody computes these log-probs; set "
+            '"behavior", the sampler\'s own, or "interpolated", from them to the policy'
+        )
+    if place == "off" and loss.kl_coef:
+        raise ConfigError(
+            f"{told}.kl_coef is {loss.kl_coef:g}: nobody computes log-probs of the reference; "
+            "set it to 0, or another place"
+        )
+    if place == "separate" and loss.kl_coef and config.logprob.ranks > 1:
+        raise ConfigError(
+            f"trainer.loss.kl_coef is {loss.kl_coef:g} with logprob.ranks {config.logprob.ranks}: "
+            "the reference would lie whole on rank 0; set logprob.ranks to 1"
+        )
+    if place == "trainer" and loss.kl_coef and config.trainer.ranks > 1:
+        raise ConfigError(
+            f"{told}.kl_coef is {loss.kl_coef:g} with trainer.ranks {config.trainer.ranks}: the "
+            'reference would lie whole on rank 0; set logprob.place = "separate"'
         )
 
 
@@ -138,7 +170,8 @@ def without_effect(config: RunConfig) -> Iterator[str]:
             'trainer.loss.correction = "none" and leave the others off'
         )
     once = trainer.minibatches * trainer.batch_epochs == 1
-    if loss.proximal == "step_start" and once and loss.kind != "m2po":
+    is_separate = config.logprob.place == "separate"  # elsewhere there is nothing better to take
+    if loss.proximal == "step_start" and once and loss.kind != "m2po" and is_separate:
         yield (
             "trainer.loss.proximal is 'step_start' with trainer.minibatches 1 and "
             "trainer.batch_epochs 1: policy / proximal is 1 in the only update of a batch, so "

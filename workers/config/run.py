@@ -193,10 +193,17 @@ class RolloutSection:
 class LogprobSection:
     """Scoring."""
 
+    place: Literal["separate", "trainer", "off"] = "separate"
+    """Who computes log-probs: a service of its own, under the version that sampled; the trainer,
+    under its own weights, before it learns from a batch; or nobody, and the sampler's stand in.
+    But for `separate` the workers pass trajectories on and hold no model."""
     workers: int = 1
-    """Processes started by `up`."""
+    """Replicas, each of which takes partitions of its own."""
+    ranks: int = 1
+    """Processes of a replica, each with a share of the model (FSDP2), for one that fits no GPU."""
     device: str = "cpu"
-    """Device: `cpu`, `cuda` or `cuda:N`; with channel `nccl`, not the trainer's GPU."""
+    """Device: `cpu`, `cuda` or `cuda:N`; with channel `nccl`, not the trainer's GPU. Further ranks,
+    and with `up` further replicas, take the GPUs behind it."""
     token_budget: int = 16384
     """Tokens of a forward pass, of a bin or of padded rows; a window closes with so many ..."""
     window_s: float = 0.1
@@ -213,6 +220,7 @@ class LogprobSection:
         positive(
             "logprob",
             workers=self.workers,
+            ranks=self.ranks,
             token_budget=self.token_budget,
             window_s=self.window_s,
             commit_interval_s=self.commit_interval_s,
@@ -312,13 +320,25 @@ class RunConfig:
     @property
     def has_gpus(self) -> bool:
         """Whether a role computes on a GPU by itself."""
-        devices = (self.rollout.device, self.logprob.device, self.trainer.device)
+        devices = [self.rollout.device, self.trainer.device]
+        if self.logprob.place == "separate":
+            devices.append(self.logprob.device)
         return any(device != "cpu" for device in devices)
 
     @property
     def versions_held(self) -> int:
         """Of the log-prob worker; with fewer it pulls the same versions again and again."""
+        if self.logprob.place != "separate":
+            return 0
         return self.logprob.versions_held or self.trainer.max_staleness + 1
+
+    def of_replica(self, ordinal: int) -> RunConfig:
+        """With the device of one of several scorers on one host: the GPUs behind the others'."""
+        kind, _, number = self.logprob.device.partition(":")
+        if kind == "cpu" or not ordinal:
+            return self
+        first = int(number or 0) + ordinal * self.logprob.ranks
+        return replace(self, logprob=replace(self.logprob, device=f"{kind}:{first}"))
 
     @property
     def max_open_groups(self) -> int:

@@ -32,7 +32,7 @@ from rlstreams.workers.engines.base import (
 from rlstreams.workers.engines.selfcheck import check_scoring
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.bins import compile_for_bins, take_documents
-from rlstreams.workers.model.cut import cut_bins, cut_rows, one_row
+from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import (
@@ -42,10 +42,10 @@ from rlstreams.workers.model.model import (
     right_padded,
     weights_of,
 )
-from rlstreams.workers.model.routes import check_routes, padded_routes
+from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.routing_check import check_replay
-from rlstreams.workers.model.token_scores import TokenScorer, TokenScores
+from rlstreams.workers.model.token_scores import Score, TokenScorer, TokenScores
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
 
@@ -95,6 +95,7 @@ class BuiltinScorer:
         self.why_eager = "rows are padded, to lengths of many kinds"
         if not self.why_padded:
             self.why_eager = compile_for_bins(self._scorer, token_budget, learns=False)
+        self._forward = Forward(self._scorer, self._device, self._routers)
         self._layout = layout_of(weights_of(model))
         self._tensors = _tensors_of(model)
         self._release()  # of the folder's weights nothing is scored
@@ -144,74 +145,15 @@ class BuiltinScorer:
             raise EngineError(
                 f"policy version {policy_version} is not held, only {list(self.versions)}"
             )
-        check_sequences(sequences, self.vocab_size, self.max_tokens)
-        for index, sequence in enumerate(sequences):
-            self._check_routes(index, sequence)
+        check_all(sequences, self.vocab_size, self.max_tokens, self._routers)
         if not sequences:
             return []
-        lengths = [len(sequence.token_ids) for sequence in sequences]
-        cut = (cut_rows if self.why_padded else cut_bins)(lengths, self._token_budget)
+        cut = cut_of(sequences, self._token_budget, in_bins=not self.why_padded)
         with self._holding(weights), torch.inference_mode():
             # Nothing here waits for the GPU: the next bin is laid out while one is computed.
-            found = [
-                self._forward([sequences[i] for i in own], bin_tokens, temperature or 1.0)
-                for own, bin_tokens in zip(
-                    cut.members, cut.bins or (0,) * len(cut.sizes), strict=True
-                )
-            ]
-            logprobs, entropy = (
-                torch.cat(column).cpu().numpy() for column in zip(*found, strict=True)
-            )
-        ends = np.cumsum([lengths[index] - 1 for index in cut.order])[:-1]
-        parts = zip(np.split(logprobs, ends), np.split(entropy, ends), strict=True)
-        by_place = dict(zip(cut.order, parts, strict=True))
-        return [
-            Scores(logprobs=_from_second(by_place[i][0]), entropy=_from_second(by_place[i][1]))
-            for i in range(len(sequences))
-        ]
-
-    def _check_routes(self, index: int, sequence: TokenSequence) -> None:
-        if self._routers is not None and sequence.routed_experts is not None:
-            try:
-                check_routes(sequence.routed_experts, sequence.routed_experts_mask, self._routers)
-            except ValueError as err:
-                raise EngineError(f"sequence {index}: {err}") from err
-
-    def _forward(
-        self, sequences: Sequence[TokenSequence], bin_tokens: int, temperature: float
-    ) -> TokenScores:
-        """All tokens but each sequence's first: in one bin, or (`bin_tokens` 0) padded rows."""
-        ids_BT, real_BT = (t.numpy() for t in right_padded([s.token_ids for s in sequences], 0))
-        chosen_BT = real_BT.copy()
-        chosen_BT[:, :1] = False
-        arrays = [ids_BT, chosen_BT, *self._routes(sequences, ids_BT.shape[1])]
-        documents = None
-        if bin_tokens:
-            lengths = [len(s.token_ids) for s in sequences]
-            documents = Documents.of(lengths, bin_tokens).to(self._device)
-            arrays = [one_row(array, real_BT, bin_tokens) for array in arrays]
-        ids, chosen, *routes = arrays
-        chosen_N = self._tensor(np.flatnonzero(chosen))
-        temperature_N = torch.full((len(chosen_N),), temperature, device=self._device)
-        is_real = None if bin_tokens else self._tensor(real_BT)
-        taken = Routes(*map(self._tensor, routes)) if routes else None
-        with self._scorer.routing.replaying(taken):
-            return self._scorer(self._tensor(ids), is_real, chosen_N, temperature_N, documents)
-
-    def _routes(self, sequences: Sequence[TokenSequence], width: int) -> tuple[Any, ...]:
-        if self._routers is None:
-            return ()
-        return (
-            padded_routes([(s.routed_experts, s.routed_experts_mask) for s in sequences], width)
-            or ()
-        )
-
-    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """There, without waiting for what the device is at."""
-        tensor = torch.from_numpy(array)
-        if self._device.type == CPU:
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+            found = [self._forward(part, temperature) for part in parts_of(cut, sequences)]
+            columns = [torch.cat(column).cpu().numpy() for column in zip(*found, strict=True)]
+        return in_order(cut, sequences, *columns)
 
     @contextmanager
     def _holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
@@ -228,6 +170,104 @@ class BuiltinScorer:
         for own in self._tensors.values():
             for tensor in own:
                 tensor.data = tensor.new_empty(0)
+
+
+Part = tuple[Sequence[TokenSequence], int]  # of one forward; tokens of its bin, or 0: padded rows
+
+
+class Forward:
+    """One pass through a model: log-probs and entropies of all tokens but each sequence's first."""
+
+    def __init__(self, score: Score, device: torch.device, routers: RouterShape | None) -> None:
+        """
+        Args:
+            routers: of the model, where recorded routes are replayed.
+        """
+        self._score = score
+        self._device = device
+        self._routers = routers
+
+    def __call__(self, part: Part, temperature: float) -> TokenScores:
+        """See the class. A temperature of 0 counts as 1."""
+        sequences, bin_tokens = part
+        ids_BT, real_BT = (t.numpy() for t in right_padded([s.token_ids for s in sequences], 0))
+        chosen_BT = real_BT.copy()
+        chosen_BT[:, :1] = False
+        arrays = [ids_BT, chosen_BT, *self._routes(sequences, ids_BT.shape[1])]
+        documents = None
+        if bin_tokens:
+            lengths = [len(s.token_ids) for s in sequences]
+            documents = Documents.of(lengths, bin_tokens).to(self._device)
+            arrays = [one_row(array, real_BT, bin_tokens) for array in arrays]
+        ids, chosen, *routes = arrays
+        chosen_N = self._tensor(np.flatnonzero(chosen))
+        temperature_N = torch.full((len(chosen_N),), temperature or 1.0, device=self._device)
+        is_real = None if bin_tokens else self._tensor(real_BT)
+        taken = Routes(*map(self._tensor, routes)) if routes else None
+        with self._score.routing.replaying(taken):
+            return self._score(self._tensor(ids), is_real, chosen_N, temperature_N, documents)
+
+    def _routes(self, sequences: Sequence[TokenSequence], width: int) -> tuple[Any, ...]:
+        if self._routers is None:
+            return ()
+        return (
+            padded_routes([(s.routed_experts, s.routed_experts_mask) for s in sequences], width)
+            or ()
+        )
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """There, without waiting for what the device is at."""
+        tensor = torch.from_numpy(array)
+        if self._device.type == CPU:
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def check_all(
+    sequences: Sequence[TokenSequence],
+    vocab_size: int,
+    max_tokens: int,
+    routers: RouterShape | None,
+) -> None:
+    """
+    Raises:
+        EngineError: ids out of range, a sequence too long, or routes of another model.
+    """
+    check_sequences(sequences, vocab_size, max_tokens)
+    for index, sequence in enumerate(sequences):
+        if routers is not None and sequence.routed_experts is not None:
+            try:
+                check_routes(sequence.routed_experts, sequence.routed_experts_mask, routers)
+            except ValueError as err:
+                raise EngineError(f"sequence {index}: {err}") from err
+
+
+def cut_of(sequences: Sequence[TokenSequence], token_budget: int, *, in_bins: bool) -> Cut:
+    """Which sequences pass the model together; it follows from their order and lengths."""
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    return (cut_bins if in_bins else cut_rows)(lengths, token_budget)
+
+
+def parts_of(cut: Cut, sequences: Sequence[TokenSequence]) -> list[Part]:
+    """The forwards of a cut, in its order."""
+    bins = cut.bins or (0,) * len(cut.sizes)
+    return [([sequences[i] for i in own], n) for own, n in zip(cut.members, bins, strict=True)]
+
+
+def in_order(
+    cut: Cut,
+    sequences: Sequence[TokenSequence],
+    logprobs: np.ndarray[Any, Any],
+    entropy: np.ndarray[Any, Any],
+) -> list[Scores]:
+    """What the forwards of a cut gave, one behind another, by sequence."""
+    ends = np.cumsum([len(sequences[index].token_ids) - 1 for index in cut.order])[:-1]
+    parts = zip(np.split(logprobs, ends), np.split(entropy, ends), strict=True)
+    by_place = dict(zip(cut.order, parts, strict=True))
+    return [
+        Scores(logprobs=_from_second(by_place[i][0]), entropy=_from_second(by_place[i][1]))
+        for i in range(len(sequences))
+    ]
 
 
 def _tensors_of(model: Any) -> dict[str, list[Tensor]]:  # noqa: ANN401  (an untyped library)

@@ -10,7 +10,10 @@ from rlstreams.workers.policy.puller import PolicyPuller
 
 
 class HeldVersions:
-    """At most `limit` for new windows, and one more that comes, or that a window still uses."""
+    """At most `limit` for new windows, and one more that comes, or that a window still uses.
+
+    With a limit of 0 none is ever pulled, and behavior log-probs stand in.
+    """
 
     def __init__(self, scorer: Scorer, puller: PolicyPuller, limit: int) -> None:
         self._scorer = scorer
@@ -45,6 +48,9 @@ class HeldVersions:
             first, others: versions that the oldest trajectory, and those behind it, want.
             under_way: versions of each window that is being scored.
         """
+        if not self._limit:
+            self._puller.poll()  # which versions there are is asked for all the same
+            return
         if (came := self._puller.poll()) is not None:
             self._keep(came, first, others)
         needed = self.now.union(*under_way)

@@ -70,7 +70,9 @@ class LogprobStage:
             lambda *what: self._transfer.submit(scorer.pull, *what),
         )
         self._held = HeldVersions(scorer, self._puller, config.versions_held)
-        self._backlog = windows.Backlog(config.logprob.token_budget, config.logprob.window_s)
+        # Where nothing is scored, nothing is gained by waiting for others.
+        window_s = config.logprob.window_s if config.versions_held else 0.0
+        self._backlog = windows.Backlog(config.logprob.token_budget, window_s)
         self._windows: deque[_Window] = deque()  # being scored, and one behind it
         self._num_windows = 0
         self._passed: list[Finished] = []

@@ -11,3 +11,7 @@ REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, Key
 
 class EngineError(Exception):
     """An engine refused or failed; names server, request and field."""
+
+
+class RankLostError(Exception):
+    """A rank is gone, silent or failed; names it. Its process ends, and another start may help."""

@@ -56,7 +56,7 @@ def claim_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, 
     if os.environ.get(VISIBLE) is None and (count := torch.cuda.device_count()) < first + ranks:
         raise ConfigError(
             f"{field} is {wanted!r} for {ranks} ranks, but torch finds {count} GPUs: "
-            "lower trainer.ranks"
+            f"lower {field.partition('.')[0]}.ranks"
         )
     return claim_device(field, f"{CUDA}:{first}"), named[1:]
 

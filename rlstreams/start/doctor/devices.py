@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
 from rlstreams.start.doctor.model import ModelFolder
-from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.run import LogprobSection, RunConfig
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASK_S = 5.0
@@ -122,17 +122,19 @@ def placements(
     """
     ours, engine = visible(gpus, named), config.engine
     is_served = config.rollout.engine != "builtin"
+    logprob = config.logprob if config.logprob.place == "separate" else LogprobSection()
+    replicas = host.num_processes(config, "logprob")
+    samplers = host.num_processes(config, "rollout")
     asked = [
-        ("trainer", config.trainer.device, config.trainer.ranks),
-        ("logprob", config.logprob.device, 1),
-        ("rollout", "cpu" if is_served else config.rollout.device, 1),
+        ("trainer", config.trainer.device, config.trainer.ranks, 1),
+        ("logprob", logprob.device, replicas * logprob.ranks, 1),
+        ("rollout", "cpu" if is_served else config.rollout.device, 1, samplers),
     ]
-    for role, device, ranks in asked:
+    for role, device, ranks, processes in asked:
         if device == "cpu" or not host.has(role):
             continue
         first = int(device.partition(":")[2] or 0)
         field = f"{role}.device = {device}" + f" and {ranks - 1} behind it" * (ranks > 1)
-        processes = host.num_processes(config, role)
         yield GpuPlacement(role, field, ours[first : first + ranks], ranks, processes)
     if is_served and not engine.urls and host.has("rollout") and gpus:
         own = engine.env.get(VISIBLE)
@@ -179,7 +181,7 @@ def gpu_checks(
             "gpus",
             f"there is none for {', '.join(lacking)}; there are: {found}",
             "GPUs are counted from 0 among those that are visible: name one that is there, or cpu, "
-            "or lower trainer.ranks",
+            "or lower the ranks",
         )
     else:
         yield ok("gpus", f"{found}; {where}")
@@ -211,14 +213,18 @@ def needs(model: ModelFolder, config: RunConfig, host: Host) -> list[Need]:
     """The roles of this host that load the model."""
     weights_mb = model.mb_in(config.model.dtype)
     trainer, logprob = config.trainer, config.logprob
-    copies = config.versions_held + 1 + bool(trainer.loss.kl_coef)
+    is_separate = logprob.place == "separate"
+    compares = bool(trainer.loss.kl_coef)
+    copies_mb = (config.versions_held + 1 + compares) * weights_mb / logprob.ranks
     learning_mb = LEARNING * model.num_parameters / 1e6
     if trainer.lora.rank:
         learning_mb = ADAPTING * weights_mb
+    learning_mb += weights_mb * (compares and not is_separate)
     found = [
-        ("logprob", logprob.device, copies * weights_mb + _rest(LOGPROB_REST, model)),
         ("trainer", trainer.device, learning_mb / trainer.ranks + _rest(TRAINER_REST, model)),
     ]
+    if is_separate:
+        found.insert(0, ("logprob", logprob.device, copies_mb + _rest(LOGPROB_REST, model)))
     if config.rollout.engine == "builtin":
         found.insert(0, ("rollout", config.rollout.device, 2 * weights_mb))
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlstreams.workers.trainer.training.training import permuted
+from rlstreams.workers.trainer.learn.advantage import permuted
 
 
 def test_permuted_rewards_are_the_same_rewards_for_other_samples() -> None:

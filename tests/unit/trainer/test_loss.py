@@ -83,29 +83,24 @@ def test_an_impossible_token_does_not_spoil_the_entropy():
     np.testing.assert_allclose(scores.entropy_N, [np.log(2)], rtol=1e-6)
 
 
-def totals_of(tokens, is_true_anchor, cuts=()):
+def totals_of(tokens, cuts=()):
     totals = LossSums()
     for part in np.split(np.arange(len(tokens[0])), cuts):
         policy, proximal, behavior, advantages = of(*(array[part] for array in tokens))
         losses = clipped_losses(policy, proximal, behavior, advantages, SECTION)
         scores = TokenScores(policy, torch.ones(len(part)))
-        mask = torch.from_numpy(is_true_anchor[part])
-        totals.add(losses, scores, proximal, behavior, mask)
+        totals.add(losses, scores, behavior)
     return totals.totals()
 
 
 def test_metrics_equal_their_definitions():
-    """k3, mismatch over tokens whose anchor is the sampling version, mean weight, clip share."""
+    """k3, mean weight, clip share."""
     tokens = random_tokens()
     policy, proximal, behavior, _ = tokens
-    is_true_anchor = np.arange(200) % 3 == 0
-    means = totals_of(tokens, is_true_anchor).means()
+    means = totals_of(tokens).means()
     log_ratio = policy - behavior
-    mismatch = np.abs(proximal - behavior)[is_true_anchor]
     expected = {
         "kl": np.mean(np.exp(log_ratio) - 1 - log_ratio),
-        "mismatch_mean": mismatch.mean(),
-        "mismatch_max": mismatch.max(),
         "weight_mean": np.minimum(np.exp(proximal - behavior), 2.0).mean(),
         "entropy": 1.0,
     }
@@ -116,13 +111,7 @@ def test_metrics_equal_their_definitions():
 
 def test_micro_batches_add_up():
     """Metrics of a batch do not depend on where it was cut."""
-    tokens, is_true_anchor = random_tokens(), np.arange(200) % 3 == 0
-    whole = totals_of(tokens, is_true_anchor).means()
-    cut = totals_of(tokens, is_true_anchor, cuts=(1, 50, 130)).means()
+    tokens = random_tokens()
+    whole = totals_of(tokens).means()
+    cut = totals_of(tokens, cuts=(1, 50, 130)).means()
     assert cut == pytest.approx(whole, rel=1e-12)
-
-
-def test_no_true_anchor_no_mismatch():
-    """What was not measured is absent, not 0."""
-    means = totals_of(random_tokens(), np.zeros(200, np.bool_)).means()
-    assert "mismatch_mean" not in means

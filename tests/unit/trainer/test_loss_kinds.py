@@ -84,21 +84,14 @@ def test_shares_of_micro_batches_add_up_to_the_reduction(reduce: str) -> None:
     assert float(sum(shares)) == pytest.approx(expected, rel=1e-12)
 
 
-def totals(tokens: list[Floats], is_after_pull: npt.NDArray[np.bool_]) -> dict[str, float]:
+def totals(tokens: list[Floats]) -> dict[str, float]:
     found = LossSums()
     for part in np.split(np.arange(NUM), [8]):
         policy, proximal, behavior, advantages = of(*(values[part] for values in tokens))
         losses = policy_losses(
             policy, proximal, behavior, advantages, [len(part)], LossSection(clip_dual=0.0)
         )
-        found.add(
-            losses,
-            TokenScores(policy, torch.ones(len(part))),
-            proximal,
-            behavior,
-            torch.ones(len(part), dtype=torch.bool),
-            torch.from_numpy(is_after_pull[part]),
-        )
+        found.add(losses, TokenScores(policy, torch.ones(len(part))), behavior)
     return found.totals().means()
 
 
@@ -108,19 +101,7 @@ def test_ratio_and_effective_sample_size() -> None:
     policy, proximal, behavior, _ = tokens
     ratio = np.exp(policy - proximal)
     applied = np.minimum(np.exp(proximal - behavior), 2.0) * ratio
-    means = totals(tokens, np.zeros(NUM, np.bool_))
+    means = totals(tokens)
     assert means["ratio_max"] == pytest.approx(ratio.max(), rel=1e-12)
     assert means["ess"] == pytest.approx(applied.sum() ** 2 / (NUM * (applied**2).sum()), rel=1e-12)
-    assert totals([policy] * 3 + [tokens[3]], np.zeros(NUM, np.bool_))["ess"] == 1.0
-
-
-def test_mismatch_behind_a_pull_is_a_number_of_its_own() -> None:
-    """Old keys and values spoil what the engine is to be judged by."""
-    tokens = list(random_tokens(num=NUM))
-    behind = np.arange(NUM) % 3 == 0
-    distance = np.abs(tokens[1] - tokens[2])
-    means = totals(tokens, behind)
-    assert means["mismatch_mean"] == pytest.approx(distance[~behind].mean(), rel=1e-12)
-    assert means["mismatch_max"] == pytest.approx(distance[~behind].max(), rel=1e-12)
-    assert means["mismatch_after_pull_mean"] == pytest.approx(distance[behind].mean(), rel=1e-12)
-    assert "mismatch_after_pull_mean" not in totals(tokens, np.zeros(NUM, np.bool_))
+    assert totals([policy] * 3 + [tokens[3]])["ess"] == 1.0

@@ -174,9 +174,10 @@ class Intake:
             validate(scored, self._vocab_size, self._max_tokens)
             if self._hashes is not None:
                 check_versions(scored, self._hashes)
-            if self._context.config.trainer.loss.kl_coef:
+            config = self._context.config
+            if config.trainer.loss.kl_coef and config.logprob.place == "separate":
                 check_reference(scored, self._reference())
-            is_replayed = self._context.config.trainer.routing_replay
+            is_replayed = config.trainer.routing_replay
             check_routing(scored, is_replayed=is_replayed, shape=self._routers)
             seen = SeenSample.of(scored, raw.position, len(raw.value))
             if self._admission.add(seen, now_s):

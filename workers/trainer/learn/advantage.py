@@ -142,3 +142,9 @@ def _standardized(values: Floats) -> Floats:
     if not len(values) or values.min() == values.max():
         return np.zeros_like(values)
     return _grpo(values, True)
+
+
+def permuted(rewards: Sequence[float], step: int) -> list[float]:
+    """The rewards in an order that the step alone decides, so a redo permutes them alike."""
+    order = np.random.default_rng(step).permutation(len(rewards))
+    return [rewards[index] for index in order]

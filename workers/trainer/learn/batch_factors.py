@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rlstreams.workers.config.loss import LossSection
@@ -52,7 +54,7 @@ def _placed(part: MicroBatch, values_n: Float32s | None) -> Float32s | None:
 
 def _factors(batch: Batch, looks: Sequence[Look], by: LossSection) -> Float32s:
     factors_N = np.ones(batch.num_loss_tokens, np.float32)
-    behavior_N = _flat(batch, "behavior_logprobs_BT")
+    behavior_N = flat(batch, "behavior_logprobs_BT")
     if by.kind == "m2po":
         start_N = np.concatenate([logprobs_n for logprobs_n, _ in looks])
         factors_N *= second_moment_mask(start_N, behavior_N, by.second_moment_max)
@@ -60,7 +62,7 @@ def _factors(batch: Batch, looks: Sequence[Look], by: LossSection) -> Float32s:
         entropy_N = np.concatenate([entropy_n for _, entropy_n in looks])
         factors_N *= entropy_mask(entropy_N, by.entropy_share)
     if by.weight_normalize:
-        sampled_N = torch.from_numpy(_flat(batch, "proximal_logprobs_BT"))
+        sampled_N = torch.from_numpy(flat(batch, "proximal_logprobs_BT"))
         start_N = np.concatenate([s for s, _ in looks]) if looks else sampled_N.numpy()
         mu_N = torch.from_numpy(behavior_N)
         proximal_N = proximal_of(sampled_N, mu_N, sampled_N, by, start_N=torch.from_numpy(start_N))
@@ -89,8 +91,6 @@ def entropy_mask(entropy_N: Float32s, share: float) -> Bools:
     return kept_N
 
 
-def _flat(batch: Batch, name: str) -> Float32s:
-    found: Float32s = np.concatenate(
-        [getattr(m, name)[m.loss_mask_BT] for m in batch.micro_batches]
-    )
-    return found
+def flat(batch: Batch, name: str) -> npt.NDArray[Any]:
+    """An array of the micro-batches at the loss tokens of the whole batch, [N]."""
+    return np.concatenate([getattr(m, name)[m.loss_mask_BT] for m in batch.micro_batches])

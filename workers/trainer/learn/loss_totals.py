@@ -17,7 +17,7 @@ from rlstreams.workers.model.token_scores import TokenScores
 from rlstreams.workers.trainer.learn.correction import clamped
 from rlstreams.workers.trainer.learn.loss import TokenLosses
 
-MAXIMA = ("ratio_max", "mismatch_max")
+MAXIMA = ("ratio_max",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,6 @@ class LossTotals:
     kl: float = 0.0
     compared: int = 0  # tokens with a reference
     kl_reference: float = 0.0
-    anchored: float = 0.0  # tokens whose proximal policy is the version that sampled them
-    mismatch: float = 0.0
-    mismatch_max: float = 0.0
-    after_pull: float = 0.0  # of these, tokens behind the first version of their sample
-    mismatch_after_pull: float = 0.0
     replayable: int = 0  # (token, layer) rows that a forward whose routes are replayed passes
     replayed: int = 0  # of these, rows that were recorded
     flips: int = 0  # of these, rows that the live router would have chosen otherwise
@@ -49,10 +44,7 @@ class LossTotals:
     def means(self) -> dict[str, float]:
         """The batch's metrics.
 
-        `mismatch_*`: abs(proximal - behavior) where both are the same version, so engines alone
-        differ, of the tokens before the first pull within their sample; behind one,
-        `mismatch_after_pull_mean` also has what old keys and values do. Each is absent if no token
-        has such an anchor. `kl`: KL(behavior || policy) by Schulman's k3, mean of r - 1 - log r
+        `kl`: KL(behavior || policy) by Schulman's k3, mean of r - 1 - log r
         with r = policy / behavior. `ratio_max`: the largest policy / proximal. `ess`: effective
         sample size of the weights w rho that tokens are learnt with, (sum)^2 / (sum of squares),
         as a share of the tokens; 1 where all weigh alike. `rejected_fraction`: tokens of weight 0;
@@ -75,11 +67,6 @@ class LossTotals:
             means["rejected_fraction"] = self.rejected / num
         if self.compared:
             means["kl_reference"] = self.kl_reference / self.compared
-        if self.anchored:
-            means["mismatch_mean"] = self.mismatch / self.anchored
-            means["mismatch_max"] = self.mismatch_max
-        if self.after_pull:
-            means["mismatch_after_pull_mean"] = self.mismatch_after_pull / self.after_pull
         if self.replayable:
             means["routing_recorded"] = self.replayed / self.replayable
         if self.replayed:
@@ -94,29 +81,12 @@ class LossSums:
         self._counts: Counter[str] = Counter()  # known on the host
         self._found: list[tuple[tuple[str, ...], Tensor]] = []
 
-    def add(
-        self,
-        losses: TokenLosses,
-        scores: TokenScores,
-        proximal_N: Tensor,
-        behavior_N: Tensor,
-        is_true_anchor_N: Tensor,
-        is_after_pull_N: Tensor | None = None,
-    ) -> None:
-        """Count one micro-batch's tokens in; sums are taken in float64.
-
-        Args:
-            is_after_pull_N: bool, of tokens sampled under a later version than their sample began
-                with; None: no token.
-        """
+    def add(self, losses: TokenLosses, scores: TokenScores, behavior_N: Tensor) -> None:
+        """Count one micro-batch's tokens in; sums are taken in float64."""
         if not len(losses.losses_N):
             return
         drift_N = clamped(scores.logprobs_N.detach() - behavior_N)
-        distance_N = (proximal_N - behavior_N).abs()
         applied_N = losses.weights_N.double() * losses.ratios_N.double()
-        later_N = torch.zeros_like(is_true_anchor_N) if is_after_pull_N is None else is_after_pull_N
-        first_N, later_N = is_true_anchor_N & ~later_N, is_true_anchor_N & later_N
-        mismatch_N = torch.where(first_N, distance_N, 0.0)
         self._counts["tokens"] += len(losses.losses_N)
         self._sum(
             loss=losses.losses_N,
@@ -126,13 +96,9 @@ class LossSums:
             kl=torch.expm1(drift_N) - drift_N,
             applied=applied_N,
             applied_squares=applied_N.square(),
-            anchored=first_N,
-            mismatch=mismatch_N,
-            after_pull=later_N,
-            mismatch_after_pull=torch.where(later_N, distance_N, 0.0),
             rejected=losses.weights_N == 0,
         )
-        maxima = torch.stack([losses.ratios_N.max(), mismatch_N.max()]).double()
+        maxima = losses.ratios_N.max().double()[None]
         self._found.append((MAXIMA, maxima.detach()))
 
     def add_share(self, share: Tensor) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,8 @@ from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import causal_mask
 from rlstreams.workers.model.one_order import backward
-from rlstreams.workers.model.routing import Routes, RoutingReplay
-from rlstreams.workers.model.token_scores import MakeMask, TokenScorer, TokenScores
+from rlstreams.workers.model.routing import Routes
+from rlstreams.workers.model.token_scores import MakeMask, Score, TokenScorer, TokenScores
 from rlstreams.workers.trainer.learn.adam import Adam, lr_at
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_factors
 from rlstreams.workers.trainer.learn.kl import kl_terms, with_entropy, with_kl
@@ -34,26 +34,10 @@ from rlstreams.workers.trainer.learn.loss import policy_losses, proximal_of, red
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, added
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
+from rlstreams.workers.trainer.learn.rollout_figures import rollout_figures
 from rlstreams.workers.trainer.learn.trainable import VALUE, AllWeights, Trainable
 
 T = TypeVar("T")
-
-
-class Score(Protocol):
-    """A `TokenScorer`, or what stands for one."""
-
-    routing: RoutingReplay
-
-    def __call__(
-        self,
-        ids_BT: Tensor,
-        real_BT: Tensor | None,
-        chosen: Tensor,
-        temperature_N: Tensor,
-        documents: Documents | None = None,
-        /,
-    ) -> TokenScores:
-        """See `TokenScorer`."""
 
 
 class NumericsError(Exception):
@@ -118,6 +102,7 @@ class Learner:
         """
         started_s = time.monotonic()
         batch = self._prepared(batch)
+        looked_s = time.monotonic() - started_s
         updates, before = batch.updates, None
         if len(updates) > 1:  # a later one may fail
             before = _on_host(self.weights()), _on_host(self.optimizer_tensors())
@@ -139,17 +124,22 @@ class Learner:
             optimizer_s += time.monotonic() - updating_s
         self.step_number += 1
         totals = found[0] if len(found) == 1 else added(found)
-        metrics = totals.means() | {
-            "grad_norm": sum(norms) / len(norms),
-            "lr": lr,
-            "num_loss_tokens": float(batch.num_loss_tokens),
-            "tokens_real": float(sum(int(m.real_BT.sum()) for m in batch.micro_batches)),
-            "tokens_computed": float(sum(m.num_computed_tokens for m in batch.micro_batches)),
-        }
+        metrics = (
+            totals.means()
+            | rollout_figures(batch)
+            | {
+                "grad_norm": sum(norms) / len(norms),
+                "lr": lr,
+                "num_loss_tokens": float(batch.num_loss_tokens),
+                "tokens_real": float(sum(int(m.real_BT.sum()) for m in batch.micro_batches)),
+                "tokens_computed": float(sum(m.num_computed_tokens for m in batch.micro_batches)),
+            }
+        )
         if len(norms) > 1:
             metrics |= {"updates": float(len(norms)), "grad_norm_max": max(norms)}
         seconds = {
-            "forward_backward_s": time.monotonic() - started_s - optimizer_s,
+            "scoring_s": looked_s,
+            "forward_backward_s": time.monotonic() - started_s - looked_s - optimizer_s,
             "optimizer_s": optimizer_s,
         }
         loss = self._loss_of(totals, len(norms))
@@ -273,7 +263,6 @@ class Learner:
         advantages_N = self._tensor(micro_batch.advantages_B[rows_N])
         of = partial(self._of_loss, micro_batch)
         sampled_N, behavior_N = of("proximal_logprobs_BT"), of("behavior_logprobs_BT")
-        is_true_anchor_N, is_after_pull_N = of("is_true_anchor_BT"), of("is_after_pull_BT")
         scores = self._score(micro_batch)
         policy_N, counts_R = scores.logprobs_N, micro_batch.loss_tokens_by_row
         proximal_N = proximal_of(
@@ -305,7 +294,7 @@ class Learner:
         )
         backward(share)
         sums.add_share(share)
-        sums.add(losses, scores, sampled_N, behavior_N, is_true_anchor_N, is_after_pull_N)
+        sums.add(losses, scores, behavior_N)
 
     def _of_loss(self, micro_batch: MicroBatch, name: str) -> Any:  # noqa: ANN401
         """An array at the loss tokens, row by row; None of an optional one that is not there."""

@@ -36,6 +36,7 @@ class MicroBatch:
     behavior_logprobs_BT: Float32s  # nats
     proximal_logprobs_BT: Float32s  # nats
     is_true_anchor_BT: Bools  # proximal was scored under the version that sampled the token
+    is_scored_BT: Bools  # proximal was scored at all: it is not behavior's stand-in
     is_after_pull_BT: Bools  # sampled under another version than the sample's first token
     temperature_BT: Float32s
     advantages_B: Float32s
@@ -247,6 +248,7 @@ def _micro_batch(
         behavior_logprobs_BT=np.zeros(shape, np.float32),
         proximal_logprobs_BT=np.zeros(shape, np.float32),
         is_true_anchor_BT=np.zeros(shape, np.bool_),
+        is_scored_BT=np.zeros(shape, np.bool_),
         is_after_pull_BT=np.zeros(shape, np.bool_),
         temperature_BT=np.ones(shape, np.float32),
         advantages_B=np.asarray(advantages_B, np.float32),
@@ -307,6 +309,7 @@ def _fill_row(
         batch.ages_BT[here] = policy_version - segment.policy_version
         batch.reference_logprobs_BT[here] = np.nan if reference is None else reference.numpy()
         batch.is_true_anchor_BT[here] = scores[index].anchor == "sampled"
+        batch.is_scored_BT[here] = scores[index].anchor != "behavior"
         batch.is_after_pull_BT[here] = segment.policy_version != first
         batch.temperature_BT[here] = segment.temperature
 

@@ -52,6 +52,7 @@ def empty() -> MicroBatch:
         behavior_logprobs_BT=zeros_BT,
         proximal_logprobs_BT=zeros_BT,
         is_true_anchor_BT=mask_BT,
+        is_scored_BT=mask_BT,
         is_after_pull_BT=np.zeros((1, 2), np.bool_),
         temperature_BT=np.ones((1, 2), np.float32),
         advantages_B=np.zeros(1, np.float32),

@@ -1,4 +1,5 @@
-"""A follower: one rank of the trainer that is not rank 0. It touches no log and decides nothing.
+"""A follower: a rank, of the trainer or a scorer, that is not rank 0. It touches no log and decides
+nothing.
 
     python -m rlstreams.workers.trainer.parallel.follower FD
 
@@ -31,6 +32,7 @@ from rlstreams.workers.trainer.parallel.link import (
 
 if TYPE_CHECKING:
     from rlstreams.workers.trainer.parallel.rank_learner import RankLearner, RankSpec
+    from rlstreams.workers.trainer.parallel.rank_scorer import RankScorer, ScorerSpec
 
 ALIVE_EVERY_S = 1.0
 SEND_LIMIT_S = 60.0
@@ -43,7 +45,9 @@ class Follower:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._rank: Any = None  # a `RankLearner`: torch is imported once this process is heard
+        self._rank: Any = (
+            None  # a `RankLearner` or `RankScorer`: torch is imported once this process is heard
+        )
 
     def run(self) -> None:
         """Until the trainer is gone."""
@@ -96,8 +100,12 @@ def _free() -> None:
     group.hang_up()
 
 
-def _begin(spec: RankSpec, file: Path) -> RankLearner:
+def _begin(spec: RankSpec | ScorerSpec, file: Path) -> RankLearner | RankScorer:
     """This process as a rank."""
+    from rlstreams.workers.trainer.parallel.rank_scorer import ScorerSpec
+
+    if isinstance(spec, ScorerSpec):
+        return spec.begin(file)
     from rlstreams.workers.model.model import configure_torch
     from rlstreams.workers.trainer.parallel.rank_learner import RankLearner
 

@@ -15,7 +15,12 @@ from typing import Any
 
 ALIVE = "alive"  # what a follower sends between its answers
 BEGIN, FREE = "begin", "free"  # commands beside the methods of `RankLearner`
-PASSES = ("local_gradient", "local_look")  # in which the ranks wait for each other
+PASSES = (
+    "local_gradient",
+    "local_look",
+    "local_scores",
+    "take",
+)  # in which the ranks wait for each other
 Command = tuple[str, tuple[Any, ...]]  # method, arguments
 
 

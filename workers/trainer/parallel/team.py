@@ -22,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
@@ -45,15 +46,18 @@ def team_of(gpus: Sequence[str], *, host: str = LOOPBACK) -> Team | None:
     return Team(gpus, host=host) if gpus else None
 
 
-class FollowerError(Exception):
-    """A rank is gone, silent or failed; names it. The trainer ends, and another start may help."""
+class FollowerError(RankLostError):
+    """Of a team: one of its followers, or what all do together."""
 
 
 class _Follower:
     """One process."""
 
-    def __init__(self, rank: int, gpu: str, program: str, changed: threading.Event) -> None:
+    def __init__(
+        self, rank: int, gpu: str, program: str, changed: threading.Event, owner: str
+    ) -> None:
         self.rank = rank
+        self._owner = owner
         self.silent_s = 0.0
         self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.is_gone = False
@@ -74,7 +78,7 @@ class _Follower:
     @property
     def name(self) -> str:
         """For people."""
-        return f"rank {self.rank} of the trainer (process {self.process.pid})"
+        return f"rank {self.rank} of the {self._owner} (process {self.process.pid})"
 
     def _read(self) -> None:
         while (received := self.link.receive()) is not None:
@@ -116,6 +120,7 @@ class Team:
         program: str = PROGRAM,
         silent_s: float = SILENT_S,
         together_s: float = TOGETHER_S,
+        owner: str = "trainer",
     ) -> None:
         """Start them. Call it in the main thread: the system ends them with the thread that
         started them.
@@ -123,8 +128,10 @@ class Team:
         Args:
             gpus: by follower, the GPU that it may see; "" for none in particular.
             host: address of the interface over which NCCL's ranks find each other.
+            owner: whose ranks they are, for errors.
         """
         self.host = host
+        self._owner = owner
         self._silent_s = silent_s
         self._together_s = together_s
         self._folder = tempfile.TemporaryDirectory(prefix="rlstreams-ranks-")  # this user's alone
@@ -133,7 +140,7 @@ class Team:
         self._own = ThreadPoolExecutor(1, "rank-0")
         self._is_closed = False
         self._followers = [
-            _Follower(rank, gpu, program, self._changed) for rank, gpu in enumerate(gpus, 1)
+            _Follower(rank, gpu, program, self._changed, owner) for rank, gpu in enumerate(gpus, 1)
         ]
         self._watcher = threading.Thread(target=self._tick, name="ranks", daemon=True)
         self._watcher.start()
@@ -242,10 +249,8 @@ class Team:
             if time.monotonic() > until_s:
                 late = [f.name for f in self._followers if f.rank not in answers]
                 self.close()
-                raise FollowerError(
-                    f"{', '.join(late) or 'rank 0 of the trainer'} {undone} within {limit_s:g} s; "
-                    "all ranks end"
-                )
+                who = ", ".join(late) or f"rank 0 of the {self._owner}"
+                raise FollowerError(f"{who} {undone} within {limit_s:g} s; all ranks end")
 
     @staticmethod
     def _out_of_memory(
@@ -270,7 +275,7 @@ class Team:
             if answer.kind == NoOrderError.__name__:
                 return NoOrderError(told)
             if answer.kind:
-                return FollowerError(f"rank {rank} of the trainer failed: {told}")
+                return FollowerError(f"rank {rank} of the {self._owner} failed: {told}")
         return own
 
     def _free(self, future: Future[Any], answers: dict[int, Answer]) -> None:

@@ -7,7 +7,7 @@ samples, masks and cut come from: the planner, or the ledger.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from rlstreams.workers.model.routing_check import check_replay
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
-from rlstreams.workers.trainer.learn.advantage import advantages_by, shaped_rewards
+from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted, shaped_rewards
 from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, num_tokens, pack
@@ -52,6 +52,8 @@ from rlstreams.workers.weights.layout import weight_hash
 
 if TYPE_CHECKING:
     from rlstreams.workers.trainer.parallel.team import Team
+
+Compare = Callable[[Sequence[ScoredTrajectory]], Sequence[ScoredTrajectory]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +90,14 @@ class Training:
         device: str = CPU,
         dtype: str = FLOAT32,
         team: Team | None = None,
+        compare: Compare | None = None,
     ) -> None:
         """
         Args:
             device: `cpu`, or `cuda` after `claim_device`.
             dtype: `model.dtype`.
             team: the other ranks; None: there are none.
+            compare: adds log-probs of the reference to a batch; None: its records have them.
 
         Raises:
             ConfigError: a model that cannot be trained so. Whatever is raised, the team is closed.
@@ -110,7 +114,7 @@ class Training:
             )
             config = read_config(folder)
             self.vocab_size, self.max_tokens = vocab_size_of(config), token_limit(config)
-            self._section = section
+            self._section, self._compare = section, compare
             model = load_model(folder, dtype)
             mask = check_scoring(model, self.vocab_size)
             self.routers = check_replay(model, self.vocab_size) if section.routing_replay else None
@@ -132,10 +136,8 @@ class Training:
     @property
     def slower(self) -> dict[str, str]:
         """What a GPU does the slower way, and why; nothing is missing where it computes."""
-        if self.numerics.device == CPU:
-            return {}
         reasons = {"rows_padded": self.learner.why_padded, "layers_not_compiled": self.why_eager}
-        return {what: why for what, why in reasons.items() if why}
+        return {w: why for w, why in reasons.items() if why and self.numerics.device != CPU}
 
     def check(self) -> None:
         """
@@ -177,10 +179,8 @@ class Training:
         """
         reach(CrashPoint.FORWARD_BEFORE)
         started_s = time.monotonic()
-        samples = [payload.scored for payload in payloads]
-        if self._section.loss.kl_coef:
-            for sample in samples:
-                check_reference(sample)
+        samples = self._samples(payloads)
+        compared_s = time.monotonic() - started_s
         for sample in samples:
             check_routing(sample, is_replayed=self._section.routing_replay)
         advantages = self._advantages(samples)
@@ -189,6 +189,7 @@ class Training:
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
         ended_s = time.monotonic()
         figures = result.seconds | {"hash_s": ended_s - hashing_s, "train_s": ended_s - started_s}
+        figures["scoring_s"] += compared_s
         pass_s = figures["train_s"] / batch.epochs
         figures |= self._cost.figures(samples, batch.num_loss_tokens, pass_s)
         reach(CrashPoint.FORWARD_AFTER)
@@ -216,10 +217,19 @@ class Training:
         except SampleTooLargeError as err:
             return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.told),)
         except NumericsError as err:
-            samples = [payload.scored for payload in payloads]
+            samples = self._samples(payloads)
             untrainable = self._untrainable(samples, masked, policy_version)
             blame(err, samples, untrainable, self.learner.weights())
             return untrainable
+
+    def _samples(self, payloads: Sequence[Payload]) -> Sequence[ScoredTrajectory]:
+        """The batch, with log-probs of the reference where the loss asks for them."""
+        samples: Sequence[ScoredTrajectory] = [payload.scored for payload in payloads]
+        if self._section.loss.kl_coef:
+            samples = samples if self._compare is None else self._compare(samples)
+            for sample in samples:
+                check_reference(sample)
+        return samples
 
     def _untrainable(
         self,
@@ -388,9 +398,3 @@ def blame(
             f"{error}; so does every group of the batch by itself: the weights are at fault, not "
             "a sample"
         ) from error
-
-
-def permuted(rewards: Sequence[float], step: int) -> list[float]:
-    """The rewards in an order that the step alone decides, so a redo permutes them alike."""
-    order = np.random.default_rng(step).permutation(len(rewards))
-    return [rewards[index] for index in order]
