@@ -28,8 +28,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
-import torch._dynamo.config
-import torch._inductor.config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.utils.data import DataLoader, Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerFast
@@ -161,14 +159,17 @@ class Training:
         if self._has_kernel:
             use_documents(self.model)
         if is_compiled:
-            torch._dynamo.config.recompile_limit = 64
-            torch._inductor.config.deterministic = True
+            from torch._dynamo import config as dynamo
+            from torch._inductor import config as inductor
+
+            dynamo.recompile_limit = 64
+            inductor.deterministic = True
             self._loss = torch.compile(answer_loss, dynamic=False)
             for layer in self.model.model.layers:
                 layer.forward = torch.compile(layer.forward, dynamic=False, fullgraph=True)
 
-    def step(self, row: tuple[torch.Tensor, ...], lr: float) -> torch.Tensor:
-        """One update; the mean loss of the solutions' tokens, nats."""
+    def loss(self, row: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Mean over the solutions' tokens, nats."""
         ids_1T, weights_T, positions_1T, starts, extent = row
         documents = Documents(positions_1T, starts, extent).to(self._device)
         inputs = documents.inputs()
@@ -178,7 +179,11 @@ class Training:
         weights_T = weights_T.to(self._device, non_blocking=True)
         hidden_1TD = self.model.model(input_ids=ids_1T, use_cache=False, **inputs).last_hidden_state
         targets_T = ids_1T[0].roll(-1)
-        loss = self._loss(hidden_1TD[0], self.model.lm_head.weight, targets_T, weights_T)
+        return self._loss(hidden_1TD[0], self.model.lm_head.weight, targets_T, weights_T)
+
+    def step(self, row: tuple[torch.Tensor, ...], lr: float) -> torch.Tensor:
+        """One update; the loss before it."""
+        loss = self.loss(row)
         one_order.backward(loss)
         for param, master in zip(self._params, self.masters, strict=True):
             master.grad = param.grad.float()
