@@ -107,7 +107,7 @@ def figures(config: RunConfig) -> dict[str, Any]:
                 continue
             of = names[record.event.group_id]
             version = rewards.setdefault(found[0], collections.defaultdict(list))
-            for name in (f"level {of['level']}", f"{of['task']} {of['level']}", "all"):
+            for name in (f"all {of['level']}", f"{of['task']} {of['level']}", "all"):
                 version[name].append(record.event.reward)
     told = told_by_the_log(config)
     keys = ("steps", "reward", "train_s", "states_s", "mismatch_mean", "audit_ok", "tokens_per_s")
@@ -152,12 +152,11 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, "-m", "infra.examples.reasoner.evaluate", "--model", str(model)]
         command += ["--levels", "3,4,5", "--rows", "10", "--samples", "1", "--out", str(out)]
         subprocess.run([*command, "--max-new-tokens", str(args.tokens)], check=True)
-        told = json.loads(out.read_text(encoding="utf-8"))
-        named = told["tasks"] | {f"level {n}": cell for n, cell in told["levels"].items()}
-        accuracy = {name: [cell["pass@1"][0], cell["problems"]] for name, cell in named.items()}
-        levels = [(cell["pass@1"][0], cell["problems"]) for cell in told["levels"].values()]
+        told = json.loads(out.read_text(encoding="utf-8"))["accuracy"]
+        accuracy = {name: [cell["pass@1"][0], cell["problems"]] for name, cell in told.items()}
+        levels = [own for name, own in accuracy.items() if name.startswith("all ")]
         number = sum(problems for _, problems in levels)
-        accuracy["all"] = [round(sum(a * n for a, n in levels) / number, 4), number]
+        accuracy["all"] = [round(sum(mean * n for mean, n in levels) / number, 4), number]
         curve.append({"step": step, "gpu_s": clock[step], "accuracy": accuracy})
     return found | {"curve": curve, "gpu_s": clock[-1:]}
 
@@ -191,9 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for point in found["curve"]:
         accuracy = {name: mean for name, (mean, _) in point["accuracy"].items()}
-        levels = {name: mean for name, mean in accuracy.items() if name.startswith("level")}
-        whole = accuracy["all"]
-        sys.stdout.write(f"{point['step']:5} {point['gpu_s']:8.1f} GPU-s  {whole:.3f}  {levels}\n")
+        told = {name: mean for name, mean in accuracy.items() if name.startswith("all")}
+        sys.stdout.write(f"step {point['step']:4} {point['gpu_s']:8.1f} GPU-s  {told}\n")
     return int(not found["curve"])
 
 
