@@ -88,7 +88,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         self.ends_s: list[float] = []
         self._folder, self._keep_every, self._kept_s = folder, keep_every, 0.0
 
-    def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
+    def on_step_end(self, *_: Any, model: Any, processing_class: Any, **__: Any) -> None:
         """Note, show, keep."""
         now_s = time.time()
         self.ends_s.append(now_s - self._kept_s)
@@ -98,6 +98,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         if self._keep_every and number % self._keep_every == 0:
             state = {name: t.detach().bfloat16() for name, t in model.state_dict().items()}
             model.save_pretrained(self._folder / f"kept-{number}", state_dict=state)
+            processing_class.save_pretrained(self._folder / f"kept-{number}")
             self._kept_s += time.time() - now_s
 
 

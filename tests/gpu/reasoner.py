@@ -19,7 +19,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from rlstreams import open_run
 from rlstreams.schemas.events import EVALUATE, Prompt, Trajectory
 from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.workers.config.load import load
-from rlstreams.workers.config.run import RunConfig
 from tests.gpu.end_to_end import GROUP, trl
 from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 
@@ -73,55 +72,50 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
         f"trainer.groups_per_step={args.samples // GROUP}",
         f"trainer.optimizer.lr={args.lr}",
         f"rollout.max_new_tokens={args.tokens}",
+        *([f"broker.jars_dir={args.jars}"] if args.jars else []),
+        *(word.removeprefix("--") for word in args.overrides),
     ]
-    words += [f"broker.jars_dir={args.jars}"] if args.jars else []
-    words += [word.removeprefix("--") for word in args.overrides]
     config = load([EXAMPLE], words)
     run = Path(config.folder)
-    is_continued = bool(args.log) and unpacked(args.log, run)
-    resume = ["resume"] if is_continued else []
+    resume = ["resume"] if args.log and unpacked(args.log, run) else []
     status = run_it([EXAMPLE], [*words, *resume], run, args.limit_s)
     sys.stdout.write((run / "up.log").read_text(encoding="utf-8", errors="replace")[-3000:])
+    if status not in (0, 124):
+        sys.stdout.write(tails(run) + "\n")
     try:
-        return figures(config) | {"status": status, "is_continued": is_continued}
+        told = told_by_the_log(config)
+        keys = ("steps", "reward", "train_s", "states_s", "mismatch_mean", "audit_ok")
+        return {"status": status, "curve": curve_of(run)} | {key: told[key] for key in keys}
     finally:
-        if status not in (0, 124):
-            sys.stdout.write(tails(run) + "\n")
         if args.log:
             packed(run, args.log)
 
 
-def figures(config: RunConfig) -> dict[str, Any]:
-    """Curves, and what `whole_run` reads of a log."""
+def curve_of(run: Path) -> list[dict[str, Any]]:
+    """Accuracy at each evaluation: mean and number, `walk 3` and `all 3` by level, `all`."""
     rewards: dict[int, dict[str, list[float]]] = {}
-    with open_run(config.folder) as log:
-        names = {
+    with open_run(run) as log:
+        rows = {
             record.event.group_id: json.loads(record.event.metadata)
             for record in log.read(Prompt)
             if record.event.purpose == EVALUATE
         }
         clock = gpu_seconds([(s.epoch, s.finished_at_ms / 1000) for s in log.steps()])
         for record in log.read(Trajectory):
-            found = evaluation_id(record.event.group_id)
-            if found is None or record.event.group_id not in names:
-                continue
-            of = names[record.event.group_id]
-            version = rewards.setdefault(found[0], collections.defaultdict(list))
-            for name in (f"all {of['level']}", f"{of['task']} {of['level']}", "all"):
-                version[name].append(record.event.reward)
-    told = told_by_the_log(config)
-    keys = ("steps", "reward", "train_s", "states_s", "mismatch_mean", "audit_ok", "tokens_per_s")
-    curve = [
-        {"step": version, "gpu_s": clock[version], "accuracy": means(values)}
-        for version, values in sorted(rewards.items())
+            row, found = rows.get(record.event.group_id), evaluation_id(record.event.group_id)
+            if row and found:
+                version = rewards.setdefault(found[0], collections.defaultdict(list))
+                for name in (f"{row['task']} {row['level']}", f"all {row['level']}", "all"):
+                    version[name].append(record.event.reward)
+    return [
+        {
+            "step": version,
+            "gpu_s": clock[version],
+            "accuracy": {k: [round(sum(v) / len(v), 4), len(v)] for k, v in sorted(of.items())},
+        }
+        for version, of in sorted(rewards.items())
         if version < len(clock)
     ]
-    return {"curve": curve, "gpu_s": clock[-1:]} | {key: told[key] for key in keys}
-
-
-def means(values: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Mean and number, by name."""
-    return {name: [round(sum(v) / len(v), 4), len(v)] for name, v in sorted(values.items())}
 
 
 def gpu_seconds(ends: Sequence[tuple[int, float]]) -> list[float]:
@@ -139,26 +133,22 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
     found = trl(args, args.base, more)
     clock = gpu_seconds([(0, end_s) for end_s in found["ends_s"]])
     curve = []
-    for step in range(0, len(found["ends_s"]) + 1, args.every):
+    for step in range(0, len(clock), args.every):
         model = args.base / (f"kept-{step}" if step else "model")
-        if not (model / "config.json").exists():
-            continue
-        if step:
-            for file in (args.base / "model").glob("*token*"):
-                (model / file.name).write_bytes(file.read_bytes())
-            template = "chat_template.jinja"
-            (model / template).write_bytes((args.base / "model" / template).read_bytes())
         out = args.base / f"accuracy-{step}.json"
         command = [sys.executable, "-m", "infra.examples.reasoner.evaluate", "--model", str(model)]
         command += ["--levels", "3,4,5", "--rows", "10", "--samples", "1", "--out", str(out)]
-        subprocess.run([*command, "--max-new-tokens", str(args.tokens)], check=True)
+        out.unlink(missing_ok=True)
+        subprocess.run([*command, "--max-new-tokens", str(args.tokens)], check=False)
+        if not out.exists():
+            continue  # the limit fell into the keeping of this model
         told = json.loads(out.read_text(encoding="utf-8"))["accuracy"]
         accuracy = {name: [cell["pass@1"][0], cell["problems"]] for name, cell in told.items()}
         levels = [own for name, own in accuracy.items() if name.startswith("all ")]
-        number = sum(problems for _, problems in levels)
-        accuracy["all"] = [round(sum(mean * n for mean, n in levels) / number, 4), number]
+        means, numbers = zip(*levels, strict=True)  # as many problems of each level
+        accuracy["all"] = [round(sum(means) / len(means), 4), sum(numbers)]
         curve.append({"step": step, "gpu_s": clock[step], "accuracy": accuracy})
-    return found | {"curve": curve, "gpu_s": clock[-1:]}
+    return found | {"curve": curve}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
