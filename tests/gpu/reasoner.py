@@ -1,12 +1,12 @@
 """The reasoner's run on two GPUs, or TRL's on the same model and rows: accuracy over GPU-seconds.
 
-    python -m tests.gpu.reasoner --limit-s 400 --out ours.json --log runs/reasoner-log
+    python -m tests.gpu.reasoner --limit-s 400 --out ours.json --log reasoner.tar.gz
     python -m tests.gpu.reasoner --peer trl --limit-s 300 --out trl.json
     python -m tests.gpu.reasoner --out permuted.json -- --run.id=permuted --trainer.control=permuted
 
 Model and rows are those that infra/examples/reasoner/README.md makes. `--log` keeps the run's log
-in parts of 15 MB; a folder that holds such parts is continued: without a checkpoint the trainer
-does the steps of the log again, from the same base model. A second counts twice, for it has two
+in a file; one that is there is continued: without a checkpoint the trainer does the steps of the
+log again, from the same base model. A second counts twice, for it has two
 GPUs; the clock starts at the end of the first step and stands still between two trainers. Held-out
 rows are the same; TRL's kept models answer them after its run, which its clock does not count.
 """
@@ -16,9 +16,9 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import shlex
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -33,31 +33,17 @@ from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "infra" / "examples" / "reasoner" / "run.toml"
 GPUS = 2
-PARTS = "part."  # of a log
-PACK_S = 120.0
-
-
-def unpacked(log: Path, run: Path) -> bool:
-    """Put a kept log where the run was; whether there was one."""
-    parts = sorted(log.glob(f"{PARTS}*"))
-    if not parts or run.exists():
-        return run.exists()
-    run.parent.mkdir(parents=True, exist_ok=True)
-    joined = shlex.join(["cat", *map(str, parts)])
-    unpack = shlex.join(["tar", "-xzSC", str(run.parent)])
-    subprocess.run(f"{joined} | {unpack}", shell=True, check=True, timeout=PACK_S)
-    return True
+LEFT_OUT = ("checkpoints", "weights", "up.log")
 
 
 def packed(run: Path, log: Path) -> None:
-    """Keep a run's log, without what can be computed from it."""
-    log.mkdir(parents=True, exist_ok=True)
-    for part in log.glob(f"{PARTS}*"):
-        part.unlink()
-    left_out = ["--exclude=checkpoints", "--exclude=weights"]
-    pack = shlex.join(["tar", "-czSC", str(run.parent), *left_out, run.name])
-    split = shlex.join(["split", "-b", "15000000", "-d", "-", str(log / PARTS)])
-    subprocess.run(f"{pack} | {split}", shell=True, check=True, timeout=PACK_S)
+    """Keep a run's folder, without what can be computed from its log."""
+
+    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if Path(member.name).name in LEFT_OUT else member
+
+    with tarfile.open(log, "w:gz", compresslevel=1) as archive:
+        archive.add(run, run.name, filter=kept)
 
 
 def ours(args: argparse.Namespace) -> dict[str, Any]:
@@ -77,7 +63,10 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
     ]
     config = load([EXAMPLE], words)
     run = Path(config.folder)
-    resume = ["resume"] if args.log and unpacked(args.log, run) else []
+    if args.log and args.log.exists() and not run.exists():
+        with tarfile.open(args.log) as archive:
+            archive.extractall(run.parent, filter="data")
+    resume = ["resume"] if (run / "broker").exists() else []
     status = run_it([EXAMPLE], [*words, *resume], run, args.limit_s)
     sys.stdout.write((run / "up.log").read_text(encoding="utf-8", errors="replace")[-3000:])
     if status not in (0, 124):
@@ -163,7 +152,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=20, help="steps between points of the curve")
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--limit-s", type=float, default=420.0)
-    parser.add_argument("--log", type=Path, help="folder of the log's parts")
+    parser.add_argument("--log", type=Path, help="file of the run's log: continued, kept")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("overrides", nargs="*", help="behind --: fields of our configuration")

@@ -9,12 +9,12 @@ A problem is drawn from a seed. Its solution has a line for each stage of the wo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,10 +155,8 @@ def walk(rng: random.Random, level: int) -> Problem:
         x, y = to if is_free else (x, y)
         lines.append(f"{move} {to[0]},{to[1]} {'free' if is_free else 'blocked'}: {x},{y}")
     shown = " ".join(f"{a},{b}" for a, b in sorted(closed))
-    prompt = (
-        f"Grid {size} by {size}, walls {shown}. From {start[0]},{start[1]} go {' '.join(taken)}."
-    )
-    return Problem(prompt, lines, f"{x},{y}")
+    prompt = f"Grid {size} by {size}, walls {shown}. From {start[0]},{start[1]} go"
+    return Problem(f"{prompt} {' '.join(taken)}.", lines, f"{x},{y}")
 
 
 def route(rng: random.Random, level: int) -> Problem:
@@ -232,7 +230,7 @@ def reward(prompt: str, completion: str, answer: str, metadata: dict[str, object
         return float(bool(mark) and found == answer)
     edges = {frozenset(pair) for pair in re.findall(r"\b([A-Z])-([A-Z])\b", str(prompt))}
     path, given = found.split("-"), answer.split("-")
-    is_path = all(frozenset(pair) in edges for pair in pairwise(path))
+    is_path = all(frozenset(pair) in edges for pair in itertools.pairwise(path))
     return float(is_path and (len(path), path[0], path[-1]) == (len(given), given[0], given[-1]))
 
 
@@ -244,13 +242,9 @@ def problems(
     Raises:
         ValueError: a task has too few problems of a level.
     """
-    rng, seen, order = (
-        random.Random(f"rows {seed} {held_out}"),
-        set[str](),
-        len(TASKS) * len(levels),
-    )
-    for at in range(number):
-        task, level = list(TASKS)[at % len(TASKS)], levels[at % order // len(TASKS)]
+    rng, seen = random.Random(f"rows {seed} {held_out}"), set[str]()
+    cells = [(task, level) for level in levels for task in TASKS]
+    for task, level in itertools.islice(itertools.cycle(cells), number):
         for _ in range(10_000):
             problem = TASKS[task](rng, level)
             if problem.is_held_out == held_out and problem.prompt not in seen:
@@ -267,9 +261,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/reasoner-base"))
     parser.add_argument("--levels", default="3,4,5", help="that reinforcement learning trains on")
     parser.add_argument("--rows", type=int, default=40_000)
-    parser.add_argument(
-        "--held-out-rows", type=int, default=540, help="a multiple of tasks x levels"
-    )
+    parser.add_argument("--held-out-rows", type=int, default=540)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     levels = [int(level) for level in args.levels.split(",")]
