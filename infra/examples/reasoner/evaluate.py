@@ -2,11 +2,12 @@
 
     python -m infra.examples.reasoner.evaluate --model runs/reasoner-base/model --out base.json
 
-Answers are sampled by the library's own `generate`, a level after another, and may be twice as long
-as the level's longest solution; without its end an answer earns nothing. Rows are the same for
-every model. pass@1 is the mean over `--samples` answers a problem, pass@k the share of problems
-with a right one among them, each with its 95 % interval (bootstrap over problems). `mixed`: share
-of problems with right and wrong answers; `worked`: of answers with working; `cut`: without end.
+Answers are sampled at temperature 1 by the library's `generate`, a level after another, and may be
+twice as long as the level's longest solution; without its end an answer earns nothing. Rows are
+the same for every model. pass@1 is the mean over `--samples` answers a problem, pass@k the share
+of problems with a right one among them, each with its 95 % interval (bootstrap over problems).
+`mixed`: share of problems with right and wrong answers; `worked`: of answers with working; `cut`:
+of answers without end.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.examples.reasoner.tasks import LEVELS, MARK, TASKS, Problem, problems, reward
 
-SEED = 0  # of the rows: with levels 3,4,5 and --rows 20 those of `held_out.jsonl`
+SEED = 0  # of sampling and of the rows: with levels 3,4,5 and --rows 20 those of `held_out.jsonl`
 RESAMPLED = 1000
+AT_ONCE = 1536  # answers
 
 
 class Sampler:
@@ -41,7 +43,7 @@ class Sampler:
         dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
         self._model, self._args = model.to(args.device).eval(), args
-        torch.manual_seed(args.seed)
+        torch.manual_seed(SEED)
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each."""
@@ -57,13 +59,9 @@ class Sampler:
             return_tensors="pt",
             return_dict=True,
         ).to(self._model.device)
+        number = self._args.samples
         ids_BT = self._model.generate(
-            **given,
-            do_sample=True,
-            temperature=self._args.temperature,
-            top_k=0,
-            max_new_tokens=most,
-            num_return_sequences=self._args.samples,
+            **given, do_sample=True, top_k=0, max_new_tokens=most, num_return_sequences=number
         )
         texts = self.tokenizer.batch_decode(ids_BT[:, given["input_ids"].shape[1] :])
         return np.reshape(np.array(texts, dtype=object), (len(prompts), -1)).tolist()
@@ -72,7 +70,7 @@ class Sampler:
         """What the answers to each row earned, and how they look."""
         longest = max(self.lengths([problem.solution() for *_, problem in rows]))
         most, end = min(self._args.max_new_tokens, 2 * longest), self.tokenizer.eos_token
-        at_once, found = max(1, self._args.at_once // self._args.samples), []
+        at_once, found = max(1, AT_ONCE // self._args.samples), []
         for start in range(0, len(rows), at_once):
             some = rows[start : start + at_once]
             answers = self.answers([problem.prompt for *_, problem in some], most)
@@ -80,16 +78,13 @@ class Sampler:
                 cut = [end not in text for text in whole]
                 texts, of = [text.split(end)[0] for text in whole], {"task": task}
                 earned = [reward(problem.prompt, text, problem.answer, of) for text in texts]
-                found.append(
-                    {
-                        "task": task,
-                        "level": level,
-                        "rewards": [r * (not c) for r, c in zip(earned, cut, strict=True)],
-                        "worked": np.mean([not text.startswith(MARK) for text in texts]),
-                        "cut": np.mean(cut),
-                        "tokens": np.mean(self.lengths(texts)),
-                    }
-                )
+                told = {
+                    "rewards": np.where(cut, 0.0, earned),
+                    "worked": np.mean([not text.startswith(MARK) for text in texts]),
+                    "cut": np.mean(cut),
+                    "tokens": np.mean(self.lengths(texts)),
+                }
+                found.append({"task": task, "level": level} | told)
         return found
 
 
@@ -141,9 +136,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=20, help="of each task and level")
     parser.add_argument("--samples", type=int, default=8, help="answers a problem")
     parser.add_argument("--max-new-tokens", type=int, default=768)
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--at-once", type=int, default=1536, help="answers sampled together")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(argv)

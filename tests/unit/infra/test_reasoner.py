@@ -51,11 +51,10 @@ def test_every_solution_is_right_and_nothing_else_is(task: str, level: int) -> N
 def test_another_path_that_is_as_short_is_right() -> None:
     """A longer one is not, nor one along an edge that is not there, nor one to another place."""
     prompt, of = "Edges A-B B-D A-C C-D B-C. A shortest path from A to D?", {"task": "route"}
-    rewards = {
-        path: tasks.reward(prompt, f"{tasks.MARK} {path}", "A-B-D", of)
-        for path in ("A-B-D", "A-C-D", "A-B-C-D", "A-D", "A-B-C", "C-D", "")
-    }
-    assert [path for path, reward in rewards.items() if reward] == ["A-B-D", "A-C-D"]
+    paths = ("A-B-D", "A-C-D", "A-B-C-D", "A-D", "A-B-C", "C-D", "")
+    texts = {path: f"{tasks.MARK} {path}" for path in paths}
+    right = [path for path in paths if tasks.reward(prompt, texts[path], "A-B-D", of)]
+    assert right == ["A-B-D", "A-C-D"]
 
 
 def test_rows_follow_from_the_seed_and_held_out_ones_are_never_learnt() -> None:
