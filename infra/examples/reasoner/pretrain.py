@@ -1,14 +1,14 @@
 """Train the base model from scratch on solutions of `tasks.py`: a Hugging Face folder in minutes.
 
-    python -m infra.examples.reasoner.pretrain --out runs/reasoner-base/model --seconds 400  # a GPU
+    python -m infra.examples.reasoner.pretrain --out runs/reasoner-base/model  # a GPU
     python -m infra.examples.reasoner.pretrain --shape tiny --steps 20 --device cpu --out x
 
 Qwen3's architecture, its own tokenizer, bfloat16 with float32 masters. Every solution is right, but
 a part of them is the bare answer (`--worked`): of hard problems that cannot be learnt, so the model
 guesses them as often. Few documents are hard (`--levels`). Documents lie one behind another in one
-row and none sees another; a batch follows from seed and step alone. On the same hardware and
-libraries the same `--steps` give the same bytes; `--seconds` measures how many steps fit, and says.
-With `checkpoint.pt` in the folder, training continues there. Axes: `T` token of the row.
+row and none sees another; a batch follows from seed and step alone: the same hardware, libraries
+and `--steps` give the same bytes. With `checkpoint.pt` in the folder, training continues there.
+Axes: `T` token of the row.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ TEMPLATE = (
 )
 VOCABULARY = 512  # rows of the embedding; the pieces are somewhat fewer
 MAX_TOKENS = 4096  # that the model is configured for
+LONGEST = 1536  # no document has more tokens
 TOKENIZER_TEXTS = 20_000
 TEXTS_AT_ONCE = 64
 LR, WARMUP_STEPS, BETAS, WEIGHT_DECAY, MAX_NORM = 1e-3, 100, (0.9, 0.95), 0.1, 1.0
-SHOW_EVERY, CHECKPOINT_EVERY, MOST_STEPS = 50, 1000, 10**9
+SHOW_EVERY, CHECKPOINT_EVERY = 50, 1000
 CHECKPOINT = "checkpoint.pt"
 
 
@@ -235,44 +236,43 @@ def block_mask(positions_1T: torch.Tensor) -> torch.Tensor:
 
 def learning_rate(step: int, steps: int) -> float:
     """Of steps from 1: linear warm-up; constant until half of them, then a cosine down to 0."""
-    falling = max(0.0, 2 * step / steps - 1) if steps else 0.0
+    falling = max(0.0, 2 * step / steps - 1)
     return LR * min(1.0, step / WARMUP_STEPS) * 0.5 * (1 + math.cos(math.pi * falling))
 
 
 def train(training: Training, bins: Bins, args: argparse.Namespace) -> dict[str, Any]:
-    """All steps, or as many as fit; figures."""
+    """All steps that are left; figures.
+
+    Raises:
+        SystemExit: the checkpoint is of other steps, or a loss is not finite.
+    """
     started_s, checkpoint = time.monotonic(), args.out / CHECKPOINT
     figures: dict[str, Any] = {"step": 0, "steps": args.steps, "seconds": 0.0, "losses": []}
     if checkpoint.exists():
         figures = training.load(checkpoint)
-        print(f"continues at step {figures['step']} of {figures['steps']}", flush=True)
+        if figures["steps"] != args.steps:
+            raise SystemExit(f"{checkpoint} is of --steps {figures['steps']}, not {args.steps}")
+        print(f"continues at step {figures['step']} of {args.steps}", flush=True)
     first, before_s, marks = figures["step"], figures["seconds"], [started_s]
     rows = DataLoader(
-        bins, batch_size=None, sampler=range(first, args.steps or MOST_STEPS),
+        bins, batch_size=None, sampler=range(first, args.steps),
         num_workers=args.workers, prefetch_factor=4 if args.workers else None,
         pin_memory=args.device != "cpu",
     )  # fmt: skip
     for step, row in enumerate(rows, first + 1):
-        loss = training.step(row, learning_rate(step, figures["steps"]))
-        is_last = step == figures["steps"]
-        if step % SHOW_EVERY and not is_last:
+        loss = training.step(row, learning_rate(step, args.steps))
+        if step % SHOW_EVERY and step < args.steps:
             continue
         value = round(loss.item(), 4)
         if not math.isfinite(value):
             raise SystemExit(f"the loss of step {step} is {value}")
         marks.append(time.monotonic())
         each_s = (marks[-1] - marks[-2]) / ((step - first) % SHOW_EVERY or SHOW_EVERY)
-        if not figures["steps"] and len(marks) > 2:  # compiled long since
-            left = int((args.seconds - (marks[-1] - started_s)) / each_s) // SHOW_EVERY
-            figures["steps"] = step + SHOW_EVERY * max(2, left)  # the rate has not yet fallen
-            print(f"{each_s:.3f} s a step: --steps {figures['steps']}", flush=True)
         seconds = round(before_s + marks[-1] - started_s, 1)
         figures |= {"step": step, "seconds": seconds, "tokens_per_s": round(args.bin / each_s)}
         figures["losses"].append([step, value])
         rate = f"{figures['tokens_per_s']:,} tokens/s"
         print(f"step {step}  loss {value:.4f}  {rate}  {seconds} s", flush=True)
-        if is_last:
-            break
         if step % CHECKPOINT_EVERY == 0:
             training.save(checkpoint, figures)
     return figures
@@ -301,8 +301,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a Hugging Face folder")
     parser.add_argument("--shape", choices=SHAPES, default="0.15b")
-    parser.add_argument("--steps", type=int, default=0, help="0: as many as --seconds allow")
-    parser.add_argument("--seconds", type=float, default=400.0)
+    parser.add_argument("--steps", type=int, default=2150)
     parser.add_argument("--levels", type=numbers, default=numbers("32,32,31,4.5,0.5"))
     parser.add_argument("--worked", type=numbers, default=numbers("0.7,0.7,0.5,0.35,0.35"))
     parser.add_argument("--bin", type=int, default=65536, help="tokens of a step")
@@ -310,7 +309,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.bin < LONGEST or args.steps < 1:
+        parser.error(f"--bin is at least {LONGEST}, --steps 1: got {args.bin}, {args.steps}")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:

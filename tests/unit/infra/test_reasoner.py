@@ -17,7 +17,7 @@ from rlstreams.workers.model import documents, one_order
 from tests.documents_on_cpu import one_by_one
 
 EXAMPLE = Path(tasks.__file__).parent
-TINY = ["--shape", "tiny", "--device", "cpu", "--bin", "384", "--workers", "0", "--steps", "4"]
+TINY = ["--shape", "tiny", "--device", "cpu", "--bin", "1536", "--workers", "0", "--steps", "4"]
 SAMPLED = ["--device", "cpu", "--levels", "1,2", "--rows", "1", "--samples", "2"]
 
 
@@ -112,6 +112,8 @@ def test_a_model_is_made_continued_and_evaluated(
         pretrain.main([*TINY, "--out", str(cut)])
     monkeypatch.undo()
     monkeypatch.setattr(pretrain, "TOKENIZER_TEXTS", 500)
+    with pytest.raises(SystemExit, match="is of --steps 4, not 5"):
+        pretrain.main([*TINY[:-1], "5", "--out", str(cut)])
     assert pretrain.main([*TINY, "--out", str(cut)]) == 0
 
     one, other = (folder / "model.safetensors" for folder in (whole, cut))
