@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import trl.experimental.async_grpo.async_rollout_worker as rollout_module
+from transformers import TrainerCallback
 
 from infra.examples.reasoner import tasks
 
@@ -80,6 +81,27 @@ def attention(
     )
 
 
+class Clock(TrainerCallback):  # type: ignore[misc]
+    """When each step ended; now and then the model is kept, of which the clock says nothing."""
+
+    def __init__(self, folder: Path, keep_every: int) -> None:
+        self.ends_s: list[float] = []
+        self._folder, self._keep_every, self._kept_s = folder, keep_every, 0.0
+
+    def on_step_end(self, *_: Any, model: Any, processing_class: Any, **__: Any) -> None:
+        """Note, show, keep."""
+        now_s = time.time()
+        self.ends_s.append(now_s - self._kept_s)
+        number = len(self.ends_s)
+        sys.stdout.write(f"step {number} at {self.ends_s[-1]:.1f}\n")
+        sys.stdout.flush()
+        if self._keep_every and number % self._keep_every == 0:
+            state = {name: t.detach().bfloat16() for name, t in model.state_dict().items()}
+            model.save_pretrained(self._folder / f"kept-{number}", state_dict=state)
+            processing_class.save_pretrained(self._folder / f"kept-{number}")
+            self._kept_s += time.time() - now_s
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -103,26 +125,12 @@ def main() -> None:
     """Train, and write when each step ended."""
     import trl.experimental.async_grpo.packing as packing_module
     from datasets import load_dataset
-    from transformers import AutoTokenizer, TrainerCallback
+    from transformers import AutoTokenizer
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
     packing_module._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)
     args = parse()
-    ends_s: list[float] = []
-    kept_s = 0.0  # of which the clock says nothing
-
-    class Clock(TrainerCallback):
-        def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
-            nonlocal kept_s
-            now_s = time.time()
-            ends_s.append(now_s - kept_s)
-            sys.stdout.write(f"step {len(ends_s)} at {ends_s[-1]:.1f}\n")
-            sys.stdout.flush()
-            if args.keep_every and len(ends_s) % args.keep_every == 0:
-                state = {name: t.detach().bfloat16() for name, t in model.state_dict().items()}
-                model.save_pretrained(args.folder / f"kept-{len(ends_s)}", state_dict=state)
-                kept_s += time.time() - now_s
-
+    clock = Clock(args.folder, args.keep_every)
     config = AsyncGRPOConfig(
         output_dir=str(args.folder / "trl"),
         per_device_train_batch_size=16,
@@ -131,7 +139,9 @@ def main() -> None:
         max_completion_length=args.tokens,
         max_steps=args.steps,
         bf16=True,
-        gradient_checkpointing=True,
+        gradient_checkpointing=not args.reasoner,  # a small model needs none
+        lr_scheduler_type="constant_with_warmup" if args.reasoner else "linear",
+        warmup_steps=10 if args.reasoner else 0,
         report_to=[],
         save_strategy="no",
         optim="adamw_torch_fused",
@@ -154,11 +164,11 @@ def main() -> None:
         reward_funcs=right if args.reasoner else reward,
         args=config,
         train_dataset=rows,
-        callbacks=[Clock()],
+        callbacks=[clock],
     )
     trainer.train()
     found = {
-        "ends_s": ends_s,
+        "ends_s": clock.ends_s,
         "history": trainer.state.log_history,
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1),
     }

@@ -1,12 +1,12 @@
 """The reasoner's run on two GPUs, or TRL's on the same model and rows: accuracy over GPU-seconds.
 
-    python -m tests.gpu.reasoner --limit-s 400 --out ours.json --log runs/reasoner-log
+    python -m tests.gpu.reasoner --limit-s 400 --out ours.json --log reasoner.tar.gz
     python -m tests.gpu.reasoner --peer trl --limit-s 300 --out trl.json
     python -m tests.gpu.reasoner --out permuted.json -- --run.id=permuted --trainer.control=permuted
 
 Model and rows are those that infra/examples/reasoner/README.md makes. `--log` keeps the run's log
-in parts of 15 MB; a folder that holds such parts is continued: without a checkpoint the trainer
-does the steps of the log again, from the same base model. A second counts twice, for it has two
+in a file; one that is there is continued: without a checkpoint the trainer does the steps of the
+log again, from the same base model. A second counts twice, for it has two
 GPUs; the clock starts at the end of the first step and stands still between two trainers. Held-out
 rows are the same; TRL's kept models answer them after its run, which its clock does not count.
 """
@@ -16,10 +16,10 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tarfile
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,37 +28,22 @@ from rlstreams import open_run
 from rlstreams.schemas.events import EVALUATE, Prompt, Trajectory
 from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.workers.config.load import load
-from rlstreams.workers.config.run import RunConfig
 from tests.gpu.end_to_end import GROUP, trl
 from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "infra" / "examples" / "reasoner" / "run.toml"
 GPUS = 2
-PARTS = "part."  # of a log
-PACK_S = 120.0
-
-
-def unpacked(log: Path, run: Path) -> bool:
-    """Put a kept log where the run was; whether there was one."""
-    parts = sorted(log.glob(f"{PARTS}*"))
-    if not parts or run.exists():
-        return run.exists()
-    run.parent.mkdir(parents=True, exist_ok=True)
-    joined = shlex.join(["cat", *map(str, parts)])
-    unpack = shlex.join(["tar", "-xzSC", str(run.parent)])
-    subprocess.run(f"{joined} | {unpack}", shell=True, check=True, timeout=PACK_S)
-    return True
+LEFT_OUT = ("checkpoints", "weights", "up.log")
 
 
 def packed(run: Path, log: Path) -> None:
-    """Keep a run's log, without what can be computed from it."""
-    log.mkdir(parents=True, exist_ok=True)
-    for part in log.glob(f"{PARTS}*"):
-        part.unlink()
-    left_out = ["--exclude=checkpoints", "--exclude=weights"]
-    pack = shlex.join(["tar", "-czSC", str(run.parent), *left_out, run.name])
-    split = shlex.join(["split", "-b", "15000000", "-d", "-", str(log / PARTS)])
-    subprocess.run(f"{pack} | {split}", shell=True, check=True, timeout=PACK_S)
+    """Keep a run's folder, without what can be computed from its log."""
+
+    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if Path(member.name).name in LEFT_OUT else member
+
+    with tarfile.open(log, "w:gz", compresslevel=1) as archive:
+        archive.add(run, run.name, filter=kept)
 
 
 def ours(args: argparse.Namespace) -> dict[str, Any]:
@@ -73,55 +58,53 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
         f"trainer.groups_per_step={args.samples // GROUP}",
         f"trainer.optimizer.lr={args.lr}",
         f"rollout.max_new_tokens={args.tokens}",
+        *([f"broker.jars_dir={args.jars}"] if args.jars else []),
+        *(word.removeprefix("--") for word in args.overrides),
     ]
-    words += [f"broker.jars_dir={args.jars}"] if args.jars else []
-    words += [word.removeprefix("--") for word in args.overrides]
     config = load([EXAMPLE], words)
     run = Path(config.folder)
-    is_continued = bool(args.log) and unpacked(args.log, run)
-    resume = ["resume"] if is_continued else []
+    if args.log and args.log.exists() and not run.exists():
+        with tarfile.open(args.log) as archive:
+            archive.extractall(run.parent, filter="data")
+    resume = ["resume"] if (run / "broker").exists() else []
     status = run_it([EXAMPLE], [*words, *resume], run, args.limit_s)
     sys.stdout.write((run / "up.log").read_text(encoding="utf-8", errors="replace")[-3000:])
+    if status not in (0, 124):
+        sys.stdout.write(tails(run) + "\n")
     try:
-        return figures(config) | {"status": status, "is_continued": is_continued}
+        told = told_by_the_log(config)
+        keys = ("steps", "reward", "train_s", "states_s", "mismatch_mean", "audit_ok")
+        return {"status": status, "curve": curve_of(run)} | {key: told[key] for key in keys}
     finally:
-        if status not in (0, 124):
-            sys.stdout.write(tails(run) + "\n")
         if args.log:
             packed(run, args.log)
 
 
-def figures(config: RunConfig) -> dict[str, Any]:
-    """Curves, and what `whole_run` reads of a log."""
+def curve_of(run: Path) -> list[dict[str, Any]]:
+    """Accuracy at each evaluation: mean and number, `walk 3` and `all 3` by level, `all`."""
     rewards: dict[int, dict[str, list[float]]] = {}
-    with open_run(config.folder) as log:
-        names = {
+    with open_run(run) as log:
+        rows = {
             record.event.group_id: json.loads(record.event.metadata)
             for record in log.read(Prompt)
             if record.event.purpose == EVALUATE
         }
         clock = gpu_seconds([(s.epoch, s.finished_at_ms / 1000) for s in log.steps()])
         for record in log.read(Trajectory):
-            found = evaluation_id(record.event.group_id)
-            if found is None or record.event.group_id not in names:
-                continue
-            of = names[record.event.group_id]
-            version = rewards.setdefault(found[0], collections.defaultdict(list))
-            for name in (f"level {of['level']}", f"{of['task']} {of['level']}", "all"):
-                version[name].append(record.event.reward)
-    told = told_by_the_log(config)
-    keys = ("steps", "reward", "train_s", "states_s", "mismatch_mean", "audit_ok", "tokens_per_s")
-    curve = [
-        {"step": version, "gpu_s": clock[version], "accuracy": means(values)}
-        for version, values in sorted(rewards.items())
+            row, found = rows.get(record.event.group_id), evaluation_id(record.event.group_id)
+            if row and found:
+                version = rewards.setdefault(found[0], collections.defaultdict(list))
+                for name in (f"{row['task']} {row['level']}", f"all {row['level']}", "all"):
+                    version[name].append(record.event.reward)
+    return [
+        {
+            "step": version,
+            "gpu_s": clock[version],
+            "accuracy": {k: [round(sum(v) / len(v), 4), len(v)] for k, v in sorted(of.items())},
+        }
+        for version, of in sorted(rewards.items())
         if version < len(clock)
     ]
-    return {"curve": curve, "gpu_s": clock[-1:]} | {key: told[key] for key in keys}
-
-
-def means(values: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Mean and number, by name."""
-    return {name: [round(sum(v) / len(v), 4), len(v)] for name, v in sorted(values.items())}
 
 
 def gpu_seconds(ends: Sequence[tuple[int, float]]) -> list[float]:
@@ -139,27 +122,22 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
     found = trl(args, args.base, more)
     clock = gpu_seconds([(0, end_s) for end_s in found["ends_s"]])
     curve = []
-    for step in range(0, len(found["ends_s"]) + 1, args.every):
+    for step in range(0, len(clock), args.every):
         model = args.base / (f"kept-{step}" if step else "model")
-        if not (model / "config.json").exists():
-            continue
-        if step:
-            for file in (args.base / "model").glob("*token*"):
-                (model / file.name).write_bytes(file.read_bytes())
-            template = "chat_template.jinja"
-            (model / template).write_bytes((args.base / "model" / template).read_bytes())
         out = args.base / f"accuracy-{step}.json"
         command = [sys.executable, "-m", "infra.examples.reasoner.evaluate", "--model", str(model)]
         command += ["--levels", "3,4,5", "--rows", "10", "--samples", "1", "--out", str(out)]
-        subprocess.run([*command, "--max-new-tokens", str(args.tokens)], check=True)
-        told = json.loads(out.read_text(encoding="utf-8"))
-        named = told["tasks"] | {f"level {n}": cell for n, cell in told["levels"].items()}
-        accuracy = {name: [cell["pass@1"][0], cell["problems"]] for name, cell in named.items()}
-        levels = [(cell["pass@1"][0], cell["problems"]) for cell in told["levels"].values()]
-        number = sum(problems for _, problems in levels)
-        accuracy["all"] = [round(sum(a * n for a, n in levels) / number, 4), number]
+        out.unlink(missing_ok=True)
+        subprocess.run([*command, "--max-new-tokens", str(args.tokens)], check=False)
+        if not out.exists():
+            continue  # the limit fell into the keeping of this model
+        told = json.loads(out.read_text(encoding="utf-8"))["accuracy"]
+        accuracy = {name: [cell["pass@1"][0], cell["problems"]] for name, cell in told.items()}
+        levels = [own for name, own in accuracy.items() if name.startswith("all ")]
+        means, numbers = zip(*levels, strict=True)  # as many problems of each level
+        accuracy["all"] = [round(sum(means) / len(means), 4), sum(numbers)]
         curve.append({"step": step, "gpu_s": clock[step], "accuracy": accuracy})
-    return found | {"curve": curve, "gpu_s": clock[-1:]}
+    return found | {"curve": curve}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -174,7 +152,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=20, help="steps between points of the curve")
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--limit-s", type=float, default=420.0)
-    parser.add_argument("--log", type=Path, help="folder of the log's parts")
+    parser.add_argument("--log", type=Path, help="file of the run's log: continued, kept")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("overrides", nargs="*", help="behind --: fields of our configuration")
@@ -191,9 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for point in found["curve"]:
         accuracy = {name: mean for name, (mean, _) in point["accuracy"].items()}
-        levels = {name: mean for name, mean in accuracy.items() if name.startswith("level")}
-        whole = accuracy["all"]
-        sys.stdout.write(f"{point['step']:5} {point['gpu_s']:8.1f} GPU-s  {whole:.3f}  {levels}\n")
+        told = {name: mean for name, mean in accuracy.items() if name.startswith("all")}
+        sys.stdout.write(f"step {point['step']:4} {point['gpu_s']:8.1f} GPU-s  {told}\n")
     return int(not found["curve"])
 
 

@@ -48,8 +48,8 @@ def write_folder(folder: Path, shape: str, vocabulary: int, seed: int = 0) -> Pa
         tensors[name] = tensor.cpu()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    for name in ("bos_token_id", "eos_token_id", "num_experts_per_tok"):
-        config.pop(name, None)
+    for name in ("bos_token_id", "eos_token_id", "num_experts_per_tok"):  # dense, without end
+        del config[name]
     config |= {"pad_token_id": 0, "tie_word_embeddings": is_tied}
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     _write_tokenizer(folder, vocabulary)

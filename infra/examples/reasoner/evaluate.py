@@ -2,23 +2,24 @@
 
     python -m infra.examples.reasoner.evaluate --model runs/reasoner-base/model --out base.json
 
-Answers are sampled at temperature 1 by the library's own `generate`, a level after another, and may
-be twice as long as the level's longest solution; the rows are the same for every model. pass@1 is
-the mean over `--samples` answers a problem, pass@k the share of problems with a right one among
-them. Intervals: 95 %, bootstrap over problems.
+Answers are sampled at temperature 1 by the library's `generate`, a level after another, and may be
+twice as long as the level's longest solution; without its end an answer earns nothing. Rows are
+the same for every model. pass@1 is the mean over `--samples` answers a problem, pass@k the share
+of problems with a right one among them, each with its 95 % interval (bootstrap over problems).
+`mixed`: share of problems with right and wrong answers; `worked`: of answers with working; `cut`:
+of answers without end.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 # Caches grow with every token: blocks that cannot grow would fill the GPU.
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -29,123 +30,102 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.examples.reasoner.tasks import LEVELS, MARK, TASKS, Problem, problems, reward
 
-SEED = 0  # of the rows: with levels 3,4,5 and --rows 20 those of `held_out.jsonl`
+SEED = 0  # of sampling and of the rows: with levels 3,4,5 and --rows 20 those of `held_out.jsonl`
 RESAMPLED = 1000
+AT_ONCE = 1536  # answers
 
 
-class Judged(NamedTuple):
-    """A problem and what its answers earned."""
+class Sampler:
+    """A model and its tokenizer."""
 
-    task: str
-    level: int
-    rewards: Sequence[float]
-    tokens: Sequence[int]
-    worked: int  # answers with more lines than the last
-    cut: int
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
+        dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
+        self._model, self._args = model.to(args.device).eval(), args
+        torch.manual_seed(SEED)
 
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each."""
+        return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
-def answers_of(
-    model: Any, tokenizer: Any, prompts: Sequence[str], *, samples: int, most: int, heat: float
-) -> list[list[str]]:
-    """`samples` texts for each prompt, end token included where there is one."""
-    asked = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+    @torch.inference_mode()
+    def answers(self, prompts: Sequence[str], most: int) -> list[list[str]]:
+        """As many texts for each prompt as are asked for, end token included."""
+        given = self.tokenizer.apply_chat_template(
+            [[{"role": "user", "content": prompt}] for prompt in prompts],
+            add_generation_prompt=True,
+            padding=True,
+            return_tensors="pt",
+            return_dict=True,
+        ).to(self._model.device)
+        number = self._args.samples
+        ids_BT = self._model.generate(
+            **given, do_sample=True, top_k=0, max_new_tokens=most, num_return_sequences=number
         )
-        for prompt in prompts
-    ]
-    given = tokenizer(asked, return_tensors="pt", padding=True, add_special_tokens=False)
-    given = {name: given[name].to(model.device) for name in ("input_ids", "attention_mask")}
-    sampled = {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": 1.0}
-    with torch.inference_mode():
-        ids_BT = model.generate(
-            **given,
-            **(sampled if heat else {"do_sample": False}),
-            max_new_tokens=most,
-            num_return_sequences=samples,
-        )
-    texts = tokenizer.batch_decode(ids_BT[:, given["input_ids"].shape[1] :])
-    return [texts[at : at + samples] for at in range(0, len(texts), samples)]
+        texts = self.tokenizer.batch_decode(ids_BT[:, given["input_ids"].shape[1] :])
+        return np.reshape(np.array(texts, dtype=object), (len(prompts), -1)).tolist()
+
+    def judged(self, rows: Sequence[tuple[str, int, Problem]]) -> list[dict[str, Any]]:
+        """What the answers to each row earned, and how they look."""
+        longest = max(self.lengths([problem.solution() for *_, problem in rows]))
+        most, end = min(self._args.max_new_tokens, 2 * longest), self.tokenizer.eos_token
+        at_once, found = max(1, AT_ONCE // self._args.samples), []
+        for start in range(0, len(rows), at_once):
+            some = rows[start : start + at_once]
+            answers = self.answers([problem.prompt for *_, problem in some], most)
+            for (task, level, problem), whole in zip(some, answers, strict=True):
+                cut = [end not in text for text in whole]
+                texts, of = [text.split(end)[0] for text in whole], {"task": task}
+                earned = [reward(problem.prompt, text, problem.answer, of) for text in texts]
+                told = {
+                    "rewards": np.where(cut, 0.0, earned),
+                    "worked": np.mean([not text.startswith(MARK) for text in texts]),
+                    "cut": np.mean(cut),
+                    "tokens": np.mean(self.lengths(texts)),
+                }
+                found.append({"task": task, "level": level} | told)
+        return found
 
 
-def judged(
-    rows: Sequence[tuple[str, int, Problem]],
-    answer: Callable[[Sequence[str]], list[list[str]]],
-    tokenizer: Any,
-    at_once: int,
-) -> Iterator[Judged]:
-    """Every row, `at_once` in a batch. An answer without its end earns nothing."""
-    end = tokenizer.eos_token
-    for start in range(0, len(rows), at_once):
-        some = rows[start : start + at_once]
-        all_texts = answer([problem.prompt for *_, problem in some])
-        for (task, level, problem), given in zip(some, all_texts, strict=True):
-            texts = [text.split(end)[0] for text in given]
-            has_end = [end in text for text in given]
-            earned = [reward(problem.prompt, t, problem.answer, {"task": task}) for t in texts]
-            yield Judged(
-                task,
-                level,
-                [value * is_whole for value, is_whole in zip(earned, has_end, strict=True)],
-                [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]],
-                sum(not text.startswith(MARK) for text in texts),
-                has_end.count(False),
-            )
-
-
-def figures(rows: Sequence[Judged]) -> dict[str, Any]:
-    """Accuracies of some rows, each with its interval."""
-    rewards_RS = np.array([row.rewards for row in rows])
+def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of some rows: accuracies with their intervals, and means."""
+    rewards_RS = np.array([row["rewards"] for row in rows])
     drawn = np.random.default_rng(0).integers(len(rows), size=(RESAMPLED, len(rows)))
 
     def interval(values_R: np.ndarray) -> list[float]:
         low, high = np.percentile(values_R[drawn].mean(1), [2.5, 97.5])
         return [round(float(value), 4) for value in (values_R.mean(), low, high)]
 
-    answers = rewards_RS.size
+    means = {name: np.mean([row[name] for row in rows]) for name in ("worked", "cut", "tokens")}
+    means["mixed"] = np.mean((rewards_RS.max(1) > 0) & (rewards_RS.min(1) < 1))
     return {
-        "pass@1": interval(rewards_RS.mean(1)),
-        f"pass@{rewards_RS.shape[1]}": interval(rewards_RS.max(1)),
-        "mixed": round(float(np.mean((rewards_RS.max(1) > 0) & (rewards_RS.min(1) < 1))), 4),
-        "worked": round(sum(row.worked for row in rows) / answers, 4),
-        "cut": round(sum(row.cut for row in rows) / answers, 4),
-        "tokens": round(float(np.mean([row.tokens for row in rows])), 1),
         "problems": len(rows),
+        "pass@1": interval(rewards_RS.mean(1)),
+        "pass@k": interval(rewards_RS.max(1)),
+        **{name: round(float(value), 4) for name, value in means.items()},
     }
 
 
-def summary(rows: Sequence[Judged]) -> dict[str, Any]:
-    """By level, and by task and level."""
-    levels = sorted({row.level for row in rows})
-    tasks = [task for task in TASKS if any(row.task == task for row in rows)]
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Figures by task and level; `all 3` is of level 3."""
     return {
-        "levels": {str(n): figures([row for row in rows if row.level == n]) for n in levels},
-        "tasks": {
-            f"{task} {n}": figures([row for row in rows if (row.task, row.level) == (task, n)])
-            for task in tasks
-            for n in levels
-        },
+        f"{task} {n}": figures([r for r in rows if r["level"] == n and task in (r["task"], "all")])
+        for task in (*TASKS, "all")
+        for n in sorted({row["level"] for row in rows})
     }
 
 
-def table(found: dict[str, Any]) -> str:
-    """pass@1 (pass@k) by task and level; a row more for what all tasks have in common."""
-    levels = list(found["levels"])
-    tasks = list(dict.fromkeys(name.split()[0] for name in found["tasks"]))
-    lines = [f"{'':10}" + "".join(f"{'level ' + n:>16}" for n in levels)]
-    for task in tasks:
-        cells = [found["tasks"][f"{task} {n}"] for n in levels]
-        lines.append(f"{task:10}" + "".join(_cell(cell) for cell in cells))
-    lines.append(f"{'all':10}" + "".join(_cell(cell) for cell in found["levels"].values()))
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """pass@1 (pass@k) by task and level, then what all tasks of a level have in common."""
+    levels = [name.split()[1] for name in found if name.startswith("all")]
+    lines = [f"{'level':10}" + "".join(f"{level:>14}" for level in levels)]
+    for task in (*TASKS, "all"):
+        cells = [(found[f"{task} {n}"]["pass@1"], found[f"{task} {n}"]["pass@k"]) for n in levels]
+        lines.append(f"{task:10}" + "".join(f"{a[0]:7.2f} ({b[0]:.2f})" for a, b in cells))
     for name in ("mixed", "worked", "cut", "tokens"):
-        cells = [f"{cell[name]:>16}" for cell in found["levels"].values()]
-        lines.append(f"{name:10}" + "".join(cells))
+        lines.append(f"{name:10}" + "".join(f"{found[f'all {n}'][name]:14.2f}" for n in levels))
     return "\n".join(lines)
-
-
-def _cell(cell: dict[str, Any]) -> str:
-    one, *others = (value[0] for name, value in cell.items() if name.startswith("pass@"))
-    return f"{one:.2f} ({others[-1] if others else one:.2f})".rjust(16)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -156,43 +136,25 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=20, help="of each task and level")
     parser.add_argument("--samples", type=int, default=8, help="answers a problem")
     parser.add_argument("--max-new-tokens", type=int, default=768)
-    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy")
-    parser.add_argument("--at-once", type=int, default=1536, help="answers sampled together")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Sample, judge, print the table."""
+    """Sample, judge; the table after each level."""
     args, started_s = parse(argv), time.monotonic()
-    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
-    dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(args.device).eval()
-    torch.manual_seed(args.seed)
-    levels = [int(level) for level in args.levels.split(",")]
-    number = len(TASKS) * len(levels) * args.rows
-    rows = list(problems(SEED, number, levels, held_out=True))
-    samples = args.samples if args.temperature else 1
-    done: list[Judged] = []
+    sampler, levels = Sampler(args), [int(level) for level in args.levels.split(",")]
+    rows = list(problems(SEED, len(TASKS) * len(levels) * args.rows, levels, held_out=True))
+    judged: list[dict[str, Any]] = []
     for level in levels:
-        own = [row for row in rows if row[1] == level]
-        longest = max(len(tokenizer(problem.solution())["input_ids"]) for *_, problem in own)
-        answer = functools.partial(
-            answers_of,
-            model,
-            tokenizer,
-            samples=samples,
-            most=min(args.max_new_tokens, 2 * longest),
-            heat=args.temperature,
-        )
-        done += judged(own, answer, tokenizer, max(1, args.at_once // samples))
+        judged += sampler.judged([row for row in rows if row[1] == level])
+        found = summary(judged)
         seconds = round(time.monotonic() - started_s, 1)
-        found = {"model": str(args.model), "seconds": seconds} | summary(done)
-        print(f"{table(found)}\n{len(done) * samples:,} answers in {seconds:.0f} s", flush=True)
+        print(f"{table(found)}\n{len(judged) * args.samples:,} answers in {seconds} s", flush=True)
+        told = {"model": str(args.model), "seconds": seconds, "accuracy": found}
         if args.out:
-            args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            args.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

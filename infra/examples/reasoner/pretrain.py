@@ -1,14 +1,14 @@
 """Train the base model from scratch on solutions of `tasks.py`: a Hugging Face folder in minutes.
 
-    python -m infra.examples.reasoner.pretrain --out runs/reasoner-base/model --seconds 400  # a GPU
+    python -m infra.examples.reasoner.pretrain --out runs/reasoner-base/model  # a GPU
     python -m infra.examples.reasoner.pretrain --shape tiny --steps 20 --device cpu --out x
 
 Qwen3's architecture, its own tokenizer, bfloat16 with float32 masters. Every solution is right, but
 a part of them is the bare answer (`--worked`): of hard problems that cannot be learnt, so the model
 guesses them as often. Few documents are hard (`--levels`). Documents lie one behind another in one
-row and none sees another; a batch follows from seed and step alone. On the same hardware and
-libraries the same `--steps` give the same bytes; `--seconds` measures how many steps fit, and says.
-With `checkpoint.pt` in the folder, training continues there. Axes: `T` token of the row.
+row and none sees another; a batch follows from seed and step alone: the same hardware, libraries
+and `--steps` give the same bytes. With `checkpoint.pt` in the folder, training continues there.
+Axes: `T` token of the row.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
-import torch._dynamo.config
-import torch._inductor.config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.utils.data import DataLoader, Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerFast
@@ -55,10 +53,11 @@ TEMPLATE = (
 )
 VOCABULARY = 512  # rows of the embedding; the pieces are somewhat fewer
 MAX_TOKENS = 4096  # that the model is configured for
+LONGEST = 1536  # no document has more tokens
 TOKENIZER_TEXTS = 20_000
 TEXTS_AT_ONCE = 64
 LR, WARMUP_STEPS, BETAS, WEIGHT_DECAY, MAX_NORM = 1e-3, 100, (0.9, 0.95), 0.1, 1.0
-MEASURED_STEPS = range(20, 60)  # since the start: of these `--seconds` takes the rate
+SHOW_EVERY, CHECKPOINT_EVERY = 50, 1000
 CHECKPOINT = "checkpoint.pt"
 
 
@@ -116,20 +115,15 @@ def make_tokenizer(mixture: Mixture, seed: int) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=SPECIALS,
-        initial_alphabet=alphabet,
+        vocab_size=VOCABULARY, special_tokens=SPECIALS, initial_alphabet=alphabet,
         show_progress=False,
-    )
+    )  # fmt: skip
     texts = mixture.texts(f"tokenizer {seed}")
     tokenizer.train_from_iterator((next(texts) for _ in range(TOKENIZER_TEXTS)), trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, model_max_length=MAX_TOKENS,
         clean_up_tokenization_spaces=False,
-        model_max_length=MAX_TOKENS,
-    )
+    )  # fmt: skip
     fast.chat_template = TEMPLATE
     return fast
 
@@ -138,22 +132,13 @@ def make_model(shape: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwe
     """Random weights in float32, on the CPU: the same for every device."""
     layers, hidden, heads, kv_heads, head_dim, width = SHAPES[shape]
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=MAX_TOKENS,
+        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=width,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        head_dim=head_dim, max_position_embeddings=MAX_TOKENS, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        dtype="bfloat16",
-        attn_implementation="sdpa",
-    )
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, dtype="bfloat16", attn_implementation="sdpa",
+    )  # fmt: skip
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(config).float()
 
@@ -165,25 +150,27 @@ class Training:
         self.masters = [p.detach().clone().to(device) for p in model.parameters()]
         self.model = model.to(device, torch.float32 if device == "cpu" else torch.bfloat16).train()
         self._params, self._device = list(self.model.parameters()), device
-        matrices = [m for m in self.masters if m.ndim > 1]
-        others = [m for m in self.masters if m.ndim <= 1]
-        groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        self.adam = torch.optim.AdamW(
-            groups, lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
-        )
+        groups = [
+            {"params": [m for m in self.masters if m.ndim > 1], "weight_decay": WEIGHT_DECAY},
+            {"params": [m for m in self.masters if m.ndim == 1], "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
         self._loss = answer_loss
         self._has_kernel = device != "cpu"
         if self._has_kernel:
             use_documents(self.model)
         if is_compiled:
-            torch._dynamo.config.recompile_limit = 64
-            torch._inductor.config.deterministic = True
+            from torch._dynamo import config as dynamo
+            from torch._inductor import config as inductor
+
+            dynamo.recompile_limit = 64
+            inductor.deterministic = True
             self._loss = torch.compile(answer_loss, dynamic=False)
             for layer in self.model.model.layers:
                 layer.forward = torch.compile(layer.forward, dynamic=False, fullgraph=True)
 
-    def step(self, row: tuple[torch.Tensor, ...], lr: float) -> torch.Tensor:
-        """One update; the mean loss of the solutions' tokens, nats."""
+    def loss(self, row: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Mean over the solutions' tokens, nats."""
         ids_1T, weights_T, positions_1T, starts, extent = row
         documents = Documents(positions_1T, starts, extent).to(self._device)
         inputs = documents.inputs()
@@ -193,7 +180,11 @@ class Training:
         weights_T = weights_T.to(self._device, non_blocking=True)
         hidden_1TD = self.model.model(input_ids=ids_1T, use_cache=False, **inputs).last_hidden_state
         targets_T = ids_1T[0].roll(-1)
-        loss = self._loss(hidden_1TD[0], self.model.lm_head.weight, targets_T, weights_T)
+        return self._loss(hidden_1TD[0], self.model.lm_head.weight, targets_T, weights_T)
+
+    def step(self, row: tuple[torch.Tensor, ...], lr: float) -> torch.Tensor:
+        """One update; the loss before it."""
+        loss = self.loss(row)
         one_order.backward(loss)
         for param, master in zip(self._params, self.masters, strict=True):
             master.grad = param.grad.float()
@@ -239,69 +230,51 @@ def answer_loss(
 def block_mask(positions_1T: torch.Tensor) -> torch.Tensor:
     """(1, 1, T, T) bool: each token sees those before it in its own document."""
     document_T = (positions_1T[0] == 0).cumsum(0)
-    return ((document_T[:, None] == document_T) & torch.ones(2 * document_T.shape).tril().bool())[
-        None, None
-    ]
+    before_TT = torch.ones(2 * document_T.shape, dtype=torch.bool).tril()
+    return ((document_T[:, None] == document_T) & before_TT)[None, None]
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up; constant for half of the steps, then a cosine down to 0."""
-    falling = max(0.0, (step + 1 - steps / 2) / (steps / 2)) if steps else 0.0
-    return LR * min(1.0, (step + 1) / WARMUP_STEPS) * 0.5 * (1 + math.cos(math.pi * falling))
+    """Of steps from 1: linear warm-up; constant until half of them, then a cosine down to 0."""
+    falling = max(0.0, 2 * step / steps - 1)
+    return LR * min(1.0, step / WARMUP_STEPS) * 0.5 * (1 + math.cos(math.pi * falling))
 
 
 def train(training: Training, bins: Bins, args: argparse.Namespace) -> dict[str, Any]:
-    """All steps, or as many as fit; figures, with `is_done`."""
+    """All steps that are left; figures.
+
+    Raises:
+        SystemExit: the checkpoint is of other steps, or a loss is not finite.
+    """
     started_s, checkpoint = time.monotonic(), args.out / CHECKPOINT
     figures: dict[str, Any] = {"step": 0, "steps": args.steps, "seconds": 0.0, "losses": []}
     if checkpoint.exists():
         figures = training.load(checkpoint)
-        print(f"continues at step {figures['step']} of {figures['steps']}", flush=True)
-    first, before_s = figures["step"], figures["seconds"]
+        if figures["steps"] != args.steps:
+            raise SystemExit(f"{checkpoint} is of --steps {figures['steps']}, not {args.steps}")
+        print(f"continues at step {figures['step']} of {args.steps}", flush=True)
+    first, before_s, marks = figures["step"], figures["seconds"], [started_s]
     rows = DataLoader(
-        bins,
-        batch_size=None,
-        sampler=range(first, figures["steps"] or 10**9),
-        num_workers=args.workers,
-        prefetch_factor=4 if args.workers else None,
+        bins, batch_size=None, sampler=range(first, args.steps),
+        num_workers=args.workers, prefetch_factor=4 if args.workers else None,
         pin_memory=args.device != "cpu",
-    )
-    marks: list[float] = []
-    loss, shown, shown_s = torch.zeros(()), first, started_s
-    for step, row in enumerate(rows, first):
-        if figures["steps"] and step >= figures["steps"]:
-            break
-        loss = training.step(row, learning_rate(step, figures["steps"]))
-        figures["step"] = step + 1
-        if not figures["steps"] and step - first in (MEASURED_STEPS.start, MEASURED_STEPS.stop):
-            loss.item()
-            marks.append(time.monotonic())
-            if len(marks) == 2:
-                each_s = (marks[1] - marks[0]) / len(MEASURED_STEPS)
-                left_s = args.seconds - before_s - (marks[1] - started_s)
-                figures["steps"] = step + 1 + max(1, int(left_s / each_s) // 50) * 50
-                print(f"{each_s:.3f} s a step: --steps {figures['steps']}", flush=True)
-        is_last = step + 1 == figures["steps"]
-        if (step + 1) % args.show_every == 0 or is_last:
-            figures["losses"].append([step + 1, round(loss.item(), 4)])
-            now_s = time.monotonic()
-            rate = (step + 1 - shown) * args.bin / (now_s - shown_s)
-            shown, shown_s = step + 1, now_s
-            figures["seconds"] = round(before_s + now_s - started_s, 1)
-            figures["tokens_per_s"] = round(rate)
-            print(
-                f"step {step + 1}  loss {figures['losses'][-1][1]:.4f}  {rate:,.0f} tokens/s  "
-                f"{figures['seconds']:.0f} s", flush=True
-            )  # fmt: skip
-            if not math.isfinite(figures["losses"][-1][1]):
-                raise SystemExit(f"the loss of step {step + 1} is {figures['losses'][-1][1]}")
-        is_over = bool(args.limit_s) and time.monotonic() - started_s > args.limit_s
-        if is_over and not is_last:
+    )  # fmt: skip
+    for step, row in enumerate(rows, first + 1):
+        loss = training.step(row, learning_rate(step, args.steps))
+        if step % SHOW_EVERY and step < args.steps:
+            continue
+        value = round(loss.item(), 4)
+        if not math.isfinite(value):
+            raise SystemExit(f"the loss of step {step} is {value}")
+        marks.append(time.monotonic())
+        each_s = (marks[-1] - marks[-2]) / ((step - first) % SHOW_EVERY or SHOW_EVERY)
+        seconds = round(before_s + marks[-1] - started_s, 1)
+        figures |= {"step": step, "seconds": seconds, "tokens_per_s": round(args.bin / each_s)}
+        figures["losses"].append([step, value])
+        rate = f"{figures['tokens_per_s']:,} tokens/s"
+        print(f"step {step}  loss {value:.4f}  {rate}  {seconds} s", flush=True)
+        if step % CHECKPOINT_EVERY == 0:
             training.save(checkpoint, figures)
-            break
-        if (step + 1) % args.checkpoint_every == 0 and not is_last:
-            training.save(checkpoint, figures)
-    figures["is_done"] = figures["step"] == figures["steps"]
     return figures
 
 
@@ -328,23 +301,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a Hugging Face folder")
     parser.add_argument("--shape", choices=SHAPES, default="0.15b")
-    parser.add_argument("--steps", type=int, default=0, help="0: as many as --seconds allow")
-    parser.add_argument("--seconds", type=float, default=400.0)
-    parser.add_argument("--limit-s", type=float, default=0.0, help="stop there with a checkpoint")
+    parser.add_argument("--steps", type=int, default=2150)
     parser.add_argument("--levels", type=numbers, default=numbers("32,32,31,4.5,0.5"))
     parser.add_argument("--worked", type=numbers, default=numbers("0.7,0.7,0.5,0.35,0.35"))
     parser.add_argument("--bin", type=int, default=65536, help="tokens of a step")
     parser.add_argument("--workers", type=int, default=min(12, max(1, (os.cpu_count() or 1) - 2)))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
-    parser.add_argument("--checkpoint-every", type=int, default=1000)
-    parser.add_argument("--show-every", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.bin < LONGEST or args.steps < 1:
+        parser.error(f"--bin is at least {LONGEST}, --steps 1: got {args.bin}, {args.steps}")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 if the folder is written, 3 if there is a checkpoint to continue from."""
+    """Train, write the folder."""
     args = parse(argv)
     # Sums of integers have no such kernel and need none: strict are the backwards alone.
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -361,9 +333,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     bins = Bins(tokenizer.backend_tokenizer, mixture, args.seed, args.bin)
     figures = train(training, bins, args) | {"weights": num_weights, "pieces": len(tokenizer)}
     (args.out / "pretrain.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    if not figures["is_done"]:
-        print(f"stopped at step {figures['step']} of {figures['steps']}: run the same again")
-        return 3
     write(training, tokenizer, args.out)
     (args.out / CHECKPOINT).unlink(missing_ok=True)
     return 0

@@ -9,12 +9,12 @@ A problem is drawn from a seed. Its solution has a line for each stage of the wo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,17 +47,14 @@ def total(rng: random.Random, level: int) -> Problem:
     """Terms added and subtracted; the working has running totals."""
     terms, digits = ((3, 1), (4, 2), (6, 3), (9, 3), (12, 4))[level - 1]
     numbers = [rng.randint(10 ** (digits - 1), 10**digits - 1) for _ in range(terms)]
-    signs = ["+", *rng.choices("+-", k=terms - 1)]
-    sums = [0]
-    for sign, number in zip(signs, numbers, strict=True):
-        sums.append(sums[-1] + number if sign == "+" else sums[-1] - number)
-    later = list(zip(signs, numbers, strict=True))[1:]
-    lines = [
-        f"{before} {sign} {number} = {after}"
-        for (sign, number), (before, after) in zip(later, pairwise(sums[1:]), strict=True)
-    ]
-    shown = " ".join(f"{sign} {number}" for sign, number in later)
-    return Problem(f"Compute {numbers[0]} {shown}.", lines, str(sums[-1]))
+    so_far, shown, lines = numbers[0], str(numbers[0]), []
+    for number in numbers[1:]:
+        sign = rng.choice("+-")
+        after = so_far + number if sign == "+" else so_far - number
+        shown += f" {sign} {number}"
+        lines.append(f"{so_far} {sign} {number} = {after}")
+        so_far = after
+    return Problem(f"Compute {shown}.", lines, str(so_far))
 
 
 def product(rng: random.Random, level: int) -> Problem:
@@ -78,26 +75,26 @@ def equation(rng: random.Random, level: int) -> Problem:
     """One unknown on both sides; the working collects its factors, then the constants."""
     terms, largest = ((1, 5), (2, 9), (3, 9), (5, 20), (8, 30))[level - 1]
     x = rng.randint(-largest, largest)
-    left = [rng.choice((-1, 1)) * rng.randint(1, 9) for _ in range(terms)]
-    right = [rng.choice((-1, 1)) * rng.randint(1, 9) for _ in range(terms - 1)]
+    left, right = (
+        [rng.choice((-1, 1)) * rng.randint(1, 9) for _ in range(n)] for n in (terms, terms - 1)
+    )
     if sum(left) == sum(right):
         left[0] += 1 if left[0] != -1 else 2
     constants = [rng.randint(-largest, largest) for _ in range(terms)]
-    factor = sum(left) - sum(right)
-    value = factor * x + sum(constants)
-
-    def joined(factors: Sequence[int], numbers: Sequence[int]) -> str:
-        words = [f"{f:+d}x" for f in factors] + [f"{n:+d}" for n in numbers]
-        rng.shuffle(words)
-        return " ".join(words)
-
-    lines = [" ".join(f"{f:+d}" for f in left) + f" = {sum(left):+d}"]
+    factor, known = sum(left) - sum(right), sum(constants)
+    value = factor * x + known
+    one = [f"{f:+d}x" for f in left] + [f"{n:+d}" for n in constants]
+    other = [f"{f:+d}x" for f in right] + [f"{value:+d}"]
+    rng.shuffle(one)
+    rng.shuffle(other)
+    lines = [" ".join(word[:-1] for word in one if word[-1] == "x") + f" = {sum(left):+d}"]
     if right:
-        lines.append(" ".join(f"{f:+d}" for f in right) + f" = {sum(right):+d}")
+        lines.append(" ".join(word[:-1] for word in other if word[-1] == "x"))
+        lines[-1] += f" = {sum(right):+d}"
         lines.append(f"{sum(left):+d} - {sum(right):+d} = {factor:+d}")
-    lines.append(" ".join(f"{n:+d}" for n in constants) + f" = {sum(constants):+d}")
-    lines.append(f"{factor:+d}x = {value:+d} - {sum(constants):+d} = {value - sum(constants):+d}")
-    return Problem(f"Solve {joined(left, constants)} = {joined(right, [value])}.", lines, str(x))
+    lines.append(" ".join(word for word in one if word[-1] != "x") + f" = {known:+d}")
+    lines.append(f"{factor:+d}x = {value:+d} - {known:+d} = {value - known:+d}")
+    return Problem(f"Solve {' '.join(one)} = {' '.join(other)}.", lines, str(x))
 
 
 def system(rng: random.Random, level: int) -> Problem:
@@ -158,10 +155,8 @@ def walk(rng: random.Random, level: int) -> Problem:
         x, y = to if is_free else (x, y)
         lines.append(f"{move} {to[0]},{to[1]} {'free' if is_free else 'blocked'}: {x},{y}")
     shown = " ".join(f"{a},{b}" for a, b in sorted(closed))
-    prompt = (
-        f"Grid {size} by {size}, walls {shown}. From {start[0]},{start[1]} go {' '.join(taken)}."
-    )
-    return Problem(prompt, lines, f"{x},{y}")
+    prompt = f"Grid {size} by {size}, walls {shown}. From {start[0]},{start[1]} go"
+    return Problem(f"{prompt} {' '.join(taken)}.", lines, f"{x},{y}")
 
 
 def route(rng: random.Random, level: int) -> Problem:
@@ -235,7 +230,7 @@ def reward(prompt: str, completion: str, answer: str, metadata: dict[str, object
         return float(bool(mark) and found == answer)
     edges = {frozenset(pair) for pair in re.findall(r"\b([A-Z])-([A-Z])\b", str(prompt))}
     path, given = found.split("-"), answer.split("-")
-    is_path = all(frozenset(pair) in edges for pair in pairwise(path))
+    is_path = all(frozenset(pair) in edges for pair in itertools.pairwise(path))
     return float(is_path and (len(path), path[0], path[-1]) == (len(given), given[0], given[-1]))
 
 
@@ -247,13 +242,9 @@ def problems(
     Raises:
         ValueError: a task has too few problems of a level.
     """
-    rng, seen, order = (
-        random.Random(f"rows {seed} {held_out}"),
-        set[str](),
-        len(TASKS) * len(levels),
-    )
-    for at in range(number):
-        task, level = list(TASKS)[at % len(TASKS)], levels[at % order // len(TASKS)]
+    rng, seen = random.Random(f"rows {seed} {held_out}"), set[str]()
+    cells = [(task, level) for level in levels for task in TASKS]
+    for task, level in itertools.islice(itertools.cycle(cells), number):
         for _ in range(10_000):
             problem = TASKS[task](rng, level)
             if problem.is_held_out == held_out and problem.prompt not in seen:
@@ -264,32 +255,25 @@ def problems(
         yield task, level, problem
 
 
-def write_rows(path: Path, found: Iterator[tuple[str, int, Problem]]) -> None:
-    """JSON lines with prompt, answer, task and level."""
-    with path.open("w", encoding="utf-8") as file:
-        for task, level, problem in found:
-            row = {"prompt": problem.prompt, "answer": problem.answer, "task": task, "level": level}
-            file.write(json.dumps(row) + "\n")
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/reasoner-base"))
     parser.add_argument("--levels", default="3,4,5", help="that reinforcement learning trains on")
     parser.add_argument("--rows", type=int, default=40_000)
-    parser.add_argument(
-        "--held-out-rows", type=int, default=540, help="a multiple of tasks x levels"
-    )
+    parser.add_argument("--held-out-rows", type=int, default=540)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     levels = [int(level) for level in args.levels.split(",")]
     if not set(levels) <= set(LEVELS):
         parser.error(f"--levels {args.levels}: levels are {', '.join(map(str, LEVELS))}")
     args.out.mkdir(parents=True, exist_ok=True)
-    write_rows(args.out / "train.jsonl", problems(args.seed, args.rows, levels, held_out=False))
-    held_out = problems(args.seed, args.held_out_rows, levels, held_out=True)
-    write_rows(args.out / "held_out.jsonl", held_out)
+    for name, number in (("train", args.rows), ("held_out", args.held_out_rows)):
+        with (args.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            found = problems(args.seed, number, levels, held_out=name == "held_out")
+            for task, level, problem in found:
+                row = {"prompt": problem.prompt, "answer": problem.answer}
+                file.write(json.dumps(row | {"task": task, "level": level}) + "\n")
 
 
 if __name__ == "__main__":
