@@ -7,8 +7,9 @@
 A folder with random weights is written first. `padded`: rows, layers as they are; `bins`: packed;
 `bins-compiled`: what the log-prob worker does; `pulling`: the same while versions are pulled and
 dropped beside it; `plain`: compiled layers and head over the same bins, laid out on the device
-before the clock starts; `ranks`: one replica of `--ranks` processes. Each scores `--samples` of `--length` tokens, or of lognormal lengths,
-several times under two versions; each version must give the same bits every time.
+before the clock starts; `ranks`: one replica of `--ranks` processes. Each scores `--samples` of
+`--length` tokens, or of lognormal lengths, several times under two versions; each version must give
+the same bits every time.
 FLOPs: 2 a matmul weight and token, causal attention.
 """
 
