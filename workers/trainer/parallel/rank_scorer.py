@@ -178,8 +178,7 @@ class RanksScorer:
         self._team, self._token_budget = team, token_budget
         self._pull_deadline_s = pull_deadline_s
         self._turn = threading.RLock()  # of the ranks
-        self._naming = threading.Lock()  # of `_versions`, which nobody waits long for
-        self._versions: frozenset[int] = frozenset()
+        self._versions: set[int] = set()
         spec = ScorerSpec(
             folder=folder, device=device, dtype=dtype, threads=threads, host=team.host,
             size=team.size, replay_routes=replay_routes,
@@ -228,8 +227,7 @@ class RanksScorer:
         self._scatter(bucket, is_first)
         with self._turn:  # a score that drops what it does not know comes before, or behind both
             self._together("adopt", published.policy_version)
-            with self._naming:
-                self._versions |= {published.policy_version}
+            self._versions.add(published.policy_version)
         return pulled_of(published, size_bytes(plan.facts), started_s)
 
     def _scatter(self, bucket: Mapping[str, Tensor], is_first: bool) -> None:
@@ -238,8 +236,7 @@ class RanksScorer:
 
     def drop(self, policy_version: int) -> None:
         """Hold this version no longer: ranks let go of it with what they do next."""
-        with self._naming:
-            self._versions -= {policy_version}
+        self._versions.discard(policy_version)
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
@@ -274,7 +271,7 @@ class RanksScorer:
         """Every rank calls this method of `RankScorer`: rank 0's result, and the others'."""
         try:
             with self._turn:
-                given = (self._versions, *args)
+                given = (frozenset(self._versions), *args)
                 return self._team.together(
                     lambda: getattr(self._own, method)(*given, *by_rank[:1]),
                     method,
