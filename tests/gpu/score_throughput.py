@@ -2,12 +2,14 @@
 
     python -m tests.gpu.score_throughput --out result.json                # Qwen3-1.7B, an H200
     python -m tests.gpu.score_throughput --device cpu --tiny
+    python -m tests.gpu.score_throughput --cases ranks --ranks 2 --kind 30b-a3b   # two GPUs
 
 A folder with random weights is written first. `padded`: rows, layers as they are; `bins`: packed;
 `bins-compiled`: what the log-prob worker does; `pulling`: the same while versions are pulled and
 dropped beside it; `plain`: compiled layers and head over the same bins, laid out on the device
-before the clock starts. Each scores `--samples` of `--length` tokens, or of lognormal lengths,
-several times under two versions; each version must give the same bits every time.
+before the clock starts; `ranks`: one replica of `--ranks` processes. Each scores `--samples` of
+`--length` tokens, or of lognormal lengths, several times under two versions; each version must give
+the same bits every time.
 FLOPs: 2 a matmul weight and token, causal attention.
 """
 
@@ -35,10 +37,14 @@ from rlstreams.workers.engines.base import TokenSequence
 from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.model.cut import cut_bins
+from rlstreams.workers.model.device import claim_devices
 from rlstreams.workers.model.documents import Documents, use_documents
 from rlstreams.workers.model.model import configure_torch, load_model
+from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
+from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.weights.channel import Pulled
 from tests.documents_on_cpu import take_documents_on_cpu
+from tests.gpu.model_rows import SHAPES
 from tests.gpu.random_model import KINDS, write
 from tests.gpu.train_step import PEAK, lengths_of
 
@@ -60,8 +66,14 @@ def sequences_of(args: argparse.Namespace, lengths: list[int]) -> list[TokenSequ
     return [TokenSequence(token_ids=random.integers(0, size, n).astype(np.int32)) for n in lengths]
 
 
-def scorer_of(args: argparse.Namespace, case: str) -> BuiltinScorer:
+def scorer_of(args: argparse.Namespace, case: str) -> BuiltinScorer | RanksScorer:
     """As the log-prob worker makes it, or with a part left out."""
+    if case == "ranks":
+        device, gpus = claim_devices("--device", args.device, args.ranks)
+        return RanksScorer(
+            Team(gpus, owner="scorer"), args.folder, token_budget=args.bin, threads=4,
+            device=device, dtype="bfloat16",
+        )  # fmt: skip
     kept = builtin_scorer.take_documents, builtin_scorer.compile_for_bins
     if case == "padded":
         builtin_scorer.take_documents = lambda *_: NOT_ASKED
@@ -78,7 +90,7 @@ def scorer_of(args: argparse.Namespace, case: str) -> BuiltinScorer:
 class Beside:
     """Pulls and drops a version again and again, in a thread."""
 
-    def __init__(self, pull: Callable[[int], Pulled], scorer: BuiltinScorer) -> None:
+    def __init__(self, pull: Callable[[int], Pulled], scorer: BuiltinScorer | RanksScorer) -> None:
         self._pull, self._scorer = pull, scorer
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -136,6 +148,8 @@ def ours(
         for number in range(args.repeats + 1):
             score(number % 2)
     told["first_s"] = round(seconds[0], 3)
+    if isinstance(scorer, RanksScorer):
+        scorer.close()
     told["same_bits"] = len(set(bits)) == 1  # both versions have the same weights
     told |= figures(args, lengths, float(np.median(seconds[1:])))
     assert told["same_bits"], "the same call gave other bits"
@@ -207,6 +221,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--kind", choices=sorted(KINDS | SHAPES), default="qwen3-1.7b")
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--length", type=int, default=1224)
     parser.add_argument("--bin", type=int, default=16384)
@@ -216,8 +232,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.set_defaults(prompt=200)
     args = parser.parse_args()
-    args.kind = "tiny" if args.tiny else "qwen3-1.7b"
+    KINDS.update(SHAPES)
     if args.tiny:
+        args.kind = "tiny"
         args.samples, args.length, args.bin, args.prompt = 12, 60, 256, 8
     configure_torch(4, args.device, fused=True)
     if args.device == "cpu":

@@ -99,7 +99,8 @@ class BuiltinScorer:
         self._layout = layout_of(weights_of(model))
         self._tensors = _tensors_of(model)
         self._release()  # of the folder's weights nothing is scored
-        self._held: dict[int, Mapping[str, Tensor]] = {}  # replaced whole: threads read it
+        # Threads change it, each by one operation: a copy that replaced it would undo the other's.
+        self._held: dict[int, Mapping[str, Tensor]] = {}
         self._side = torch.cuda.Stream() if device != CPU else None  # type: ignore[no-untyped-call]
 
     @property
@@ -126,12 +127,12 @@ class BuiltinScorer:
             self._side.synchronize()
         if found := layout_difference(expected=self._layout, found=layout_of(weights)):
             raise WeightError(f"weights do not fit the model: {found}")
-        self._held = {**self._held, version: weights}
+        self._held[version] = weights
         return pulled_of(published, size_bytes(weights), started_s)
 
     def drop(self, policy_version: int) -> None:
         """Hold this version no longer; a `score` under it that has begun ends as it would."""
-        self._held = {v: weights for v, weights in self._held.items() if v != policy_version}
+        self._held.pop(policy_version, None)
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float

@@ -122,12 +122,12 @@ class FakeScorer:
         started_s = time.monotonic()
         weights = dict(channel.pull(published, self._deadline_s))
         table = _table(weights)
-        self._tables = {**self._tables, published.policy_version: table}
+        self._tables[published.policy_version] = table
         return pulled_of(published, size_bytes(weights), started_s)
 
     def drop(self, policy_version: int) -> None:
         """Hold this version no longer."""
-        self._tables = {v: table for v, table in self._tables.items() if v != policy_version}
+        self._tables.pop(policy_version, None)
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float

@@ -53,7 +53,8 @@ class HeldVersions:
             return
         if (came := self._puller.poll()) is not None:
             self._keep(came, first, others)
-        needed = self.now.union(*under_way)
+        # What is being pulled may be there a moment before its pull is over.
+        needed = self.now.union(*under_way, {self._puller.pulling})
         for version in self._scorer.versions:
             if version not in needed:
                 self._scorer.drop(version)

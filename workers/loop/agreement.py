@@ -55,6 +55,7 @@ OF_A_HOST = frozenset(
         "environment.concurrency",
         "environment.memory_mb",
         "logprob.device",
+        "logprob.ranks",
         "logprob.token_budget",
         "logprob.window_s",
         "logprob.versions_held",

@@ -164,6 +164,8 @@ def test_metrics_are_complete_and_finite():
     result = learner().step(batch_of())
     expected = {"entropy", "clip_fraction", "weight_mean", "kl", "mismatch_mean", "mismatch_max"}
     expected |= {"ratio_max", "ess"}
+    expected |= {f"rollout_{name}" for name in ("k1", "k3", "ppl_ratio", "chi2_token", "chi2_seq")}
+    expected |= {f"rollout_{name}" for name in ("prob_diff_mean", "prob_diff_max", "pearson")}
     expected |= {"grad_norm", "lr", "num_loss_tokens", "tokens_real", "tokens_computed"}
     assert set(result.metrics) == expected
     assert np.isfinite(list(result.metrics.values())).all()

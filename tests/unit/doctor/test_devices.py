@@ -149,6 +149,28 @@ def test_a_role_by_itself_is_asked_of_its_own_gpu_alone() -> None:
     assert "none for logprob.device = cuda:1" in lacking.found
 
 
+def test_scorers_take_one_gpu_after_another() -> None:
+    """Each as many as it has ranks; none where the trainer, or nobody, computes log-probs."""
+    words = ["--logprob.device=cuda:1", "--logprob.workers=2", "--logprob.ranks=2"]
+    config = load([DEMO], words)
+    (place,) = placements(config, gpus(6))
+    assert ([1, 2, 3, 4], 4) == ([gpu.index for gpu in place.gpus], place.num_wanted)
+    assert ["cuda:1", "cuda:3"] == [config.of_replica(n).logprob.device for n in range(2)]
+    whole, cut = (
+        {need.role: need.mb for need in needs(sized(1e9), load([DEMO], given), EVERYTHING)}[
+            "logprob"
+        ]
+        for given in (words[:2], words)
+    )
+    assert cut < 0.6 * whole
+    words += ["--logprob.place=off", "--trainer.loss.proximal=behavior"]
+    words += ["--trainer.loss.correction=none"]
+    none = load([DEMO], words)
+    assert [] == list(placements(none, gpus(6)))
+    assert {"rollout", "trainer"} == {need.role for need in needs(sized(1e9), none, EVERYTHING)}
+    assert not none.has_gpus
+
+
 def sized(parameters: float) -> ModelFolder:
     """The demo's folder as if its model had so many weights."""
     return replace(read_model(str(EXAMPLES / "demo/model")), num_parameters=int(parameters))

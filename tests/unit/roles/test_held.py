@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,27 @@ def test_a_pull_holds_up_no_window_of_other_versions(tmp_path: Path) -> None:
     logprob.close()
 
 
+def test_a_version_that_is_there_before_its_pull_is_over_stays(tmp_path: Path) -> None:
+    """A thread may be halted between the two; the role turns meanwhile."""
+
+    class Late(FakeScorer):
+        def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+            pulled = super().pull(published, channel)
+            time.sleep(0.05)
+            return pulled
+
+    stand, scorer = Stand(tmp_path), Late()
+    stand.publish(0)
+    context = stand.context("logprob")
+    logprob = make_worker(context, context.bus, scorer, FileWeightChannel())
+    send(stand, trajectory("0", segment(0, 5)))
+    stage: Any = logprob._stage
+    turn_until(logprob, lambda: bool(stage._held.now))
+    assert [0] == scorer.versions
+    turn_until(logprob, lambda: scored(stand) == {"0"})
+    logprob.close()
+
+
 def test_versions_come_while_a_window_is_scored_and_its_own_stays(tmp_path: Path) -> None:
     """Two newer ones push it out of what new windows use; it goes when its window is done."""
     stand = Stand(tmp_path, logprob__versions_held=2)
@@ -97,6 +119,10 @@ class FakePuller:
 
     def newest(self) -> Any:
         return SimpleNamespace(policy_version=self.last) if self.asked is None else None
+
+    @property
+    def pulling(self) -> int | None:
+        return self.asked
 
     def start(self, version: int) -> None:
         assert self.asked is None

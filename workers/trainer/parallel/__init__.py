@@ -1,1 +1,1 @@
-"""Training over several processes of one host, each with a shard of the model (FSDP2)."""
+"""Training and scoring over several processes of one host, each with a shard (FSDP2)."""

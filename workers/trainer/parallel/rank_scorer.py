@@ -93,13 +93,19 @@ class RankScorer:
         self._loaded: int | None = None  # the version that the model computes with
 
     def take(
-        self, names: Sequence[str], is_first: bool, whole: Mapping[str, Tensor] | None = None
+        self,
+        held: Collection[int],
+        names: Sequence[str],
+        is_first: bool,
+        whole: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Take this rank's rows of parameters of a version that comes.
 
         Args:
+            held: versions that are held still; the others are dropped.
             whole: by name, on rank 0.
         """
+        self._drop_others(held)
         if is_first:
             self._coming = {}
         for name in names:
@@ -109,8 +115,9 @@ class RankScorer:
             scatter(given, rows, self._spec.rank, self._spec.size)
             self._coming[path] = rows
 
-    def adopt(self, version: int) -> None:
+    def adopt(self, held: Collection[int], version: int) -> None:
         """Hold what came as this version."""
+        self._drop_others(held)
         self._held[version], self._coming = self._coming, {}
 
     @torch.no_grad()
@@ -122,7 +129,7 @@ class RankScorer:
         Args:
             held: versions that are held still; the others are dropped.
         """
-        self._held = {number: rows for number, rows in self._held.items() if number in held}
+        self._drop_others(held)
         if version != self._loaded:
             for path, rows in self._held[version].items():
                 self._shards.rows[path].copy_(rows)
@@ -136,6 +143,9 @@ class RankScorer:
             for one, part in zip(scores, hand, strict=True)
             if part is not None
         ]
+
+    def _drop_others(self, held: Collection[int]) -> None:
+        self._held = {number: rows for number, rows in self._held.items() if number in held}
 
     def leave(self) -> None:
         """Free the others from a pass that this rank could not finish."""
@@ -167,8 +177,8 @@ class RanksScorer:
         self.vocab_size, self.max_tokens = vocab_size_of(config), token_limit(config)
         self._team, self._token_budget = team, token_budget
         self._pull_deadline_s = pull_deadline_s
-        self._turn = threading.Lock()
-        self._versions: frozenset[int] = frozenset()
+        self._turn = threading.RLock()  # of the ranks
+        self._versions: set[int] = set()
         spec = ScorerSpec(
             folder=folder, device=device, dtype=dtype, threads=threads, host=team.host,
             size=team.size, replay_routes=replay_routes,
@@ -215,18 +225,18 @@ class RanksScorer:
                 self._scatter(bucket, is_first)
                 bucket, is_first = {}, False
         self._scatter(bucket, is_first)
-        self._together("adopt", published.policy_version)
-        self._versions |= {published.policy_version}
+        with self._turn:  # a score that drops what it does not know comes before, or behind both
+            self._together("adopt", published.policy_version)
+            self._versions.add(published.policy_version)
         return pulled_of(published, size_bytes(plan.facts), started_s)
 
     def _scatter(self, bucket: Mapping[str, Tensor], is_first: bool) -> None:
-        given = (sorted(bucket), is_first)
-        with self._turn:
-            self._team.together(lambda: self._own.take(*given, bucket), "take", *given)
+        given = [bucket, *[None] * (self._team.size - 1)]
+        self._together("take", sorted(bucket), is_first, by_rank=given)
 
     def drop(self, policy_version: int) -> None:
-        """Hold this version no longer: ranks let go of it with the next scores."""
-        self._versions -= {policy_version}
+        """Hold this version no longer: ranks let go of it with what they do next."""
+        self._versions.discard(policy_version)
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
@@ -236,8 +246,7 @@ class RanksScorer:
         Raises:
             RankLostError: a rank is gone, silent or failed, of which no sequence is to blame.
         """
-        held = self._versions
-        if policy_version not in held:
+        if policy_version not in self._versions:
             raise EngineError(
                 f"policy version {policy_version} is not held, only {list(self.versions)}"
             )
@@ -249,7 +258,7 @@ class RanksScorer:
         size = self._team.size
         parts += [None] * (-len(parts) % size)
         hands = [parts[rank::size] for rank in range(size)]
-        given = (held, policy_version, temperature)
+        given = (policy_version, temperature)
         own, others = self._together("local_scores", *given, by_rank=hands)
         of_rank = [own, *others]
         found = [of_rank[n % size][n // size] for n in range(len(cut.sizes))]
@@ -260,13 +269,13 @@ class RanksScorer:
         self, method: str, *args: object, by_rank: Sequence[object] = ()
     ) -> tuple[Any, list[Any]]:
         """Every rank calls this method of `RankScorer`: rank 0's result, and the others'."""
-        own = [*args, *by_rank[:1]]
         try:
             with self._turn:
+                given = (frozenset(self._versions), *args)
                 return self._team.together(
-                    lambda: getattr(self._own, method)(*own),
+                    lambda: getattr(self._own, method)(*given, *by_rank[:1]),
                     method,
-                    *args,
+                    *given,
                     by_rank=[(one,) for one in by_rank[1:]],
                 )
         except RankLostError:
