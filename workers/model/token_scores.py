@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,25 @@ def score_tokens(logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor) 
         # entr is 0 at probability 0, where p log p would be NaN.
         entropy_N = torch.special.entr(logprobs_NV.exp()).sum(-1)
     return TokenScores(logprobs_NV.gather(-1, token_ids_N[:, None]).squeeze(-1), entropy_N)
+
+
+class Score(Protocol):
+    """A `TokenScorer`, or what stands for one."""
+
+    @property
+    def routing(self) -> RoutingReplay:
+        """Its routers."""
+
+    def __call__(
+        self,
+        ids_BT: Tensor,
+        real_BT: Tensor | None,
+        chosen: Tensor,
+        temperature_N: Tensor,
+        documents: Documents | None = None,
+        /,
+    ) -> TokenScores:
+        """See `TokenScorer`."""
 
 
 class TokenScorer:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,8 @@ from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import causal_mask
 from rlstreams.workers.model.one_order import backward
-from rlstreams.workers.model.routing import Routes, RoutingReplay
-from rlstreams.workers.model.token_scores import MakeMask, TokenScorer, TokenScores
+from rlstreams.workers.model.routing import Routes
+from rlstreams.workers.model.token_scores import MakeMask, Score, TokenScorer, TokenScores
 from rlstreams.workers.trainer.learn.adam import Adam, lr_at
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_factors
 from rlstreams.workers.trainer.learn.kl import kl_terms, with_entropy, with_kl
@@ -37,23 +37,6 @@ from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.learn.trainable import VALUE, AllWeights, Trainable
 
 T = TypeVar("T")
-
-
-class Score(Protocol):
-    """A `TokenScorer`, or what stands for one."""
-
-    routing: RoutingReplay
-
-    def __call__(
-        self,
-        ids_BT: Tensor,
-        real_BT: Tensor | None,
-        chosen: Tensor,
-        temperature_N: Tensor,
-        documents: Documents | None = None,
-        /,
-    ) -> TokenScores:
-        """See `TokenScorer`."""
 
 
 class NumericsError(Exception):
