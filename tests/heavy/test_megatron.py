@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.weights.channel import WeightError
 from tests import families
 
+pytestmark = pytest.mark.skipif(
+    find_spec("megatron") is None, reason="megatron-core needs Python 3.12"
+)
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 16,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from rlstreams.workers.weights.layout import weight_hash
 from tests import families
 from tests.heavy.trainer.parallel_stand import SECTION, batch_of
 
+pytestmark = pytest.mark.skipif(
+    find_spec("megatron") is None, reason="megatron-core needs Python 3.12"
+)
 DENSE, MIXTURE = "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
 STEPS = 2
 
