@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,7 +80,7 @@ def begin_ranks(layout: Layout, device: str) -> None:
 
     if parallel_state.model_parallel_is_initialized():
         return
-    if device == CPU:
+    if device == CPU and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # as the group of all ranks
     if layout.tp > 1:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # what the library asks for
