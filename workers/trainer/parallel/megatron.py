@@ -22,21 +22,13 @@ from rlstreams.workers.model.megatron.build import (
     view_of,
 )
 from rlstreams.workers.model.megatron.layout import Layout
-from rlstreams.workers.model.megatron.score import WHY_PADDED, MegatronScores, group_of
+from rlstreams.workers.model.megatron.score import MegatronScores, group_of
 from rlstreams.workers.model.megatron.tables import Part
 from rlstreams.workers.trainer.parallel.shards import Plan
 from rlstreams.workers.weights.link.weight_hash import sums_of
 
-__all__ = ["WHY_PADDED", "MegatronShards", "cut", "layout_of_section"]
 
-
-def layout_of_section(section: TrainerSection) -> Layout:
-    """As `trainer.ranks` and `trainer.layout` ask."""
-    asked = section.layout
-    return Layout(ranks=section.ranks, tp=asked.tp, pp=asked.pp, ep=asked.ep)
-
-
-def cut(
+def megatron_shards(
     folder: Path, section: TrainerSection, rank: int, device: str, dtype: str
 ) -> tuple[Plan, MegatronShards]:
     """This rank's share of a folder, within the process group of all ranks.
@@ -45,7 +37,8 @@ def cut(
         ConfigError: a layout that does not fit ranks or model.
         EngineError: a family without a table of names.
     """
-    layout = layout_of_section(section)
+    asked = section.layout
+    layout = Layout(ranks=section.ranks, tp=asked.tp, pp=asked.pp, ep=asked.ep)
     begin_ranks(layout, device)
     rank_model = RankModel(folder, layout, rank, device, dtype)
     rank_model.read()
@@ -64,7 +57,7 @@ def cut(
 
 
 class MegatronShards:
-    """See `Cut`. A path is a Hugging Face name."""
+    """See `ShardedModel`. A path is a Hugging Face name."""
 
     def __init__(self, rank_model: RankModel, *, recomputes: bool) -> None:
         self._model, self._rank = rank_model, rank_model.rank
@@ -81,7 +74,7 @@ class MegatronShards:
         self.voices = frozenset(r for r in ranks if not layout.tp_rank(r) and not layout.stage(r))
 
     def gradients(self) -> dict[str, Tensor]:
-        """See `Cut`: of this rank alone."""
+        """See `ShardedModel`: of this rank alone."""
         found: dict[str, Tensor] = {}
         own = dict(self._model.model.named_parameters())
         for name, experts in self._model.experts.items():
@@ -95,7 +88,7 @@ class MegatronShards:
         return {name: view_of(found, p) for name, p in parts if p.parameter in found}
 
     def add_up(self, path: str, gradient: Tensor) -> None:
-        """See `Cut`; and over ranks that have other heads, where a norm is of all heads."""
+        """See `ShardedModel`; a norm of heads also over the ranks that have other heads."""
         part, layout = self._every[path], self._layout
         groups = []
         if len(self._peers(part)) > 1:
@@ -123,12 +116,12 @@ class MegatronShards:
         return found
 
     def owns(self, path: str) -> bool:
-        """See `Cut`."""
+        """See `ShardedModel`."""
         return self._rank in self._owners(self._every[path])
 
     @torch.no_grad()
     def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """See `Cut`."""
+        """See `ShardedModel`."""
         part = self._every[path]
         owners = self._owners(part)
         if self._rank:
@@ -149,7 +142,7 @@ class MegatronShards:
 
     @torch.no_grad()
     def scatter(self, path: str, whole: Tensor | None, rows: Tensor | None) -> None:
-        """See `Cut`."""
+        """See `ShardedModel`."""
         part = self._every[path]
         if whole is None:
             if rows is not None:
@@ -170,7 +163,7 @@ class MegatronShards:
                 dist.send(_bytes(share.contiguous()), rank)
 
     def sums(self, path: str) -> Tensor | None:
-        """See `Cut`; columns lie apart in the whole."""
+        """See `ShardedModel`; columns lie apart in the whole."""
         part = self._every[path]
         if part.axis and part.by:
             return None
@@ -180,7 +173,7 @@ class MegatronShards:
         return sums_of(self.rows[path].detach(), start * torch.Size(part.shape[1:]).numel())
 
     def close(self) -> None:
-        """See `Cut`."""
+        """See `ShardedModel`."""
         end_ranks()
 
 

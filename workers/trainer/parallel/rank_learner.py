@@ -33,7 +33,7 @@ from rlstreams.workers.trainer.learn.packing import MicroBatch
 from rlstreams.workers.trainer.learn.trainable import Trainable, trainable_of
 from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.trainer.parallel.deal import Task, empty
-from rlstreams.workers.trainer.parallel.shards import Cut, Plan, Shards, plan_of
+from rlstreams.workers.trainer.parallel.shards import Plan, ShardedModel, Shards, plan_of
 from rlstreams.workers.weights.link.weight_hash import on_host
 
 _SQUARED_AT_ONCE = 1 << 24  # elements; in float64 beside all else that memory holds by then
@@ -97,13 +97,14 @@ class RankLearner(Learner):
 
     def _cut(
         self, mesh: DeviceMesh, model: nn.Module | None = None, mask: MakeMask | None = None
-    ) -> tuple[Plan, Cut]:
+    ) -> tuple[Plan, ShardedModel]:
         spec = self._spec
         if spec.section.backend == MEGATRON:
-            from rlstreams.workers.trainer.parallel import megatron
+            from rlstreams.workers.model.megatron.score import WHY_PADDED
+            from rlstreams.workers.trainer.parallel.megatron import megatron_shards
 
-            self.why_padded = megatron.WHY_PADDED
-            return megatron.cut(spec.folder, spec.section, spec.rank, spec.device, spec.dtype)
+            self.why_padded = WHY_PADDED
+            return megatron_shards(spec.folder, spec.section, spec.rank, spec.device, spec.dtype)
         if model is None or mask is None:
             model = load_model(spec.folder, spec.dtype)
             mask = check_scoring(model, vocab_size_of(read_config(spec.folder)))
@@ -260,7 +261,7 @@ class RankLearner(Learner):
 class _Rows:
     """One rank's rows, as far as a `Learner` asks its `Trainable`: `Leader` does the rest."""
 
-    def __init__(self, plan: Plan, shards: Cut) -> None:
+    def __init__(self, plan: Plan, shards: ShardedModel) -> None:
         trained = plan.trained.items()
         self._rows = {name: shards.rows[path] for name, path in trained if path in shards.rows}
 

@@ -54,7 +54,7 @@ def plan_of(model: nn.Module, trainable: Trainable) -> Plan:
     )
 
 
-class Cut(Protocol):
+class ShardedModel(Protocol):
     """A model of which each rank has a share: FSDP2's `Shards`, or megatron-core's layers.
 
     Paths name parameters; all ranks call `add_up`, `gather` and `scatter` in the same order.
@@ -155,32 +155,32 @@ class Shards:
         return found
 
     def add_up(self, path: str, gradient: Tensor) -> None:
-        """See `Cut`: they are sums already."""
+        """See `ShardedModel`: they are sums already."""
 
     def owns(self, path: str) -> bool:
-        """See `Cut`."""
+        """See `ShardedModel`."""
         return path in self.rows
 
     def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """See `Cut`."""
+        """See `ShardedModel`."""
         del dtype
         assert rows is not None, "every rank has rows of each"
         return gather(rows, self._cut[path], self._rank, self._size)
 
     def scatter(self, path: str, whole: Tensor | None, rows: Tensor | None) -> None:
-        """See `Cut`."""
+        """See `ShardedModel`."""
         del path
         assert rows is not None, "likewise"
         scatter(whole, rows, self._rank, self._size)
 
     def sums(self, path: str) -> Tensor | None:
-        """See `Cut`."""
+        """See `ShardedModel`."""
         shape = self._cut[path].shape
         first, _ = span(self._rank, self._size, shape[0])
         return sums_of(self.rows[path].detach(), first * shape[1:].numel())
 
     def close(self) -> None:
-        """See `Cut`."""
+        """See `ShardedModel`."""
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
