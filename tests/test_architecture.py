@@ -84,6 +84,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
         "rlstreams.debug.rerun",
         "rlstreams.show.export.model",
     ),
+    "megatron": ("rlstreams.workers.model.megatron",),
     "vllm": ("rlstreams.workers.weights.link",),
     "sglang": ("rlstreams.workers.weights.link",),
     "fastavro": ("rlstreams.schemas",),

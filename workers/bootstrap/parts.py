@@ -18,12 +18,14 @@ from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import START, RunConfig
+from rlstreams.workers.config.trainer import MEGATRON
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Pausable
 
 if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import EmbeddedBroker
     from rlstreams.workers.engines.base import Engine
+    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.logprob.scoring import Reference
     from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
     from rlstreams.workers.trainer.training.training import Compare
@@ -203,6 +205,17 @@ def _engine(context: Context) -> Engine:
     )
 
 
+def _scorer_class(config: RunConfig) -> type[BuiltinScorer]:
+    """As `logprob.backend` asks."""
+    if config.logprob.backend == MEGATRON:
+        from rlstreams.workers.engines.megatron_scorer import MegatronScorer
+
+        return MegatronScorer
+    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+
+    return BuiltinScorer
+
+
 def _logprob(context: Context) -> Pausable:
     from rlstreams.workers.logprob.worker import make_worker
 
@@ -212,7 +225,6 @@ def _logprob(context: Context) -> Pausable:
 
         passing = PassingScorer(model_folder(context.config.model.path))
         return make_worker(context, context.bus, passing, FileWeightChannel())
-    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.loop.log import get as get_log
     from rlstreams.workers.model.base import CPU
     from rlstreams.workers.model.device import claim_devices
@@ -230,7 +242,7 @@ def _logprob(context: Context) -> Pausable:
     }
     scorer: BuiltinScorer | RanksScorer
     if section.ranks == 1:
-        scorer = BuiltinScorer(folder, **options)
+        scorer = _scorer_class(config)(folder, **options)
     else:
         from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
         from rlstreams.workers.trainer.parallel.team import Team
@@ -272,14 +284,13 @@ def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
     Raises:
         ConfigError: it has another vocabulary.
     """
-    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.engines.folder_channel import FolderChannel
     from rlstreams.workers.logprob.scoring import Reference
 
     path = config.model.path if config.logprob.reference == START else config.logprob.reference
     folder = model_folder(path)
     channel = FolderChannel(folder, config.model.dtype)
-    scorer = BuiltinScorer(
+    scorer = _scorer_class(config)(
         folder,
         token_budget=config.logprob.token_budget,
         threads=config.model.threads,
@@ -332,7 +343,8 @@ def _weight_server(context: Context) -> WeightServer:
     from rlstreams.workers.weights.sender import Limits
 
     check_address("weights.host", weights.host)
-    is_cut = context.config.trainer.ranks > 1
+    section = context.config.trainer
+    is_cut = section.ranks > 1 or section.backend == MEGATRON
     return CollectiveWeightServer(
         weights.channel,
         host=weights.host,

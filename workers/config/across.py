@@ -8,6 +8,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import WITHOUT_GROUPS
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import START, RunConfig
+from rlstreams.workers.config.trainer import MEGATRON
 
 MIN_TEMPERATURE = 1e-6  # logits divided by less overflow float32, and the step with them
 GROUP_DEADLINES = 2.0  # of a group, at least, in those of a sample
@@ -56,7 +57,8 @@ def check_across(config: RunConfig) -> None:
             "nothing would be kept close to it; set trainer.loss.kl_coef, or leave it at "
             f"{START!r}"
         )
-    if trainer.ranks > 1 and config.weights.snapshot == "none":
+    is_cut = trainer.ranks > 1 or trainer.backend == MEGATRON
+    if is_cut and config.weights.snapshot == "none":
         raise ConfigError(
             f"trainer.ranks is {trainer.ranks} and weights.snapshot is 'none', but the weights of "
             "several ranks lie whole nowhere: set weights.snapshot to device or pinned"
@@ -112,6 +114,11 @@ def _check_place(config: RunConfig) -> None:
         raise ConfigError(
             f"trainer.loss.kl_coef is {loss.kl_coef:g} with logprob.ranks {config.logprob.ranks}: "
             "the reference would lie whole on rank 0; set logprob.ranks to 1"
+        )
+    if config.logprob.backend == MEGATRON and config.logprob.ranks > 1:
+        raise ConfigError(
+            f"logprob.ranks is {config.logprob.ranks} with logprob.backend {MEGATRON!r}, which scores "
+            'in one process: set logprob.ranks to 1, or logprob.backend to "builtin"'
         )
     if place == "trainer" and loss.kl_coef and config.trainer.ranks > 1:
         raise ConfigError(

@@ -204,6 +204,8 @@ class LogprobSection:
     device: str = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`; with channel `nccl`, not the trainer's GPU. Further ranks,
     and with `up` further replicas, take the GPUs behind it."""
+    backend: Literal["builtin", "megatron"] = "builtin"
+    """What computes: layers of Hugging Face, or of megatron-core as in `trainer.backend`."""
     token_budget: int = 16384
     """Tokens of a forward pass, of a bin or of padded rows; a window closes with so many ..."""
     window_s: float = 0.1

@@ -10,6 +10,8 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import device, not_negative, positive
 from rlstreams.workers.config.loss import LossSection
 
+MEGATRON = "megatron"  # a backend
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSection:
@@ -81,14 +83,33 @@ class LoraSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSection:
+    """How `trainer.backend = "megatron"` cuts the model; what `tp` x `pp` leaves of `trainer.ranks`
+    computes different rows."""
+
+    tp: int = 1
+    """Ranks that share each matrix; of dense models."""
+    pp: int = 1
+    """Stages, each of some layers; one micro-batch is under way at a time."""
+    ep: int = 1
+    """Ranks over which the experts of a layer are spread; they compute different rows."""
+
+    def __post_init__(self) -> None:
+        positive("trainer.layout", tp=self.tp, pp=self.pp, ep=self.ep)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSection:
     """Learning."""
 
     device: str = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`. A redone step is bit-identical only on the same device."""
+    backend: Literal["fsdp2", "megatron"] = "fsdp2"
+    """What computes: layers of Hugging Face, sharded by FSDP2 where there are several ranks, or of
+    megatron-core (`rlstreams[megatron]`; Llama, Qwen3, Qwen3-MoE), cut by `trainer.layout`."""
     ranks: int = 1
-    """Processes that train together on this machine, each with a shard (FSDP2); rank R has GPU N +
-    R. A redo needs the same number."""
+    """Processes that train together on this machine, each with a share; rank R has GPU N + R. A redo
+    needs the same number."""
     steps: int = 100
     """Optimizer steps after which the run ends."""
     groups_per_step: int = 16
@@ -134,6 +155,7 @@ class TrainerSection:
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     loss: LossSection = field(default_factory=LossSection)
     lora: LoraSection = field(default_factory=LoraSection)
+    layout: LayoutSection = field(default_factory=LayoutSection)
 
     @property
     def is_redo_exact(self) -> bool:
@@ -160,6 +182,16 @@ class TrainerSection:
             max_staleness=self.max_staleness,
             min_group_samples=self.min_group_samples,
         )
+        if self.backend != MEGATRON and self.layout != LayoutSection():
+            raise ConfigError(
+                f"trainer.layout is {self.layout}, which trainer.backend {self.backend!r} does not "
+                f"have: set trainer.backend to {MEGATRON!r}, or leave the layout out"
+            )
+        if self.backend == MEGATRON and self.lora.rank:
+            raise ConfigError(
+                f"trainer.lora.rank is {self.lora.rank}, but trainer.backend {MEGATRON!r} trains "
+                "all weights: set trainer.backend to 'fsdp2', or trainer.lora.rank to 0"
+            )
         if self.groups_per_step % self.minibatches:
             raise ConfigError(
                 f"trainer.minibatches is {self.minibatches}, which does not divide "

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -86,22 +86,27 @@ class BuiltinScorer:
         self.max_tokens = token_limit(config)
         self._pull_deadline_s = pull_deadline_s
         self._token_budget = token_budget
-        model = load_model(folder, dtype)
-        mask = check_scoring(model, self.vocab_size)
-        self._routers = check_replay(model, self.vocab_size) if replay_routes else None
         self._device = torch.device(device)
-        self._scorer = TokenScorer(model.to(self._device), mask)
-        self.why_padded = take_documents(self._scorer, device)
+        self._routers: RouterShape | None = None
         self.why_eager = "rows are padded, to lengths of many kinds"
-        if not self.why_padded:
-            self.why_eager = compile_for_bins(self._scorer, token_budget, learns=False)
-        self._forward = Forward(self._scorer, self._device, self._routers)
-        self._layout = layout_of(weights_of(model))
-        self._tensors = _tensors_of(model)
+        self._load(Path(folder), dtype, replay_routes)
         self._release()  # of the folder's weights nothing is scored
         # Threads change it, each by one operation: a copy that replaced it would undo the other's.
         self._held: dict[int, Mapping[str, Tensor]] = {}
         self._side = torch.cuda.Stream() if device != CPU else None  # type: ignore[no-untyped-call]
+
+    def _load(self, folder: Path, dtype: str, replay_routes: bool) -> None:
+        """Set what computes: `_scorer`, its tensors by name, and the layout of a version."""
+        model = load_model(folder, dtype)
+        mask = check_scoring(model, self.vocab_size)
+        self._routers = check_replay(model, self.vocab_size) if replay_routes else None
+        scorer = TokenScorer(model.to(self._device), mask)
+        self._scorer: Score = scorer
+        self.why_padded = take_documents(scorer, str(self._device))
+        if not self.why_padded:
+            self.why_eager = compile_for_bins(scorer, self._token_budget, learns=False)
+        self._layout = layout_of(weights_of(model))
+        self._tensors = _tensors_of(model)
 
     @property
     def versions(self) -> Sequence[int]:
@@ -119,16 +124,20 @@ class BuiltinScorer:
         # A file's tensors are the file's memory, and it may be deleted: copied where they stay.
         is_copied = self._side is None
         with nullcontext() if self._side is None else torch.cuda.stream(self._side):
-            weights = {
-                name: tensor.to(self._device, copy=is_copied)
-                for name, tensor in channel.pull(published, self._pull_deadline_s)
-            }
+            weights, layout = self._kept(channel.pull(published, self._pull_deadline_s), is_copied)
         if self._side is not None:
             self._side.synchronize()
-        if found := layout_difference(expected=self._layout, found=layout_of(weights)):
+        if found := layout_difference(expected=self._layout, found=layout):
             raise WeightError(f"weights do not fit the model: {found}")
         self._held[version] = weights
         return pulled_of(published, size_bytes(weights), started_s)
+
+    def _kept(
+        self, pulled: Iterable[tuple[str, Tensor]], is_copied: bool
+    ) -> tuple[Mapping[str, Tensor], str]:
+        """A version as `_tensors` names it, and the layout that it came in."""
+        weights = {name: tensor.to(self._device, copy=is_copied) for name, tensor in pulled}
+        return weights, layout_of(weights)
 
     def drop(self, policy_version: int) -> None:
         """Hold this version no longer; a `score` under it that has begun ends as it would."""

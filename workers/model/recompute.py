@@ -7,6 +7,7 @@ here. What is computed again has the same inputs and draws nothing, so the bits 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from torch import nn
@@ -25,6 +26,17 @@ def recompute_activations(model: nn.Module) -> int:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    recompute_layers(layers)
+    if not layers:
+        raise EngineError(
+            f"trainer.activation_checkpointing is set, but a {type(model).__name__} has no layer "
+            "that its library marks for it: set it to false"
+        )
+    return len(layers)
+
+
+def recompute_layers(layers: Sequence[nn.Module]) -> None:
+    """Wrap these."""
     for layer in layers:
         layer.forward = partial(
             checkpoint,
@@ -33,9 +45,3 @@ def recompute_activations(model: nn.Module) -> int:
             preserve_rng_state=False,
             context_fn=computed_again,
         )
-    if not layers:
-        raise EngineError(
-            f"trainer.activation_checkpointing is set, but a {type(model).__name__} has no layer "
-            "that its library marks for it: set it to false"
-        )
-    return len(layers)

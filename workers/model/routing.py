@@ -119,7 +119,7 @@ class RoutingReplay:
         recorded_N = routes.recorded_BT.flatten()
 
         def route(layer: int, forward: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            choice = _Forced(experts_NLK[:, layer].long(), recorded_N, self.num_experts)
+            choice = Forced(experts_NLK[:, layer].long(), recorded_N, self.num_experts)
             with choice:
                 output = forward(*args, **kwargs)
             if choice.flips is not None:
@@ -135,7 +135,7 @@ class RoutingReplay:
                 del router.forward  # the class's own is seen again
 
 
-class _Forced(TorchFunctionMode):
+class Forced(TorchFunctionMode):
     """Inside, a router's `topk` over all experts answers those that are recorded."""
 
     def __init__(self, forced_NK: Tensor, recorded_N: Tensor, num_experts: int) -> None:
@@ -157,9 +157,9 @@ class _Forced(TorchFunctionMode):
         if func not in _TOPK:
             return found
         scores: Tensor = args[0] if args else kwargs["input"]
-        return self._answer(scores, found) if scores.dim() == 2 else found
+        return self.answer(scores, found) if scores.dim() == 2 else found
 
-    def _answer(self, scores_NX: Tensor, found: Any) -> Any:  # noqa: ANN401
+    def answer(self, scores_NX: Tensor, found: Any) -> Any:  # noqa: ANN401
         """Of a `topk` over experts, or over groups of them: the recorded ones, and the live scores
         at them."""
         forced_NK, recorded_N1 = self._forced_NK, self._recorded_N[:, None]

@@ -144,6 +144,8 @@ def versions(numerics: Numerics) -> dict[str, str]:
         found["layers"] = f"compiled by triton {importlib.metadata.version('triton')}"
     if numerics.ranks > 1:  # likewise, of one rank
         found["ranks"] = str(numerics.ranks)
+    if numerics.backend:
+        found["backend"] = numerics.backend
     for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)

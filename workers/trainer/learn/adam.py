@@ -54,8 +54,10 @@ class _Slot:
 
     @staticmethod
     def _adam_of(parameter: nn.Parameter) -> torch.optim.AdamW:
-        # A GPU's default would update all at once, by copies as large as they are.
-        return torch.optim.AdamW([parameter], fused=True if parameter.is_cuda else None)
+        # A GPU's default would update all at once, by copies as large as they are. The fused one
+        # takes no rows that lie apart.
+        is_fused = parameter.is_cuda and parameter.is_contiguous()
+        return torch.optim.AdamW([parameter], fused=True if is_fused else None)
 
     @property
     def gradient(self) -> Tensor | None:
@@ -174,14 +176,15 @@ class Adam:
         self._slots[name].take(gradient)
 
     @property
-    def gradients(self) -> list[Tensor]:
+    def gradients(self) -> dict[str, Tensor]:
         """Those that there are, in the parameters' order."""
-        return [s.gradient for s in self._slots.values() if s.gradient is not None]
+        slots = self._slots.items()
+        return {name: s.gradient for name, s in slots if s.gradient is not None}
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> float:
         """Scale gradients down to this norm, all together; returns the norm before."""
-        gradients = self.gradients
+        gradients = list(self.gradients.values())
         norm = nn.utils.get_total_norm(gradients)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for gradient in gradients:

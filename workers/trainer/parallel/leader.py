@@ -73,10 +73,16 @@ class Gathered(LazyWeights):
 class Leader(RankLearner):
     """See the module. One thread calls it at a time."""
 
-    def __init__(self, team: Team, spec: RankSpec, model: nn.Module, mask: MakeMask) -> None:
+    def __init__(
+        self,
+        team: Team,
+        spec: RankSpec,
+        model: nn.Module | None = None,
+        mask: MakeMask | None = None,
+    ) -> None:
         """
         Args:
-            model: whole, on the CPU; it is cut.
+            model: whole, on the CPU; it is cut. None: each rank reads its share.
         """
         self._team = team
         # What other hardware merged of a checkpoint's adapters: the version, until they change.
@@ -112,7 +118,9 @@ class Leader(RankLearner):
         (totals, squares), others = self._dealt(batch, "local_gradient")
         norm = math.sqrt(squares + sum(theirs for _, theirs in others))
         self._all("local_clip", norm)
-        return added([totals, *(theirs for theirs, _ in others)]), norm
+        voices = self._shards.voices
+        heard = [theirs for rank, (theirs, _) in enumerate(others, 1) if rank in voices]
+        return added([totals, *heard]), norm
 
     def _looks(self, batch: Batch) -> list[Look]:
         """See `Learner`; likewise."""
@@ -127,7 +135,9 @@ class Leader(RankLearner):
         Raises:
             OutOfMemoryError: memory ran out on a rank; all have met anew.
         """
-        hands = deal(batch, self._team.size)
+        of_rank = self._shards.hands
+        dealt = deal(batch, max(of_rank) + 1)
+        hands = [dealt[number] for number in of_rank]
         try:
             found = self._team.together(
                 lambda: self._own(method, hands[0]), method, by_rank=[(h,) for h in hands[1:]]
@@ -135,7 +145,7 @@ class Leader(RankLearner):
         except OutOfMemoryError as err:
             failed = err.index, err.told
         else:
-            self.num_micro_batches += sum(t.micro_batch is not None for h in hands[1:] for t in h)
+            self.num_micro_batches += sum(t.micro_batch is not None for h in dealt[1:] for t in h)
             return found
         self._meet_again()
         raise OutOfMemoryError(*failed)
@@ -169,6 +179,14 @@ class Leader(RankLearner):
         for key, rows in self.states.items():
             whole = self._plan.whole[self._plan.trained[key.rpartition(":")[0]]]
             facts[key] = rows if not rows.dim() else whole.to(rows.dtype)
+        kinds = {key.rpartition(":")[2]: one for key, one in self.states.items()}
+        for name, path in self._plan.trained.items():
+            if path not in self._shards.rows:  # of another stage, alike
+                whole = self._plan.whole[path]
+                facts |= {
+                    f"{name}:{kind}": whole.to(one.dtype) if one.dim() else one
+                    for kind, one in kinds.items()
+                }
         for name in self._plan.adapters:
             facts[f"{name}:{VALUE}"] = self._plan.whole[self._plan.trained[name]]
         return Gathered(facts, self._optimizer_tensor)
@@ -204,8 +222,10 @@ class Leader(RankLearner):
         name, _, part = key.rpartition(":")
         if part == VALUE:
             return self._whole(TRAINED, name)
-        number = self.states[key]
-        return self._whole(STATE, key) if number.dim() else number
+        number = self.states.get(key)
+        if number is None and part == "step":  # of another stage, alike
+            number = next(one for own, one in self.states.items() if own.endswith(":step"))
+        return self._whole(STATE, key) if number is None or number.dim() else number
 
     def _whole(self, kind: str, key: str) -> Tensor:
         whole: Tensor = self._all("gather", kind, key)[0]

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 from rlstreams.workers.engines.selfcheck import check_scoring
 from rlstreams.workers.model.bins import take_documents
 from rlstreams.workers.model.folder import read_config, vocab_size_of
 from rlstreams.workers.model.model import load_model
 from rlstreams.workers.model.recompute import recompute_activations
-from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
+from rlstreams.workers.model.token_scores import MakeMask, Score, TokenScorer
+from rlstreams.workers.trainer.learn.adam import LOW
 from rlstreams.workers.trainer.learn.batch_factors import Look
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals
 from rlstreams.workers.trainer.learn.optimizer import Learner
@@ -32,8 +33,8 @@ from rlstreams.workers.trainer.learn.packing import MicroBatch
 from rlstreams.workers.trainer.learn.trainable import Trainable, trainable_of
 from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.trainer.parallel.deal import Task, empty
-from rlstreams.workers.trainer.parallel.shards import Plan, Shards, gather, scatter, span
-from rlstreams.workers.weights.link.weight_hash import on_host, sums_of
+from rlstreams.workers.trainer.parallel.shards import Plan, ShardedModel, Shards, plan_of
+from rlstreams.workers.weights.link.weight_hash import on_host
 
 _SQUARED_AT_ONCE = 1 << 24  # elements; in float64 beside all else that memory holds by then
 WEIGHT, STATE, TRAINED = "weight", "state", "trained"  # what can be gathered
@@ -86,7 +87,7 @@ class RankLearner(Learner):
             spec.section.optimizer,
             spec.section.loss,
             trainable=cast(Trainable, _Rows(self._plan, self._shards)),
-            scorer=self._shards.root,
+            scorer=cast(Score, self._shards.root),
             why_padded=self.why_padded,
         )
 
@@ -96,8 +97,14 @@ class RankLearner(Learner):
 
     def _cut(
         self, mesh: DeviceMesh, model: nn.Module | None = None, mask: MakeMask | None = None
-    ) -> tuple[Plan, Shards]:
+    ) -> tuple[Plan, ShardedModel]:
         spec = self._spec
+        if spec.section.backend == MEGATRON:
+            from rlstreams.workers.model.megatron.score import WHY_PADDED
+            from rlstreams.workers.trainer.parallel.megatron import megatron_shards
+
+            self.why_padded = WHY_PADDED
+            return megatron_shards(spec.folder, spec.section, spec.rank, spec.device, spec.dtype)
         if model is None or mask is None:
             model = load_model(spec.folder, spec.dtype)
             mask = check_scoring(model, vocab_size_of(read_config(spec.folder)))
@@ -109,7 +116,7 @@ class RankLearner(Learner):
             recompute_activations(model)
         scorer = TokenScorer(model, mask)  # head and body are told apart where the model is whole
         self.why_padded = take_documents(scorer, spec.device)
-        return Plan(model, trainable), Shards(scorer, mesh)
+        return plan_of(model, trainable), Shards(scorer, mesh)
 
     def local_gradient(self, tasks: Sequence[Task]) -> tuple[LossTotals, float]:
         """This rank's part of the batch's gradient; its totals, and its sum of squares.
@@ -122,6 +129,8 @@ class RankLearner(Learner):
         for task in tasks:
             self._in_memory(task.index, partial(self._pass, task.micro_batch, sums))
             self.num_micro_batches += task.micro_batch is not None
+        for name, gradient in self._adam.gradients.items():
+            self._shards.add_up(self._plan.trained[name], gradient)
         return sums.totals(), self._squares()
 
     def local_look(self, tasks: Sequence[Task]) -> dict[int, Look]:
@@ -150,7 +159,8 @@ class RankLearner(Learner):
     def _squares(self) -> float:
         squares = [
             part.double().square().sum()
-            for gradient in self._adam.gradients
+            for name, gradient in self._adam.gradients.items()
+            if self._shards.owns(self._plan.trained[name])
             for part in torch.split(gradient.flatten(), _SQUARED_AT_ONCE)
         ]
         return float(torch.stack(squares).sum()) if squares else 0.0
@@ -160,7 +170,7 @@ class RankLearner(Learner):
         """Scale this rank's gradient, where all of them together have this norm."""
         scale = min(self._section.max_grad_norm / (norm + 1e-6), 1.0)
         if math.isfinite(norm):
-            for gradient in self._adam.gradients:
+            for gradient in self._adam.gradients.values():
                 gradient.mul_(scale)
 
     def _update(self, lr: float) -> None:
@@ -170,27 +180,26 @@ class RankLearner(Learner):
     def local_sums(self) -> dict[str, list[int]]:
         """By published name what the hash adds up of this rank's rows; not of merged adapters."""
         names = [n for n in self._plan.published if f"{n}.up" not in self._plan.adapters]
-        sums = []
-        for name in names:
-            path, rows = self._rows(WEIGHT, name)
-            shape = self._plan.whole[path].shape
-            first, _ = span(self._spec.rank, self._spec.size, shape[0])
-            sums.append(sums_of(rows, first * shape[1:].numel()))
-        return dict(zip(names, on_host(sums), strict=True))
+        sums = {name: self._shards.sums(self._plan.published[name]) for name in names}
+        known = {name: one for name, one in sums.items() if one is not None}
+        return dict(zip(known, on_host(list(known.values())), strict=True))
 
     def gather(self, kind: str, key: str) -> Tensor | None:
         """A whole tensor on rank 0, of a published name, of the optimizer or of a trained name."""
-        rank, size = self._spec.rank, self._spec.size
         path, rows = self._rows(kind, key)
-        return gather(rows, self._plan.whole[path], rank, size)
+        dtype = self._plan.whole[path].dtype
+        if kind == STATE:
+            dtype = torch.int16 if key.endswith(f":{LOW}") else torch.float32
+        return self._shards.gather(path, rows, dtype)
 
-    def _rows(self, kind: str, key: str) -> tuple[str, Tensor]:
+    def _rows(self, kind: str, key: str) -> tuple[str, Tensor | None]:
         """A parameter's path, and what this rank has of it under `key`."""
         if kind == STATE:
             path = self._plan.trained[key.rpartition(":")[0]]
-            return path, self.states[key]
+            return path, self.states.get(key)
         path = (self._plan.published if kind == WEIGHT else self._plan.trained)[key]
-        return path, self._shards.rows[path].detach()
+        rows = self._shards.rows.get(path)
+        return path, None if rows is None else rows.detach()
 
     @property
     def states(self) -> dict[str, Tensor]:
@@ -201,15 +210,12 @@ class RankLearner(Learner):
 
     def scatter(self, kind: str, key: str, dtype: torch.dtype, whole: Tensor | None = None) -> None:
         """Take this rank's rows of what rank 0 has; those of the optimizer wait for `adopt`."""
-        rank, size = self._spec.rank, self._spec.size
-        if kind != STATE:
-            scatter(whole, self._rows(kind, key)[1], rank, size)
-            return
-        name, _, part = key.rpartition(":")
-        rows = self._shards.rows[self._plan.trained[name]]
-        new = torch.empty_like(rows, dtype=dtype, requires_grad=False)
-        scatter(whole, new, rank, size)
-        self._incoming.setdefault(name, {})[part] = new
+        path, rows = self._rows(kind if kind != STATE else TRAINED, key.rpartition(":")[0] or key)
+        if kind == STATE and rows is not None:
+            name, _, part = key.rpartition(":")
+            rows = torch.empty_like(rows, dtype=dtype)
+            self._incoming.setdefault(name, {})[part] = rows
+        self._shards.scatter(path, whole, rows)
 
     def adopt(self, step: int, numbers: Mapping[str, float]) -> None:
         """Go on from `step` with the optimizer's state as it came.
@@ -230,6 +236,7 @@ class RankLearner(Learner):
             return
         self._adam.clear()
         self._old = self._shards.rows
+        self._shards.close()
         del self._shards, self._scorer, self._model
         group.leave()
 
@@ -241,7 +248,7 @@ class RankLearner(Learner):
         self.leave()
         self._plan, self._shards = self._cut(self._meet(file))
         self._model = self._shards.root
-        self._scorer = self._shards.root
+        self._scorer = cast(Score, self._shards.root)
         for path, rows in self._shards.rows.items():
             old = self._old[path]
             with torch.no_grad():
@@ -254,8 +261,9 @@ class RankLearner(Learner):
 class _Rows:
     """One rank's rows, as far as a `Learner` asks its `Trainable`: `Leader` does the rest."""
 
-    def __init__(self, plan: Plan, shards: Shards) -> None:
-        self._rows = {name: shards.rows[path] for name, path in plan.trained.items()}
+    def __init__(self, plan: Plan, shards: ShardedModel) -> None:
+        trained = plan.trained.items()
+        self._rows = {name: shards.rows[path] for name, path in trained if path in shards.rows}
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Those that learn."""

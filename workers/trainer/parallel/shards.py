@@ -8,7 +8,9 @@ the ranks, in float32. Optimizer and checkpoints know only the rows, by the name
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,35 +21,81 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.model.token_scores import TokenScorer, TokenScores
 from rlstreams.workers.trainer.learn.trainable import Trainable
+from rlstreams.workers.weights.link.weight_hash import sums_of
 
 _PREFIX = "model."  # of a parameter in the root
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What of a whole model is trained and published, by name. Made before it is cut."""
+    """What of a whole model is trained and published, by name."""
 
-    def __init__(self, model: nn.Module, trainable: Trainable) -> None:
-        paths = {parameter.data_ptr(): path for path, parameter in model.named_parameters()}
-        own = {id(parameter): path for path, parameter in model.named_parameters()}
-        published = trainable.weights()
-        self.facts = {
-            name: torch.empty(t.shape, dtype=t.dtype, device="meta")
-            for name, t in published.items()
-        }
-        self.published = {
-            name: paths[t.data_ptr()] for name, t in published.items() if t.data_ptr() in paths
-        }
-        """Published name -> parameter's path."""
-        self.constant = {n: t for n, t in published.items() if n not in self.published}
-        """Buffers: whole on every rank."""
-        self.trained = {name: own[id(p)] for name, p in trainable.parameters().items()}
-        """Trained name -> parameter's path."""
-        self.adapters = frozenset(trainable.extra())
-        """Names of adapters among the trained."""
-        self.whole = {
-            path: torch.empty_like(p, device="meta") for path, p in model.named_parameters()
-        }
-        """Path -> its shape."""
+    facts: Mapping[str, Tensor]  # published name -> dtype and shape, on meta
+    published: Mapping[str, str]  # published name -> parameter's path
+    constant: Mapping[str, Tensor]  # buffers: whole on every rank
+    trained: Mapping[str, str]  # trained name -> parameter's path
+    adapters: frozenset[str]  # names of adapters among the trained
+    whole: Mapping[str, Tensor]  # path -> dtype and shape, on meta
+
+
+def plan_of(model: nn.Module, trainable: Trainable) -> Plan:
+    """Of a model before it is cut."""
+    paths = {parameter.data_ptr(): path for path, parameter in model.named_parameters()}
+    own = {id(parameter): path for path, parameter in model.named_parameters()}
+    weights = trainable.weights()
+    published = {n: paths[t.data_ptr()] for n, t in weights.items() if t.data_ptr() in paths}
+    return Plan(
+        facts={n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in weights.items()},
+        published=published,
+        constant={n: t for n, t in weights.items() if n not in published},
+        trained={name: own[id(p)] for name, p in trainable.parameters().items()},
+        adapters=frozenset(trainable.extra()),
+        whole={path: torch.empty_like(p, device="meta") for path, p in model.named_parameters()},
+    )
+
+
+class ShardedModel(Protocol):
+    """A model of which each rank has a share: FSDP2's `Shards`, or megatron-core's layers.
+
+    Paths name parameters; all ranks call `add_up`, `gather` and `scatter` in the same order.
+
+    `rows` are this rank's shares by path, in memory that the model computes with.
+    """
+
+    rows: dict[str, nn.Parameter]
+
+    @property
+    def root(self) -> nn.Module:
+        """A `Score`; one forward of it is one pass of all ranks."""
+
+    @property
+    def hands(self) -> Sequence[int]:
+        """By rank, which of the hands that are dealt it computes."""
+
+    @property
+    def voices(self) -> frozenset[int]:
+        """Ranks whose totals count: one of each hand."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Those of the rows since the last call; by path."""
+
+    def add_up(self, path: str, gradient: Tensor) -> None:
+        """Sum a batch's gradient in place over the ranks that have the same share."""
+
+    def owns(self, path: str) -> bool:
+        """Whether this rank is the first that has its share."""
+
+    def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """What all ranks have of a parameter's shape as one tensor, on rank 0; None elsewhere."""
+
+    def scatter(self, path: str, whole: Tensor | None, rows: Tensor | None) -> None:
+        """The other way: rank 0 has `whole`, every rank's `rows` are filled."""
+
+    def sums(self, path: str) -> Tensor | None:
+        """What the hash adds up of this rank's rows; None: it takes the whole tensor."""
+
+    def close(self) -> None:
+        """Let go of what the process group made."""
 
 
 class _Root(nn.Module):
@@ -89,6 +137,8 @@ class Shards:
             path.removeprefix(_PREFIX): parameter
             for path, parameter in self.root.named_parameters()
         }
+        self._rank, self._size = mesh.get_local_rank(), mesh.size()
+        self.hands, self.voices = range(self._size), frozenset(range(self._size))
         self.rows = {
             path: nn.Parameter(parameter.detach().to_local(), parameter.requires_grad)
             for path, parameter in self._cut.items()
@@ -103,6 +153,34 @@ class Shards:
                 found[path] = parameter.grad.to_local()
                 parameter.grad = None
         return found
+
+    def add_up(self, path: str, gradient: Tensor) -> None:
+        """See `ShardedModel`: they are sums already."""
+
+    def owns(self, path: str) -> bool:
+        """See `ShardedModel`."""
+        return path in self.rows
+
+    def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """See `ShardedModel`."""
+        del dtype
+        assert rows is not None, "every rank has rows of each"
+        return gather(rows, self._cut[path], self._rank, self._size)
+
+    def scatter(self, path: str, whole: Tensor | None, rows: Tensor | None) -> None:
+        """See `ShardedModel`."""
+        del path
+        assert rows is not None, "likewise"
+        scatter(whole, rows, self._rank, self._size)
+
+    def sums(self, path: str) -> Tensor | None:
+        """See `ShardedModel`."""
+        shape = self._cut[path].shape
+        first, _ = span(self._rank, self._size, shape[0])
+        return sums_of(self.rows[path].detach(), first * shape[1:].numel())
+
+    def close(self) -> None:
+        """See `ShardedModel`."""
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:

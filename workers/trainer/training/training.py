@@ -11,42 +11,30 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.trainer import TrainerSection
-from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 from rlstreams.workers.loop.dead_letters import Reason
 from rlstreams.workers.model.base import CPU
-from rlstreams.workers.model.bins import compile_for_bins, take_documents
 from rlstreams.workers.model.cut import Cut, cut_smaller
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
-from rlstreams.workers.model.model import (
-    FLOAT32,
-    configure_torch,
-    load_model,
-    numerics_of,
-    weights_of,
-)
+from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.model.one_order import NoOrderError
-from rlstreams.workers.model.recompute import recompute_activations
-from rlstreams.workers.model.routing_check import check_replay
-from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
 from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted, shaped_rewards
-from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, StepResult
+from rlstreams.workers.trainer.learn.optimizer import NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, num_tokens, pack
-from rlstreams.workers.trainer.learn.trainable import trainable_of
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
-from rlstreams.workers.trainer.training.step_cost import StepCost
+from rlstreams.workers.trainer.training.computing import over_library, over_megatron
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import weight_hash
 
@@ -115,22 +103,11 @@ class Training:
             config = read_config(folder)
             self.vocab_size, self.max_tokens = vocab_size_of(config), token_limit(config)
             self._section, self._compare = section, compare
-            model = load_model(folder, dtype)
-            mask = check_scoring(model, self.vocab_size)
-            self.routers = check_replay(model, self.vocab_size) if section.routing_replay else None
-            if team is None:
-                model = model.to(device)
-            self.model_hash = self.weight_hash = weight_hash(weights_of(model))
-            self._cost = StepCost(model, numerics.device, dtype, section)
-            if team is None:
-                self.learner, self.why_eager = _learner(model, mask, section, device)
-            else:
-                self.why_eager = "several ranks compute their layers as they are"
-                spec = {"folder": folder, "section": section, "device": device, "dtype": dtype}
-                self.learner = _leader(team, model, mask, threads=threads, **spec)
-            self.numerics = replace(
-                numerics_of(model, numerics), ranks=num_ranks, compiled=not self.why_eager
-            )
+            begin = over_megatron if section.backend == MEGATRON else over_library
+            made = begin(team, section, numerics, folder, device, dtype)
+            self.learner, self.numerics, self.routers = made.learner, made.numerics, made.routers
+            self.why_eager, self._cost = made.why_eager, made.cost
+            self.model_hash = self.weight_hash = weight_hash(self.learner.weights())
             on_error.pop_all()
 
     @property
@@ -329,45 +306,6 @@ class Training:
             )
         self.learner.load(weights, optimizer, manifest.step)
         self.weight_hash = actual
-
-
-def _learner(
-    model: nn.Module, mask: MakeMask, section: TrainerSection, device: str
-) -> tuple[Learner, str]:
-    """The learner of a trainer with one rank; why its layers are not compiled, or "".
-
-    Raises:
-        ConfigError: no layer to adapt.
-    """
-    try:
-        trainable = trainable_of(model, section.lora)
-    except ValueError as err:
-        raise ConfigError(str(err)) from err
-    scorer = TokenScorer(model, mask)
-    why_padded = take_documents(scorer, device)
-    why_eager = "rows are padded, to lengths of many kinds"
-    if not why_padded:
-        scorer.head.holds_logits = not section.activation_checkpointing
-        why_eager = compile_for_bins(scorer, section.micro_batch_tokens)
-    if section.activation_checkpointing:
-        recompute_activations(model)
-    learner = Learner(
-        model,
-        section.optimizer,
-        section.loss,
-        trainable=trainable,
-        scorer=scorer,
-        why_padded=why_padded,
-    )
-    return learner, why_eager
-
-
-def _leader(team: Team, model: nn.Module, mask: MakeMask, **spec: Any) -> Learner:  # noqa: ANN401
-    """The learner of the first of several ranks, which leads the others."""
-    from rlstreams.workers.trainer.parallel.leader import Leader
-    from rlstreams.workers.trainer.parallel.rank_learner import RankSpec
-
-    return Leader(team, RankSpec(host=team.host, **spec), model, mask)
 
 
 def blame(

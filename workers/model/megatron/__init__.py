@@ -1,0 +1,1 @@
+"""Models of megatron-core under Hugging Face names: tables, layouts, log-probs."""

@@ -1,0 +1,297 @@
+"""Log-probs of chosen tokens by a megatron-core model: what `TokenScorer` is for Hugging Face's.
+
+Ranks of one matrix compute the same rows and share the head's vocabulary. Ranks of other experts
+compute other rows, of one shape: they are padded to the largest. Stages pass on hidden states, and
+the last one's scores go back to all, so that every rank computes the same loss and calls the same
+backward, in which the stages pass gradients back. One micro-batch is under way at a time.
+Axes: `B` row, `T` token (the library's `S`), `N` chosen token, `V` vocabulary, `H` hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlstreams.workers.model.base import LOGITS_BYTES
+from rlstreams.workers.model.documents import Documents
+from rlstreams.workers.model.head import Head, chunk_gradient
+from rlstreams.workers.model.megatron.build import RankModel, forget_replays
+from rlstreams.workers.model.megatron.tables import mixed_layers
+from rlstreams.workers.model.recompute import recompute_layers
+from rlstreams.workers.model.routing import Counted, Forced, Routes, RoutingReplay
+from rlstreams.workers.model.token_scores import TokenScores
+
+WHY_PADDED = "layers of megatron-core are given padded rows"
+
+
+class MegatronScores(nn.Module):
+    """One rank's model as a function from tokens to log-probs; all ranks call it together."""
+
+    def __init__(self, rank_model: RankModel, *, recomputes: bool = False) -> None:
+        super().__init__()
+        self.rank_model = rank_model
+        self.model = rank_model.model
+        self.routing = MegatronRouting(rank_model)
+        self.vocab_size: int = rank_model.config.vocab_size
+        layout = rank_model.layout
+        self._stage = layout.stage(rank_model.rank)
+        rows = max(1, LOGITS_BYTES // (4 * self.vocab_size))
+        self.head = Head(rows) if layout.tp == 1 else SplitHead(rows, rank_model)
+        if recomputes:
+            recompute_layers(list(self.model.decoder.layers))
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        real_BT: Tensor | None,
+        chosen: Tensor,
+        temperature_N: Tensor,
+        documents: Documents | None = None,
+    ) -> TokenScores:
+        """See `TokenScorer`; rows are padded at their end."""
+        assert documents is None, WHY_PADDED
+        del real_BT
+        chosen_N = chosen.flatten().nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
+        ids_N = ids_BT.flatten()[chosen_N]
+        row_N, column_N = chosen_N // ids_BT.shape[1], chosen_N % ids_BT.shape[1] - 1
+        hidden_TBH = self._hidden(self._alike(ids_BT))
+        layout, rank = self.rank_model.layout, self.rank_model.rank
+        if self._stage < layout.pp - 1:
+            ahead = [layout.neighbour(rank, n) for n in (1, layout.pp - 1 - self._stage)]
+            return TokenScores(*_Sent.apply(hidden_TBH, len(ids_N), *ahead))
+        hidden_NH = hidden_TBH[column_N, row_N]
+        if layout.tp > 1:
+            from megatron.core.tensor_parallel.mappings import (
+                copy_to_tensor_model_parallel_region,
+            )
+
+            hidden_NH = copy_to_tensor_model_parallel_region(hidden_NH)
+        found = TokenScores(*self.head(hidden_NH, self._matrix(), ids_N, temperature_N))
+        for stages in range(1, layout.pp):
+            dist.send(torch.stack(found).detach(), layout.neighbour(rank, -stages))
+        return found
+
+    def _hidden(self, ids_BT: Tensor) -> Tensor:
+        """What this stage makes of a batch."""
+        model, config = self.model, self.rank_model.config
+        if self._stage == 0:
+            hidden_TBH = model.embedding(ids_BT, None)
+            if config.pad_token_id is not None:  # in Hugging Face's table this row does not learn
+                is_pad_TB1 = (config.pad_token_id == ids_BT.T)[..., None]
+                hidden_TBH = torch.where(is_pad_TB1, hidden_TBH.detach(), hidden_TBH)
+        else:
+            shape, like = (*ids_BT.T.shape, config.hidden_size), self._dtype_and_device
+            source = self.rank_model.layout.neighbour(self.rank_model.rank, -1)
+            empty = torch.zeros(0, device=ids_BT.device, requires_grad=torch.is_grad_enabled())
+            hidden_TBH = _Received.apply(empty, torch.empty(shape, **like), source)
+            model.decoder.set_input_tensor(hidden_TBH)
+        rope = model.rotary_pos_emb(ids_BT.shape[1])
+        found: Tensor = model.decoder(hidden_TBH, None, rotary_pos_emb=rope)
+        return found
+
+    @property
+    def _dtype_and_device(self) -> dict[str, Any]:
+        any_parameter = next(self.model.parameters())
+        return {"dtype": any_parameter.dtype, "device": any_parameter.device}
+
+    def _matrix(self) -> Tensor:
+        is_tied = self.rank_model.config.tie_word_embeddings
+        layer = self.model.embedding.word_embeddings if is_tied else self.model.output_layer
+        weight: Tensor = layer.weight
+        return weight
+
+    def _alike(self, ids_BT: Tensor) -> Tensor:
+        """Padded to a shape that all ranks have, where they share experts."""
+        if self.rank_model.layout.ep > 1:
+            shape = torch.tensor(ids_BT.shape, device=ids_BT.device)
+            dist.all_reduce(shape, dist.ReduceOp.MAX)
+            ids_BT = padded(ids_BT, *shape.tolist())
+        self.routing.lay_out(*ids_BT.shape)
+        return ids_BT
+
+
+class MegatronRouting(RoutingReplay):
+    """The routers of one rank; recorded rows come for all layers, this stage takes its own."""
+
+    def __init__(self, rank_model: RankModel) -> None:
+        config, layout = rank_model.config, rank_model.layout
+        mixed = mixed_layers(config)
+        first = layout.stage(rank_model.rank) * (len(mixed) // layout.pp)
+        layers = enumerate(rank_model.model.decoder.layers, first)
+        self.num_layers = sum(mixed)
+        self.num_experts = config.num_experts if any(mixed) else 0
+        self._stages = layout.pp
+        self._replays = {sum(mixed[:n]): _replay_of(layer) for n, layer in layers if mixed[n]}
+        self._routes: Routes | None = None
+
+    @contextmanager
+    def replaying(self, routes: Routes | None) -> Iterator[Counted]:
+        """See `RoutingReplay`; flips are those of all stages."""
+        counted = Counted()
+        self._routes = routes
+        try:
+            yield counted
+        finally:
+            self._routes = None
+            flips = {
+                layer: replay.choice.flips
+                for layer, replay in self._replays.items()
+                if replay.choice is not None and replay.choice.flips is not None
+            }
+            for replay in self._replays.values():
+                replay.choice = None
+        counted.update(flips)
+        if routes is not None and self._stages > 1:
+            total = torch.tensor(counted.num_flips, device=routes.recorded_BT.device)
+            dist.all_reduce(total, group=group_of("pipeline_model_parallel"))
+            counted.clear()
+            counted[0] = total
+
+    def lay_out(self, rows: int, width: int) -> None:
+        """Tell the routers what the next forward, of this shape, takes."""
+        if self._routes is None:
+            return
+        recorded_N = padded(self._routes.recorded_BT, rows, width).T.flatten()
+        experts_TBLK = padded(self._routes.experts_BTLK, rows, width).transpose(0, 1)
+        for layer, replay in self._replays.items():
+            experts_NK = experts_TBLK[:, :, layer].flatten(0, 1).long()
+            replay.choice = Forced(experts_NK, recorded_N, self.num_experts)
+
+
+def _replay_of(layer: Any) -> Any:  # noqa: ANN401
+    """A `RouterReplay` of the library in which a token without a recorded row keeps its own."""
+    router = layer.mlp.router
+    library = type(router.router_replay)
+
+    class Replay(library):  # type: ignore[misc, valid-type]
+        choice: Forced | None = None
+
+        def get_replay_topk(
+            self,
+            scores: Tensor,
+            topk: int,
+            num_groups: int | None = None,
+            group_topk: int | None = None,
+            default_compute_topk: Any = None,  # noqa: ANN401
+        ) -> tuple[Tensor, Tensor]:
+            found = torch.return_types.topk(
+                default_compute_topk(scores, topk, num_groups, group_topk)
+            )
+            return tuple(found if self.choice is None else self.choice.answer(scores, found))
+
+    router.router_replay = Replay()
+    forget_replays()
+    return router.router_replay
+
+
+def padded(values_BT: Tensor, rows: int, width: int) -> Tensor:
+    """With zeros behind both axes."""
+    found = values_BT.new_zeros(rows, width, *values_BT.shape[2:])
+    found[: values_BT.shape[0], : values_BT.shape[1]] = values_BT
+    return found
+
+
+class SplitHead(Head):
+    """A head whose vocabulary is spread over the ranks of one matrix."""
+
+    def __init__(self, rows: int, rank_model: RankModel) -> None:
+        super().__init__(rows)
+        layout = rank_model.layout
+        share = rank_model.config.vocab_size // layout.tp
+        self._first = share * layout.tp_rank(rank_model.rank)
+        self.scores, self.gradient = self._scores, self._gradient
+
+    @property
+    def is_compiled(self) -> bool:
+        """Never."""
+        return False
+
+    def _scores(
+        self, logits_nV: Tensor, ids_n: Tensor, temperature_n: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `chunk_scores`, of this rank's part of the logits."""
+        group = group_of("tensor_model_parallel")
+        scaled_nV = logits_nV.float() / temperature_n[:, None]
+        highest_n = scaled_nV.amax(-1)
+        dist.all_reduce(highest_n, dist.ReduceOp.MAX, group=group)
+        own_n = ids_n - self._first
+        is_own_n = (own_n >= 0) & (own_n < scaled_nV.shape[1])
+        chosen_n = scaled_nV.gather(-1, own_n.clamp(0, scaled_nV.shape[1] - 1)[:, None])[:, 0]
+        shares_nV = (scaled_nV - highest_n[:, None]).exp()
+        sums_3n = torch.stack(
+            (
+                shares_nV.sum(-1),
+                torch.where(is_own_n, chosen_n, 0.0),
+                torch.where(shares_nV > 0, shares_nV * scaled_nV, 0.0).sum(-1),
+            )
+        )
+        dist.all_reduce(sums_3n, group=group)
+        log_sum_n = sums_3n[0].log() + highest_n
+        return sums_3n[1] - log_sum_n, log_sum_n - sums_3n[2] / sums_3n[0], log_sum_n
+
+    def _gradient(
+        self,
+        logits_nV: Tensor,
+        ids_n: Tensor,
+        temperature_n: Tensor,
+        log_sum_n: Tensor,
+        gradient_n: Tensor,
+    ) -> Tensor:
+        """As `chunk_gradient`, likewise."""
+        shifted_n = ids_n - self._first
+        return chunk_gradient(logits_nV, shifted_n, temperature_n, log_sum_n, gradient_n)
+
+
+class _Received(torch.autograd.Function):
+    """Hidden states of the stage before; their gradient goes back to it."""
+
+    @staticmethod
+    def forward(ctx: Any, empty: Tensor, into: Tensor, source: int) -> Tensor:  # noqa: ANN401
+        del empty  # of which autograd learns that there is a gradient
+        ctx.source = source
+        dist.recv(into, source)
+        return into
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
+        dist.send(gradient.contiguous(), ctx.source)
+        return torch.zeros(0, device=gradient.device), None, None
+
+
+class _Sent(torch.autograd.Function):
+    """Hidden states for the next stage; what comes is the last one's log-probs and entropies."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        hidden_TBH: Tensor,
+        number: int,
+        following: int,
+        last: int,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.following = following
+        ctx.like = torch.empty_like(hidden_TBH, device="meta")
+        dist.send(hidden_TBH.contiguous(), following)
+        scores_2N = torch.empty(2, number, device=hidden_TBH.device)
+        dist.recv(scores_2N, last)
+        logprobs_N, entropy_N = (values_N.clone() for values_N in scores_2N)
+        ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, gradient_N: Tensor, _entropy_N: Tensor) -> Any:  # noqa: ANN401
+        into = torch.empty(ctx.like.shape, dtype=ctx.like.dtype, device=gradient_N.device)
+        dist.recv(into, ctx.following)
+        return into, None, None, None
+
+
+def group_of(name: str) -> Any:  # noqa: ANN401
+    """A group of the library that this rank is in, by its name there."""
+    from megatron.core import parallel_state
+
+    return getattr(parallel_state, f"get_{name}_group")()

@@ -1,0 +1,182 @@
+"""A model in megatron-core's layers, as one rank has it: shares by tensor, stage and expert.
+
+What learns are the rows of Hugging Face tensors, as views into the library's parameters, so that
+optimizer, hash and checkpoint know the same names and shapes under every layout and backend.
+Gradients of a batch are summed once, in float32, over the ranks that have the same rows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.model.megatron.build import (
+    RankModel,
+    begin_ranks,
+    end_ranks,
+    fill,
+    view_of,
+)
+from rlstreams.workers.model.megatron.layout import Layout
+from rlstreams.workers.model.megatron.score import MegatronScores, group_of
+from rlstreams.workers.model.megatron.tables import Part
+from rlstreams.workers.trainer.parallel.shards import Plan
+from rlstreams.workers.weights.link.weight_hash import sums_of
+
+
+def megatron_shards(
+    folder: Path, section: TrainerSection, rank: int, device: str, dtype: str
+) -> tuple[Plan, MegatronShards]:
+    """This rank's share of a folder, within the process group of all ranks.
+
+    Raises:
+        ConfigError: a layout that does not fit ranks or model.
+        EngineError: a family without a table of names.
+    """
+    asked = section.layout
+    layout = Layout(ranks=section.ranks, tp=asked.tp, pp=asked.pp, ep=asked.ep)
+    begin_ranks(layout, device)
+    rank_model = RankModel(folder, layout, rank, device, dtype)
+    rank_model.read()
+    like = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
+    whole = {part.name: like.new_empty(part.shape) for part in rank_model.every}
+    published = {part.published or part.name: part.name for part in rank_model.every}
+    plan = Plan(
+        facts={name: whole[path] for name, path in sorted(published.items())},
+        published=dict(sorted(published.items())),
+        constant={},
+        trained={name: name for name in whole},
+        adapters=frozenset(),
+        whole=whole,
+    )
+    return plan, MegatronShards(rank_model, recomputes=section.activation_checkpointing)
+
+
+class MegatronShards:
+    """See `ShardedModel`. A path is a Hugging Face name."""
+
+    def __init__(self, rank_model: RankModel, *, recomputes: bool) -> None:
+        self._model, self._rank = rank_model, rank_model.rank
+        self._every = {part.name: part for part in rank_model.every}
+        self._layout = layout = rank_model.layout
+        self._device = next(rank_model.model.parameters()).device
+        self.root = MegatronScores(rank_model, recomputes=recomputes)
+        self.rows = {
+            name: nn.Parameter(view_of(rank_model.tensors, part))
+            for name, part in rank_model.parts.items()
+        }
+        ranks = range(layout.ranks)
+        self.hands = [layout.dp_rank(rank) for rank in ranks]
+        self.voices = frozenset(r for r in ranks if not layout.tp_rank(r) and not layout.stage(r))
+
+    def gradients(self) -> dict[str, Tensor]:
+        """See `ShardedModel`: of this rank alone."""
+        found: dict[str, Tensor] = {}
+        own = dict(self._model.model.named_parameters())
+        for name, experts in self._model.experts.items():
+            # An expert that no token took has none.
+            each = [own.pop(expert) for expert in experts]
+            zeros = torch.zeros_like(each[0])
+            found[name] = torch.stack([zeros if p.grad is None else p.grad for p in each])
+        found |= {name: p.grad for name, p in own.items() if p.grad is not None}
+        self._model.model.zero_grad()
+        parts = self._model.parts.items()
+        return {name: view_of(found, p) for name, p in parts if p.parameter in found}
+
+    def add_up(self, path: str, gradient: Tensor) -> None:
+        """See `ShardedModel`; a norm of heads also over the ranks that have other heads."""
+        part, layout = self._every[path], self._layout
+        groups = []
+        if len(self._peers(part)) > 1:
+            of_experts = part.by == "ep"
+            groups.append("expert_data_parallel" if of_experts else "data_parallel")
+        if part.is_summed and layout.tp > 1:
+            groups.append("tensor_model_parallel")
+        if not groups:
+            return
+        total = gradient.contiguous()
+        for name in groups:
+            dist.all_reduce(total, group=group_of(name))
+        gradient.copy_(total)
+
+    def _peers(self, part: Part) -> list[int]:
+        return self._layout.peers(self._rank, of_experts=part.by == "ep")
+
+    def _owners(self, part: Part) -> dict[int, tuple[slice, ...]]:
+        """The first rank of each share, and the share."""
+        found: dict[int, tuple[slice, ...]] = {}
+        for rank in range(self._layout.ranks):
+            index = part.index(rank, self._layout)
+            if index is not None and index not in found.values():
+                found[rank] = index
+        return found
+
+    def owns(self, path: str) -> bool:
+        """See `ShardedModel`."""
+        return self._rank in self._owners(self._every[path])
+
+    @torch.no_grad()
+    def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """See `ShardedModel`."""
+        part = self._every[path]
+        owners = self._owners(part)
+        if self._rank:
+            if self._rank in owners and rows is not None:
+                dist.send(_bytes(rows.contiguous()), 0)
+            return None
+        whole = torch.empty(part.shape, dtype=dtype, device=self._device)
+        for rank, index in owners.items():
+            share = whole[index]
+            if rank == 0:
+                assert rows is not None, "an owner has rows"
+                share.copy_(rows.reshape(share.shape))
+                continue
+            into = torch.empty_like(share, memory_format=torch.contiguous_format)
+            dist.recv(_bytes(into), rank)
+            share.copy_(into)
+        return whole
+
+    @torch.no_grad()
+    def scatter(self, path: str, whole: Tensor | None, rows: Tensor | None) -> None:
+        """See `ShardedModel`."""
+        part = self._every[path]
+        if whole is None:
+            if rows is not None:
+                share = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
+                dist.recv(_bytes(share), 0)
+                rows.copy_(share)
+            return
+        dtype = whole.dtype if rows is None else rows.dtype
+        for rank in range(self._layout.ranks):
+            index = part.index(rank, self._layout)
+            if index is None:
+                continue
+            share = whole[index].to(device=self._device, dtype=dtype)
+            if rank == 0:
+                assert rows is not None, "rank 0 has this share"
+                fill(rows, share)
+            else:
+                dist.send(_bytes(share.contiguous()), rank)
+
+    def sums(self, path: str) -> Tensor | None:
+        """See `ShardedModel`; columns lie apart in the whole."""
+        part = self._every[path]
+        if part.axis and part.by:
+            return None
+        if not self.owns(path):
+            return torch.zeros(2, dtype=torch.int64, device=self._device)
+        start = self._owners(part)[self._rank][0].start
+        return sums_of(self.rows[path].detach(), start * torch.Size(part.shape[1:]).numel())
+
+    def close(self) -> None:
+        """See `ShardedModel`."""
+        end_ranks()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A view that every transport knows."""
+    return tensor.detach().reshape(-1).view(torch.uint8)

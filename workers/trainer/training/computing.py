@@ -1,0 +1,158 @@
+"""What a trainer computes with: layers of Hugging Face or of megatron-core, on one rank or several.
+
+Everything above sees a `Learner`, whatever is below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.model.bins import compile_for_bins, take_documents
+from rlstreams.workers.model.folder import read_config, vocab_size_of
+from rlstreams.workers.model.model import Numerics, load_model, numerics_of
+from rlstreams.workers.model.recompute import recompute_activations
+from rlstreams.workers.model.routes import RouterShape
+from rlstreams.workers.model.routing_check import check_replay
+from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
+from rlstreams.workers.trainer.learn.optimizer import Learner
+from rlstreams.workers.trainer.learn.trainable import trainable_of
+from rlstreams.workers.trainer.training.step_cost import StepCost
+
+if TYPE_CHECKING:
+    from rlstreams.workers.trainer.parallel.team import Team
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """A learner, and what is known of how it computes."""
+
+    learner: Learner
+    numerics: Numerics
+    routers: RouterShape | None  # that samples' routes must fit; None: none are replayed
+    cost: StepCost
+    why_eager: str  # why layers are not compiled; "": they are
+
+
+def over_library(
+    team: Team | None,
+    section: TrainerSection,
+    numerics: Numerics,
+    folder: Path,
+    device: str,
+    dtype: str,
+) -> Computing:
+    """Layers of Hugging Face; sharded where there is a team.
+
+    Raises:
+        ConfigError, EngineError: a model that cannot be trained so.
+    """
+    vocab_size = vocab_size_of(read_config(folder))
+    model = load_model(folder, dtype)
+    mask = check_scoring(model, vocab_size)
+    routers = check_replay(model, vocab_size) if section.routing_replay else None
+    cost = StepCost(model, numerics.device, dtype, section)
+    if team is None:
+        learner, why_eager = _learner(model.to(device), mask, section, device)
+    else:
+        why_eager = "several ranks compute their layers as they are"
+        learner = _leader(team, section, numerics, folder, device, dtype, model, mask)
+    found = numerics_of(model, numerics)
+    return Computing(
+        learner=learner,
+        numerics=replace(found, ranks=section.ranks, compiled=not why_eager),
+        routers=routers,
+        cost=cost,
+        why_eager=why_eager,
+    )
+
+
+def over_megatron(
+    team: Team | None,
+    section: TrainerSection,
+    numerics: Numerics,
+    folder: Path,
+    device: str,
+    dtype: str,
+) -> Computing:
+    """Layers of megatron-core; one rank is a team of none.
+
+    Raises:
+        ConfigError, EngineError: likewise.
+    """
+    from rlstreams.workers.model.megatron.build import routers_of, shape_of
+    from rlstreams.workers.model.megatron.shims import use_megatron
+    from rlstreams.workers.trainer.parallel.team import Team
+
+    version, layout = use_megatron(), section.layout
+    routers = routers_of(folder) if section.routing_replay else None
+    backend = f"megatron-core {version}, tp {layout.tp}, pp {layout.pp}, ep {layout.ep}"
+    return Computing(
+        learner=_leader(team or Team(()), section, numerics, folder, device, dtype),
+        numerics=replace(numerics, ranks=section.ranks, backend=backend),
+        routers=routers,
+        cost=StepCost(shape_of(folder), numerics.device, dtype, section),
+        why_eager="layers of megatron-core are computed as they are",
+    )
+
+
+def _learner(
+    model: nn.Module, mask: MakeMask, section: TrainerSection, device: str
+) -> tuple[Learner, str]:
+    """The learner of a trainer with one rank; why its layers are not compiled, or "".
+
+    Raises:
+        ConfigError: no layer to adapt.
+    """
+    try:
+        trainable = trainable_of(model, section.lora)
+    except ValueError as err:
+        raise ConfigError(str(err)) from err
+    scorer = TokenScorer(model, mask)
+    why_padded = take_documents(scorer, device)
+    why_eager = "rows are padded, to lengths of many kinds"
+    if not why_padded:
+        scorer.head.holds_logits = not section.activation_checkpointing
+        why_eager = compile_for_bins(scorer, section.micro_batch_tokens)
+    if section.activation_checkpointing:
+        recompute_activations(model)
+    learner = Learner(
+        model,
+        section.optimizer,
+        section.loss,
+        trainable=trainable,
+        scorer=scorer,
+        why_padded=why_padded,
+    )
+    return learner, why_eager
+
+
+def _leader(
+    team: Team,
+    section: TrainerSection,
+    numerics: Numerics,
+    folder: Path,
+    device: str,
+    dtype: str,
+    model: nn.Module | None = None,
+    mask: MakeMask | None = None,
+) -> Learner:
+    """The learner of the first rank, which leads the others."""
+    from rlstreams.workers.trainer.parallel.leader import Leader
+    from rlstreams.workers.trainer.parallel.rank_learner import RankSpec
+
+    spec = RankSpec(
+        folder=folder,
+        section=section,
+        device=device,
+        dtype=dtype,
+        threads=numerics.threads,
+        host=team.host,
+    )
+    return Leader(team, spec, model, mask)
