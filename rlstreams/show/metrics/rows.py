@@ -49,7 +49,7 @@ class MetricRows:
         self._ledger.apply(event)
 
     def _step(self, event: StepCompleted, _: Position) -> None:
-        self._new.append(_step_row(step_point(event)))
+        self._new.append(step_row(step_point(event)))
 
     def take(self, *, is_caught_up: bool) -> list[Row]:
         """Rows that are new, by time.
@@ -64,7 +64,7 @@ class MetricRows:
                 if point.policy_version not in self._told:
                     self._told.add(point.policy_version)
                     step = self._ledger.made_by.get(point.policy_version, point.policy_version)
-                    rows.append(_evaluation_row(point, step))
+                    rows.append(evaluation_row(point, step))
         return sorted(rows, key=lambda row: row.at_ms)
 
     @property
@@ -74,7 +74,8 @@ class MetricRows:
         return is_told and self._ledger.at_target
 
 
-def _step_row(point: StepPoint) -> Row:
+def step_row(point: StepPoint) -> Row:
+    """What a step says."""
     num_tokens = sum(point.staleness.values())
     distance = sum(d * tokens for d, tokens in point.staleness.items())
     values = {
@@ -93,7 +94,8 @@ def _step_row(point: StepPoint) -> Row:
     return Row(kind=STEP, step=point.step, at_ms=point.finished_at_ms, values=values)
 
 
-def _evaluation_row(point: EvaluationPoint, step: int) -> Row:
+def evaluation_row(point: EvaluationPoint, step: int) -> Row:
+    """What an evaluation says; `step` made its version."""
     values: dict[str, float] = {
         "evaluation/best_reward": point.best,
         "evaluation/dead": point.num_dead,
