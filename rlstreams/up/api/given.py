@@ -57,7 +57,7 @@ def rows_file(rows: Iterable[Mapping[str, Any]], folder: Path) -> GivenFile:
         if not isinstance(row, Mapping):
             raise ConfigError(f"dataset: row {number} must be a dict, got {type(row).__name__}")
         try:
-            lines.append(json.dumps(dict(row)) + "\n")
+            lines.append(json.dumps(dict(row), allow_nan=False) + "\n")
         except (TypeError, ValueError) as err:
             raise ConfigError(f"dataset: row {number} cannot be written as JSON: {err}") from err
     return GivenFile.of(folder, "rows", ".jsonl", "".join(lines))
@@ -72,7 +72,7 @@ def reward_place(function: Callable[..., object], folder: Path) -> tuple[str, Gi
     Raises:
         ConfigError: a lambda, a closure, an object, or one that uses what cannot be copied.
     """
-    name = getattr(function, "__qualname__", type(function).__name__)
+    name = str(getattr(function, "__qualname__", type(function).__qualname__))
     if not isinstance(function, FunctionType):
         raise _refused(name, f"it is an object of {type(function).__name__}, not a function")
     if function.__name__ == "<lambda>":

@@ -98,8 +98,8 @@ def run(
 class Run:
     """A run on its way. To iterate gives its steps; to leave the loop, or Ctrl-C, drains it.
 
-    Also for a `with` block, whose end drains the run too. A run that is drained, or whose process
-    died, goes on with `resume=True`.
+    The end of a `with` block drains it too, and so does the end of this process. A run that did
+    not complete goes on with `resume=True`.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class Run:
         """Empty while the run goes on, then `complete`, `drained` or `failed`."""
         self._error: StreamsError | None = None
         self._steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()  # None: that was all
+        self._is_asked = False  # to drain
         self._is_over = False  # nothing more will be printed
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._say = say or (lambda _: None)
@@ -161,17 +162,18 @@ class Run:
         Raises:
             StreamsError: as an iteration does.
         """
-        is_asked = not self.outcome and not self._is_over
+        is_going_on = not self.outcome and not self._is_over
+        self._is_asked |= is_going_on
         try:
-            self._end(is_interrupted=is_asked)
+            self._end(is_interrupted=is_going_on)
         except KeyboardInterrupt:
             self._end(is_interrupted=True)
             raise
-        status = self._process.returncode
-        if not self.outcome:
-            self.outcome = "drained" if is_asked else "failed"
-            last = "\n".join(self._lines)
-            self._error = None if is_asked else RunFailedError(f"`up` ended with {status}:\n{last}")
+        if not self.outcome and self._is_asked:
+            self.outcome = "drained"
+        elif not self.outcome:
+            self.outcome, lines = "failed", "\n".join(self._lines)
+            self._error = RunFailedError(f"`up` ended with {self._process.returncode}:\n{lines}")
         if self._error is not None:
             raise self._error
 
