@@ -12,7 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +244,15 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
     config = read_json(folder / "config.json")
     # The folder may have been moved, or named from elsewhere, since it was written.
     return replace(config, run=replace(config.run, dir=str(folder)))
+
+
+def print_json(*values: object) -> None:
+    """What `--json` prints: a JSON object a line, of dicts or of dataclasses."""
+    from rlstreams.streams.log.text import plain_json
+
+    for value in values:
+        told = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        print(plain_json(told, default=str), flush=True)
 
 
 class Progress:
