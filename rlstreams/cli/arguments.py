@@ -12,7 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -248,11 +248,12 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
 
 def print_json(*values: object) -> None:
     """What `--json` prints: a JSON object a line, of dicts or of dataclasses."""
+    import msgspec
+
     from rlstreams.streams.log.text import plain_json
 
     for value in values:
-        told = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        print(plain_json(told, default=str), flush=True)
+        print(plain_json(msgspec.to_builtins(value, enc_hook=str)), flush=True)
 
 
 class Progress:
