@@ -127,7 +127,7 @@ def _dry_run(loaded: Loaded) -> int:
     for role, count in num_workers(loaded.config).items():
         for ordinal in range(count):
             path = folder / f"{role}-{ordinal}.toml"
-            words = ["rlstreams", "worker", role, "--config", str(path), "--ordinal", str(ordinal)]
+            words = ["rlstreams", "worker", role, str(path), "--ordinal", str(ordinal)]
             command = shlex.join(words)
             path.write_text("\n".join([f"# {command}", "", *body]) + "\n", encoding="utf-8")
             print(f"{path}\n  {command}")

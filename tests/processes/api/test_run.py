@@ -175,8 +175,12 @@ open({str(counted)!r}, "w").close()
             list(run)
 
     run = started()
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(run)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a fresh process
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(run)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (2, 0) == (counted.stat().st_size, run._process.returncode)
 
 
