@@ -50,7 +50,9 @@ def run(commands: Commands, args: argparse.Namespace) -> int:
 
     cases = [f'  " "*) words="{" ".join(commands.choices)} --version --help" ;;']
     for name, parser in commands.choices.items():
-        nested = next((a for a in parser._actions if isinstance(a, Commands)), None)
+        nested = next(
+            (a for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None
+        )
         for action, inner in nested.choices.items() if nested else ():
             cases.append(_case(f'"{name} {action} "*', inner))
         cases.append(_case(f'"{name} "*', parser))

@@ -117,10 +117,7 @@ class Fleet:
             self._note_exit(child, now_s, "was replaced while suspended", was_replaced=True)
         for worker in self.workers:
             self._reap(worker, now_s)
-            child = worker.child
-            if worker.is_awaited and child and self._progress.has_started(child.spec.instance):
-                worker.is_awaited = False
-                self._say(f"{worker.name} has started again")
+            self._tell_start(worker)
             if worker.restart_at_s is not None and now_s >= worker.restart_at_s:
                 worker.restart_at_s = None
                 if not self.is_draining:
@@ -252,6 +249,13 @@ class Fleet:
             self._follow(worker, self._decide(worker, status, now_s, child, cause), status, now_s)
         elif status > 0:
             self._say(f"{worker.name} {described(status)} while it drained: {cause or 'no error'}")
+
+    def _tell_start(self, worker: Worker) -> None:
+        """That a process started again works, where its end was told."""
+        child = worker.child
+        if worker.is_awaited and child and self._progress.has_started(child.spec.instance):
+            worker.is_awaited = False
+            self._say(f"{worker.name} has started again")
 
     def _note_exit(
         self,
