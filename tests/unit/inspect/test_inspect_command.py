@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,16 @@ def test_a_sample_by_its_id(folder: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "lineage" in shown.out
     assert "100 " in shown.out
     assert f"{folder}: records that could not be decoded: 1\n" == shown.err  # with the group's key
+
+
+def test_the_column_after_adds_up(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the start of one stage of the sample to that of the next."""
+    assert 0 == main(["inspect", "1/0", folder])
+    found = re.findall(r":(\d\d\.\d{3})  (?:\+([\d.]+) s)?.*(?:issued|sampled|scored|step 2) ",
+                       capsys.readouterr().out)  # fmt: skip
+    assert 4 == len(found)
+    gaps = [float(gap) for _, gap in found[1:]]
+    assert float(found[-1][0]) - float(found[0][0]) == pytest.approx(sum(gaps))
 
 
 def test_records_that_cannot_be_read_are_counted(
