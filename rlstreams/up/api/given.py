@@ -41,8 +41,9 @@ class GivenFile:
         return cls(path=folder.absolute() / "given" / f"{stem}_{digest}{suffix}", text=text)
 
     def write(self) -> None:
-        """Whole or not at all."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Whole or not at all; no other user can look into the folder, as `up` has it."""
+        for folder in (self.path.parent.parent, self.path.parent):
+            folder.mkdir(0o700, parents=True, exist_ok=True)
         write_whole(self.path, self.text.encode())
 
 

@@ -94,6 +94,7 @@ def test_it_yields_what_up_prints(stand_in: Callable[[str], Path], tmp_path: Pat
     assert ["-m", "rlstreams", "up"] == words[:3]
     assert ["--resume", "--web", "0", "--json", "--no-live", "--caller-fd", "0"] == words[4:]
     assert Path(words[3]).parent == tmp_path / "runs/one/given"
+    assert 0o700 == (tmp_path / "runs/one").stat().st_mode & 0o777
     given = tomllib.loads(Path(words[3]).read_text("utf-8"))
     assert (3, 1e-3) == (given["trainer"]["groups_per_step"], given["trainer"]["optimizer"]["lr"])
     assert str(tmp_path / "model") == given["model"]["path"]
