@@ -102,12 +102,15 @@ def _up(args: argparse.Namespace, config: RunConfig, figures: Figures | None) ->
 
 
 def _drain_when_closed(fd: int) -> None:
-    """As Ctrl-C does."""
+    """As Ctrl-C does; who read our output is gone as well, and up.log has it."""
     from rlstreams.workers.loop.runtime import Stop
 
     class Interrupt(Stop):
         def request(self, reason: str) -> None:
             del reason
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
             os.kill(os.getpid(), signal.SIGINT)
 
     Interrupt().when_closed(fd)

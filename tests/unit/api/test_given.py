@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import linecache
 import math
 import runpy
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.api.given import reward_place, rows_file
-from tests.unit.api import rewards
+from tests import factories
 
 CELL = '''
 import math as m, re
@@ -81,19 +83,15 @@ def test_a_function_of_a_notebook_takes_along_what_it_uses(
     assert (place, file) == (again, same)
 
 
-def test_a_function_of_a_module_is_named_where_it_is(tmp_path: Path) -> None:
+def test_a_function_of_a_module_is_named_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a package by module, so that its own imports work; alone by file."""
-    assert ("tests.unit.api.rewards:right", None) == reward_place(rewards.right, tmp_path)
+    assert ("tests.factories:prompt", None) == reward_place(factories.prompt, tmp_path)
     (tmp_path / "lonely.py").write_text("def right(p, c, a, m):\n    return 1.0\n", "utf-8")
-    sys.path.insert(0, str(tmp_path))
-    try:
-        import lonely  # type: ignore[import-not-found]
-
-        expected = (f"{tmp_path / 'lonely.py'}:right", None)
-        assert expected == reward_place(lonely.right, tmp_path)
-    finally:
-        sys.path.remove(str(tmp_path))
-        sys.modules.pop("lonely", None)
+    monkeypatch.syspath_prepend(tmp_path)
+    lonely = importlib.import_module("lonely")
+    assert (f"{tmp_path}/lonely.py:right", None) == reward_place(lonely.right, tmp_path)
 
 
 def closure() -> Callable[..., float]:
@@ -110,7 +108,7 @@ def closure() -> Callable[..., float]:
     [
         (lambda _: 1.0, "<lambda> cannot be given to a run: a lambda has no name in a file"),
         (closure(), "closure.<locals>.inner .* defined inside of another function"),
-        (rewards.Judge(), "Judge cannot be given to a run: it is an object of Judge"),
+        (partial(print), "partial cannot be given to a run: it is an object of partial"),
         ("unknown", "unknown .* it uses not_there, which is not defined"),
         ("open_file", "open_file .* it uses HANDLE, an object of "),
         ("anonymous", "a lambda has no name"),
