@@ -24,6 +24,7 @@ from typing import Any
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.dataset.files import write_whole
 
+_MAIN = "__main__"  # a script that runs, a notebook
 _HEAD = "from __future__ import annotations\n"
 
 
@@ -81,7 +82,7 @@ def reward_place(function: Callable[..., object], folder: Path) -> tuple[str, Gi
     if function.__closure__ or "<locals>" in name:
         raise _refused(name, "it is defined inside of another function, whose values it may use")
     module = sys.modules.get(function.__module__)
-    if function.__module__ != "__main__" and getattr(module, name, None) is function:
+    if function.__module__ != _MAIN and getattr(module, name, None) is function:
         if getattr(module, "__package__", ""):
             return f"{function.__module__}:{name}", None
         return f"{inspect.getfile(function)}:{name}", None
@@ -120,21 +121,21 @@ class _Copy:
         elif isinstance(value, re.Pattern):
             compiled = f"__import__('re').compile({value.pattern!r}, {value.flags})"
             self.parts.append(f"{name} = {compiled}\n")
-        elif isinstance(value, FunctionType | type) and home == "__main__":
+        elif isinstance(value, FunctionType) and home == _MAIN:
             self._add_source(name, value)
-        elif own and getattr(sys.modules.get(home), own, None) is value:
+        elif own and home != _MAIN and getattr(sys.modules.get(home), own, None) is value:
             self.parts.append(f"from {home} import {own} as {name}\n")
         else:
             raise _refused(
                 self._name,
                 f"it uses {name}, an object of {type(value).__name__}, which is not text, number, "
-                "list, dict, pattern, module, function or class",
+                "list, dict, pattern, module, function, or of an importable module",
             )
 
-    def _add_source(self, name: str, value: FunctionType | type) -> None:
+    def _add_source(self, name: str, value: FunctionType) -> None:
         try:
             text = textwrap.dedent(inspect.getsource(value))
-        except (OSError, TypeError) as err:
+        except OSError as err:
             raise _refused(self._name, f"the source of {name} is not known here") from err
         for used in _globals_of(compile(f"{_HEAD}{text}", name, "exec", dont_inherit=True)):
             if used in self._scope:

@@ -28,18 +28,19 @@ NUMBER = re.compile(r"-?\\d+", re.ASCII)
 WEIGHTS = {"right": 1.0, "short": (0.5, None)}
 
 class Tally:
-    unit = WEIGHTS["right"]
-    def __init__(self, text):
-        self.found = [int(x) for x in NUMBER.findall(text)]
+    pass
 
 def last(text):
-    return Tally(text).found[-1]
+    return [int(x) for x in NUMBER.findall(text)][-1]
 
 async def reward(prompt, completion, answer, metadata, scale=m.floor(1.5)):
     """Right or wrong."""
     def is_right():
         return last(completion) == loads(answer)
-    return {"right": float(F(is_right()) * scale * Tally.unit)}
+    return {"right": float(F(is_right()) * scale * WEIGHTS["right"])}
+
+def stateful(prompt, completion, answer, metadata):
+    return Tally()
 
 def unknown(prompt, completion, answer, metadata):
     return not_there(completion)
@@ -60,15 +61,13 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setitem(linecache.cache, name, (len(CELL), None, CELL.splitlines(True), name))
     main.__dict__["HANDLE"] = sys.stdin
     exec(compile(CELL, name, "exec"), main.__dict__)
-    # A class of a notebook has no file: its source is found as IPython finds it.
-    main.__file__ = name
     return main.__dict__
 
 
 def test_a_function_of_a_notebook_takes_along_what_it_uses(
     cell: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Modules, names from modules, patterns, literals, functions and classes; nothing else."""
+    """Modules, names from modules, patterns, literals and functions; nothing else."""
     place, file = reward_place(cell["reward"], tmp_path)
     assert file is not None
     assert f"{file.path}:reward" == place
@@ -110,6 +109,7 @@ def closure() -> Callable[..., float]:
         (closure(), "closure.<locals>.inner .* defined inside of another function"),
         (partial(print), "partial cannot be given to a run: it is an object of partial"),
         ("unknown", "unknown .* it uses not_there, which is not defined"),
+        ("stateful", "stateful .* it uses Tally, an object of type, which is not text, number, "),
         ("open_file", "open_file .* it uses HANDLE, an object of "),
         ("anonymous", "a lambda has no name"),
     ],
