@@ -89,16 +89,8 @@ def run(args: argparse.Namespace) -> int:
             change=partial(changed_config, settings=args.settings) if args.settings else None,
         )
     if args.json:
-        names = (
-            "step",
-            "is_equal",
-            "started_from",
-            "num_redone",
-            "findings",
-            "environment",
-            "change",
-        )
-        print_json({name: getattr(found, name) for name in names})
+        names = "step is_equal started_from num_redone findings environment change"
+        print_json({name: getattr(found, name) for name in names.split()})
     else:
         print("\n".join(lines(found)))
     return 0 if found.is_equal else 1
