@@ -1,4 +1,4 @@
-# Shared by setup.sh and setup-vllm.sh, which set VENV, LOCK and TORCH: find a Python and uv, make a
+# Shared by setup.sh and setup-vllm.sh, which set VENV, LOCK, START and TORCH: find a Python and uv, make a
 # virtual environment, choose the build of torch.
 CONNECT_S=10
 # Containers often forbid Python to keep what it compiled: each process would compile torch anew.
@@ -21,7 +21,6 @@ find_python() {
 make_venv() {
     [ -x "$VENV/bin/python" ] && return
     python=$(find_python)
-    say "creating $VENV with $("$python" --version)"
     if command -v uv >/dev/null; then
         uv venv --quiet --python "$("$python" -c 'import sys; print(sys.executable)')" "$VENV"
     else
@@ -38,9 +37,20 @@ find_uv() {
         --require-hashes -r infra/locks/uv.txt
 }
 
-# A terminal sees the progress of each download, a log only what changes.
-[ -t 2 ] && QUIET= || QUIET=--quiet
-install() { "$UV" pip install $QUIET --python "$VENV/bin/python" "$@"; }
+# uv would list every package. A terminal sees that time passes.
+install() {
+    ticker= status=0
+    if [ -t 2 ]; then tick & ticker=$!; fi
+    "$UV" pip install --quiet --python "$VENV/bin/python" "$@" || status=$?
+    [ -z "$ticker" ] || { kill "$ticker"; printf '\r\033[K' >&2; }
+    return "$status"
+}
+
+tick() { # while the script lives: what runs behind it does not hear Ctrl-C
+    while sleep 1 && kill -0 $$ 2>/dev/null; do
+        printf '\rsetup: %d s' $(($(date +%s) - START)) >&2
+    done
+}
 
 has_nvidia() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
 
@@ -77,7 +87,7 @@ install_lock() {
         has_torch || install --no-deps --torch-backend=cpu "$TORCH"
         return
     fi
-    say "no NVIDIA GPU, but the CPU builds of torch did not answer within $(($(date +%s) - probe_start + 1)) s:"
-    say "installing the packages of $LOCK with the default build ($ABOUT unless cached)"
+    waited_s=$(($(date +%s) - probe_start + 1))
+    say "installing the packages of $LOCK with the default build of torch ($ABOUT unless cached): no NVIDIA GPU, but the CPU builds did not answer within $waited_s s"
     install $STRICT --require-hashes -r "$LOCK"
 }

@@ -35,8 +35,7 @@ COMMANDS = (
     "control",
     "chaos",
     "inspect",
-    "export",
-    "export-model",
+    "export",  # and export-model
     "metrics",
     "track",
     "monitor",
@@ -50,6 +49,7 @@ COMMANDS = (
     "engine",
     "config",
     "explain",
+    "completion",
 )
 _OVERRIDE = re.compile(r"--[A-Za-z_]\w*\.[^=]+(=|$)")
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Keep one role alive where no service manager does:  sh keep.sh ROLE --config FILES... [OPTIONS]
+# Keep one role alive where no service manager does:  sh keep.sh ROLE CONFIG... [OPTIONS]
 # Starts `rlstreams worker` again as its exit status asks (infra/docs/operating.md): 0, 76 and 78
 # end it, 75 is followed by one more start per ten minutes, anything else by starts with back-off.
 set -u

@@ -246,6 +246,16 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
     return replace(config, run=replace(config.run, dir=str(folder)))
 
 
+def print_json(*values: object) -> None:
+    """What `--json` prints: a JSON object a line, of dicts or of dataclasses."""
+    import msgspec
+
+    from rlstreams.streams.log.text import plain_json
+
+    for value in values:
+        print(plain_json(msgspec.to_builtins(value, enc_hook=str)), flush=True)
+
+
 class Progress:
     """What takes a while, on stderr: one line that changes, or in a file a line now and then."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rlstreams.cli.arguments import Commands, command, options, whole
+from rlstreams.cli.arguments import Commands, command, options, print_json, whole
 
 _ACTIONS = {
     "start": "start it, unless it is running; it keeps running after this command",
@@ -36,6 +36,8 @@ def add(subparsers: Commands) -> None:
                 """,
                 port_={"type": whole(0, 65_535)},
             )
+        if action == "status":
+            options(one, "--json  as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,6 +51,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"  rlstreams broker stop --dir {args.dir}")
         return 0
     state_now = broker.status()
+    if args.action == "status" and args.json:
+        bootstrap = state_now.bootstrap if state_now else None
+        print_json({"dir": args.dir, "is_running": state_now is not None, "bootstrap": bootstrap})
+        return int(state_now is None)
     if state_now is None:
         print(f"no broker runs in {args.dir}")
         return 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, command, opened, real
+from rlstreams.cli.arguments import Commands, command, opened, print_json, real
 
 if TYPE_CHECKING:
     from rlstreams.streams.recording import Recording
@@ -29,6 +29,7 @@ def add(subparsers: Commands) -> None:
 
         --events A,B   e.g. ScoredTrajectory
         --tolerance X  numbers this close are equal (0)
+        --json         one JSON object a line, for each kind of event
 
         rlstreams diff recordings/demo runs/demo-2
         rlstreams diff a b --events ScoredTrajectory --tolerance 1e-6
@@ -53,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
         )
     with _opened(args.one) as one, _opened(args.other) as other:
         found = diff(one, other, events=events, tolerance=args.tolerance)
-    print("\n".join(lines(found)))
+    if args.json:
+        print_json(*found)
+    else:
+        print("\n".join(lines(found)))
     return 0 if found and all(summary.is_equal for summary in found) else 1
 
 

@@ -6,7 +6,7 @@ import argparse
 import shutil
 import textwrap
 
-from rlstreams.cli.arguments import Commands, add_config, command
+from rlstreams.cli.arguments import Commands, add_config, command, print_json
 
 _INDENT = 28
 _NARROWEST = 60
@@ -48,6 +48,8 @@ def add(subparsers: Commands) -> None:
 
         Exit status 1 if the server cannot be used.
 
+        --json  one JSON object a line
+
         rlstreams engine check http://127.0.0.1:8000
         """,
     )
@@ -88,7 +90,9 @@ def run_check(args: argparse.Namespace) -> int:
 
     check_urls("URL", (args.url,))
     findings = asyncio.run(check_server(args.url))
-    for finding in findings:
+    if args.json:
+        print_json(*findings)
+    for finding in () if args.json else findings:
         print(_wrapped(f"{finding.weight:<7} {finding.name:<19} {finding.found}"))
         if finding.cure:
             print(_wrapped(f"{'':<{_INDENT}}fix: {finding.cure}"))

@@ -8,7 +8,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rlstreams.cli.arguments import Commands, add_run, command, opened, set_threads, whole
+from rlstreams.cli.arguments import (
+    Commands,
+    add_run,
+    command,
+    opened,
+    print_json,
+    set_threads,
+    whole,
+)
 
 
 def add(subparsers: Commands) -> None:
@@ -27,6 +35,7 @@ def add(subparsers: Commands) -> None:
                            trainer.optimizer.*, trainer.micro_batch_tokens,
                            trainer.minibatches, trainer.batch_epochs, trainer.control;
                            repeatable
+        --json             print what was compared as one JSON object
         --checkpoints DIR  also look here
         --model DIR        where the model folder is now
         --profile FILE     instead, do it twice and write a torch trace of the second time, for
@@ -79,5 +88,9 @@ def run(args: argparse.Namespace) -> int:
             weights=[found_run.folder / "weights"],
             change=partial(changed_config, settings=args.settings) if args.settings else None,
         )
-    print("\n".join(lines(found)))
+    if args.json:
+        names = "step is_equal started_from num_redone findings environment change"
+        print_json({name: getattr(found, name) for name in names.split()})
+    else:
+        print("\n".join(lines(found)))
     return 0 if found.is_equal else 1

@@ -1,15 +1,43 @@
-"""`rlstreams topics apply|list CONFIG...`: the topics of a run on its broker."""
+"""`rlstreams topics apply|list|tail CONFIG...`: the topics of a run, and what lies in them."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from rlstreams.cli.arguments import Commands, add_config, add_run, command, configuration
+from rlstreams.cli.arguments import (
+    Commands,
+    add_config,
+    add_run,
+    command,
+    configuration,
+    opened,
+    print_json,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from rlstreams.schemas import SchemaTexts
+    from rlstreams.streams.log.bus import Reader
+    from rlstreams.streams.log.record import Partition, RawRecord
+
+POLL_S = 0.5
+READ_DEADLINE_S = 30.0  # longest wait for the next record below a known end
+_BATCH = 500
+_SHOWN = 60  # characters of a value in a line
+_RECORD = "value"  # field of a dead letter: the record that it is about
 
 
 def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser("topics", help="create or list the topics of a run")
+    parser = subparsers.add_parser(
+        "topics", help="create or list the topics of a run, show what lies in one"
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     apply = """create missing topics, lengthen retention; refuse other partition counts
 
@@ -20,9 +48,27 @@ def add(subparsers: Commands) -> None:
 
         Exit status 1 if a topic is missing.
 
+        --json  one JSON object a line
+
         rlstreams topics list runs/demo
         """
     add_run(command(actions, "list", run, listed))
+    tail = """the newest records of a topic, decoded: position, time, key, headers, event
+
+        Of a live, finished or recorded run; changes nothing and joins no group. TOPIC without the
+        run's prefix: steps, trajectories, dead-letters, ... A record that is no event of ours is
+        shown with the reason.
+
+        --last N  how many (%(default)s)
+        --follow  go on with what comes, until Ctrl-C
+        --json    one JSON object a line, arrays in full; of a dead letter with its record
+
+        rlstreams topics tail steps runs/demo --follow
+        rlstreams topics tail dead-letters runs/demo --last 1 --json
+        """
+    one = command(actions, "tail", run_tail, tail, last_={"type": whole(0), "default": 10})
+    one.add_argument("topic", metavar="TOPIC", help="name of the topic")
+    add_run(one, is_log=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,6 +85,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with place_of(config).served() as bootstrap:
         rows = listing(bootstrap, config.run.id, options)
+    if args.json:
+        print_json(*rows)
+        return 0 if all(row.partitions for row in rows) else 1
     print(f"{'topic':<20} partitions replicas    records  key          written by -> read by")
     for row in rows:
         print(
@@ -47,3 +96,117 @@ def run(args: argparse.Namespace) -> int:
             f"{', '.join(row.written_by)} -> {', '.join(row.read_by)}"
         )
     return 0 if all(row.partitions for row in rows) else 1
+
+
+def run_tail(args: argparse.Namespace) -> int:
+    """Print the newest records, and with `--follow` those to come; 0."""
+    from rlstreams.streams.log.errors import BrokerError, ConfigError
+    from rlstreams.streams.log.topics import TOPICS
+    from rlstreams.workers.config.nearest import meant
+
+    known = [topic.name for topic in TOPICS]
+    if args.topic not in known:
+        near = meant(args.topic, known) or f"; known: {', '.join(known)}"
+        raise ConfigError(f"there is no topic {args.topic!r}{near}")
+    with opened(args.config, args.overrides) as source:
+        bus = source.log.bus
+        schemas, ends = bus.schemas(), dict(bus.ends(args.topic))
+        back = 4 * args.last  # offsets: transactions have markers, large records several parts
+        starts = {p: max(at, ends[p] - back) for p, at in bus.beginnings(args.topic).items()}
+        with bus.reader(starts) as reader, suppress(KeyboardInterrupt):
+            for raw in _between(reader, ends)[-args.last :] if args.last else ():
+                _show(record_row(raw, schemas), as_json=args.json)
+            while args.follow and source.log.is_growing:
+                try:
+                    for raw in reader.poll(_BATCH, POLL_S):
+                        _show(record_row(raw, schemas), as_json=args.json)
+                except BrokerError as err:  # `up` has stopped its broker
+                    print(f"{source.log.name}: {err}", file=sys.stderr)
+                    break
+    return 0
+
+
+def _between(reader: Reader, ends: Mapping[Partition, int]) -> list[RawRecord]:
+    """What the reader gives up to `ends`, by time.
+
+    Raises:
+        DeadlineError: a partition did not deliver up to its end.
+    """
+    from rlstreams.streams.log.errors import DeadlineError
+
+    found: list[RawRecord] = []
+    until_s = time.monotonic() + READ_DEADLINE_S
+    while any(reader.positions().get(at, 0) < end for at, end in ends.items()):
+        if records := reader.poll(_BATCH, POLL_S):
+            until_s = time.monotonic() + READ_DEADLINE_S
+            found += records
+        elif time.monotonic() > until_s:
+            names = ", ".join(map(str, ends))
+            raise DeadlineError(f"reading {names}: nothing came for {READ_DEADLINE_S:g} s")
+    return sorted(found, key=lambda raw: (raw.timestamp_ms, raw.position))
+
+
+def record_row(raw: RawRecord, schemas: SchemaTexts) -> dict[str, Any]:
+    """A record with its envelope; what is no event of ours has a `problem` instead of `fields`."""
+    return {
+        **raw.position._asdict(),
+        "at_ms": raw.timestamp_ms,
+        "key": raw.key.decode("utf-8", "backslashreplace"),
+        "headers": {k: v.decode("utf-8", "backslashreplace") for k, v in raw.headers.items()},
+        **_event(bytes(raw.value), schemas),
+    }
+
+
+def _event(value: bytes, schemas: SchemaTexts) -> dict[str, Any]:
+    from rlstreams.schemas import DecodeError, decode
+
+    try:
+        event = decode(value, schemas)
+    except DecodeError as err:
+        text = value.decode("utf-8", "backslashreplace")
+        return {"event": None, "problem": str(err), "value": text}
+    return {"event": type(event).__name__, "fields": _plain(event, schemas)}
+
+
+def _plain(value: Any, schemas: SchemaTexts) -> Any:  # noqa: ANN401
+    """A field as JSON has it; bytes are the record that a dead letter is about, or its key."""
+    from rlstreams.schemas.events import Tensor
+
+    if isinstance(value, Tensor):
+        return value.numpy().tolist()
+    if dataclasses.is_dataclass(value):
+        names = (field.name for field in dataclasses.fields(value))
+        return {
+            name: _event(bytes(inner), schemas)
+            if name == _RECORD and isinstance(inner, bytes | memoryview)
+            else _plain(inner, schemas)
+            for name in names
+            for inner in [getattr(value, name)]
+        }
+    if isinstance(value, tuple):
+        return [_plain(item, schemas) for item in value]
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+
+
+def _show(row: dict[str, Any], *, as_json: bool) -> None:
+    """As JSON, or as one line for a terminal, in which what is long is counted or cut."""
+    from rlstreams.streams.log.text import utc_text
+    from rlstreams.up.live.words import visible
+
+    if as_json:
+        print_json(row)
+        return
+    where = f"{row['topic']}[{row['partition']}]@{row['offset']}"
+    fields = row.get("fields") or {"problem": row["problem"], "value": row["value"]}
+    cells = [utc_text(row["at_ms"]), where, f"key={row['key']}", row["event"] or "no event:"]
+    cells += [f"{name}={_short(value)}" for name, value in (fields | row["headers"]).items()]
+    print(visible("  ".join(cells)), flush=True)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{len(value)}]"
+    if isinstance(value, dict) and "event" in value:
+        return value["event"] or f"no event: {value['problem']}"
+    text = " ".join(str(value).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import signal
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import Commands, add_config, add_no_live, command, whole
 
 if TYPE_CHECKING:
+    from rlstreams.up.live.figures import Figures
     from rlstreams.workers.config.load import Loaded
+    from rlstreams.workers.config.run import RunConfig
 
 
 def add(subparsers: Commands) -> None:
@@ -31,21 +37,27 @@ def add(subparsers: Commands) -> None:
         --resume   continue a run that has steps
         --dry-run  write the configuration of each process, and start nothing
         --web PORT  show the run in a browser, at this port of this machine; 0: a free one
+        --json     print each step, each evaluation and the end as a JSON object a line;
+                   everything else goes to stderr
 
         rlstreams up
         rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5
         rlstreams up run.toml --resume --steps 120
         rlstreams up --web
+        rlstreams up --json --no-live > figures.jsonl
         """,
         steps_={"type": whole(1)},
         web_={"type": whole(0, 65535), "nargs": "?", "const": 9402, "metavar": "PORT"},
     )
     add_config(parser)
     add_no_live(parser)
+    # Set by `rlstreams.run`: a pipe that closes when its process is gone.
+    parser.add_argument("--caller-fd", type=int, default=-1, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; 0 if the run is complete, or drained as asked, and the audit finds nothing."""
+    from rlstreams.streams.log.errors import StreamsError
     from rlstreams.workers.config.load import check_secrets, load_with_origins
 
     overrides = list(args.overrides)
@@ -56,20 +68,52 @@ def run(args: argparse.Namespace) -> int:
     check_secrets(loaded)
     if args.dry_run:
         return _dry_run(loaded)
+    if args.caller_fd >= 0:
+        _drain_when_closed(args.caller_fd)
+    if not args.json:
+        return _up(args, config, None)
+    from rlstreams.up.live.figures import Figures
+
+    figures = Figures(sys.stdout)
+    with redirect_stdout(sys.stderr):
+        try:
+            return _up(args, config, figures)
+        except StreamsError as err:
+            problem = "\n".join([str(err), *getattr(err, "__notes__", ())])
+            figures.end("failed", problem, type(err).__name__)
+            raise
+
+
+def _up(args: argparse.Namespace, config: RunConfig, figures: Figures | None) -> int:
     from rlstreams.up.supervisor.fault_hook import UpOptions
     from rlstreams.up.supervisor.up import up
 
-    command = shlex.join(["up", *args.config, *args.overrides])
     return up(
         UpOptions(
             config=config,
-            command=command,
+            command=shlex.join(["up", *args.config, *args.overrides]),
             is_resumed=args.resume,
             is_live=not args.no_live,
             steps_typed=args.steps or 0,
             web_port=args.web,
+            figures=figures,
         )
     )
+
+
+def _drain_when_closed(fd: int) -> None:
+    """As Ctrl-C does; who read our output is gone as well, and up.log has it."""
+    from rlstreams.workers.loop.runtime import Stop
+
+    class Interrupt(Stop):
+        def request(self, reason: str) -> None:
+            del reason
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    Interrupt().when_closed(fd)
 
 
 def _dry_run(loaded: Loaded) -> int:
@@ -86,7 +130,7 @@ def _dry_run(loaded: Loaded) -> int:
     for role, count in num_workers(loaded.config).items():
         for ordinal in range(count):
             path = folder / f"{role}-{ordinal}.toml"
-            words = ["rlstreams", "worker", role, "--config", str(path), "--ordinal", str(ordinal)]
+            words = ["rlstreams", "worker", role, str(path), "--ordinal", str(ordinal)]
             command = shlex.join(words)
             path.write_text("\n".join([f"# {command}", "", *body]) + "\n", encoding="utf-8")
             print(f"{path}\n  {command}")

@@ -1,4 +1,4 @@
-"""`rlstreams worker ROLE --config CONFIG...`: one role, one process."""
+"""`rlstreams worker ROLE CONFIG...`: one role, one process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, command, set_threads, whole
+from rlstreams.cli.arguments import Commands, add_config, command, set_threads, whole
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
@@ -31,14 +31,13 @@ def add(subparsers: Commands) -> None:
         --ordinal N  which worker of its role, from 0 (%(default)s)
         --takeover   the predecessor is known to be dead: a trainer does not wait for its lease
 
-        rlstreams worker rollout --config run.toml --ordinal 1
-        rlstreams worker trainer --config run.toml --broker.bootstrap=10.0.0.5:9092
+        rlstreams worker rollout run.toml --ordinal 1
+        rlstreams worker trainer run.toml --broker.bootstrap=10.0.0.5:9092
         """,
         ordinal_={"type": whole(0), "default": 0},
     )
     parser.add_argument("role", choices=ROLES, metavar="ROLE", help=", ".join(ROLES))
-    parser.add_argument("--config", nargs="+", required=True, metavar="CONFIG",
-                        help="TOML files, merged from left to right")  # fmt: skip
+    add_config(parser)
     # Set by `up`: the id that its reports carry, the ids of its predecessors that are known to have
     # ended, a pipe that closes when `up` is gone, and where it is to die on purpose.
     parser.add_argument("--instance", default="", help=argparse.SUPPRESS)

@@ -164,7 +164,7 @@ def _archive(files: Mapping[str, Path | bytes]) -> bytes:
 def roles(commands: Sequence[str]) -> str:
     """A shell line that keeps each of these roles (`ROLE [OPTIONS]`) with the demo's files."""
     kept = [
-        f'sh keep.sh {role} --config demo.toml hosts.toml {" ".join(options)} & kept="$kept $!";'
+        f'sh keep.sh {role} demo.toml hosts.toml {" ".join(options)} & kept="$kept $!";'
         for role, *options in (command.split() for command in commands)
     ]
     # A signal ends the first wait.

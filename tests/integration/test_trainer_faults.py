@@ -54,7 +54,7 @@ class Site:
         """`rlstreams worker trainer`, its predecessor taken for dead; killed at the end."""
         file = self._folder / "config.json"
         file.write_text(resolved_json(load([EXAMPLE], [*self._words, *words])), "utf-8")
-        command = [sys.executable, "-m", "rlstreams", "worker", "trainer", "--config", str(file)]
+        command = [sys.executable, "-m", "rlstreams", "worker", "trainer", str(file)]
         if crash_at:
             command += ["--crash-at", crash_at]
         environ = os.environ | ({"ATEN_CPU_CAPABILITY": cpu} if cpu else {})

@@ -117,8 +117,8 @@ def _check_place(config: RunConfig) -> None:
         )
     if config.logprob.backend == MEGATRON and config.logprob.ranks > 1:
         raise ConfigError(
-            f"logprob.ranks is {config.logprob.ranks} with logprob.backend {MEGATRON!r}, which scores "
-            'in one process: set logprob.ranks to 1, or logprob.backend to "builtin"'
+            f"logprob.ranks is {config.logprob.ranks} with logprob.backend {MEGATRON!r}, which "
+            'scores in one process: set logprob.ranks to 1, or logprob.backend to "builtin"'
         )
     if place == "trainer" and loss.kl_coef and config.trainer.ranks > 1:
         raise ConfigError(

@@ -137,13 +137,13 @@ def pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def tree_layer(tree: Tree, origin: str) -> Layer:
-    """Values that come from neither: paths in them are absolute already.
+def tree_layer(tree: Tree, origin: str, folder: Path = Path("/")) -> Layer:
+    """Values that come from neither; `folder` is that of relative paths in them.
 
     Raises:
         ConfigError: unknown or mistyped fields.
     """
-    return _checked(tree, Layer(origin=origin, values={}, places={}), Path("/"))
+    return _checked(tree, Layer(origin=origin, values={}, places={}), folder)
 
 
 def put(tree: Tree, name: str, value: Any) -> None:  # noqa: ANN401

@@ -72,7 +72,7 @@ def load_with_origins(paths: Sequence[str | Path], overrides: Sequence[str] = ()
     """As `load`, with the origin of every value that is not a default."""
     layers = [layer for path in paths for layer in file_layers(Path(path))]
     layers += [override_layer(name, text) for name, text in pairs(overrides)]
-    return _merged(layers)
+    return merged(layers)
 
 
 def resolved_json(config: RunConfig) -> str:
@@ -105,7 +105,7 @@ def from_json(text: str, origin: str = "recorded configuration") -> RunConfig:
             section = section.get(part) if isinstance(section, dict) else None
         if isinstance(section, dict):
             section.setdefault(leaf, value)
-    return _merged([tree_layer(tree, origin)], is_start=False).config
+    return merged([tree_layer(tree, origin)], is_start=False).config
 
 
 def read_json(path: Path) -> RunConfig:
@@ -136,7 +136,12 @@ def check_secrets(loaded: Loaded) -> None:
                 raise ConfigError(f"{settings[-1].place}: {err}") from err
 
 
-def _merged(layers: Sequence[Layer], *, is_start: bool = True) -> Loaded:
+def merged(layers: Sequence[Layer], *, is_start: bool = True) -> Loaded:
+    """The configuration that layers make, later ones over earlier ones.
+
+    Args:
+        is_start: hold it to what a run that begins must have.
+    """
     tree: Tree = {}
     history: dict[str, tuple[Setting, ...]] = {}
     for layer in layers:

@@ -108,8 +108,8 @@ class TrainerSection:
     """What computes: layers of Hugging Face, sharded by FSDP2 where there are several ranks, or of
     megatron-core (`rlstreams[megatron]`; Llama, Qwen3, Qwen3-MoE), cut by `trainer.layout`."""
     ranks: int = 1
-    """Processes that train together on this machine, each with a share; rank R has GPU N + R. A redo
-    needs the same number."""
+    """Processes that train together on this machine, each with a share; rank R has GPU N + R.
+    A redo needs the same number."""
     steps: int = 100
     """Optimizer steps after which the run ends."""
     groups_per_step: int = 16

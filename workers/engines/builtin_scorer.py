@@ -91,6 +91,7 @@ class BuiltinScorer:
         self.why_eager = "rows are padded, to lengths of many kinds"
         self._load(Path(folder), dtype, replay_routes)
         self._release()  # of the folder's weights nothing is scored
+        self._forward = Forward(self._scorer, self._device, self._routers)
         # Threads change it, each by one operation: a copy that replaced it would undo the other's.
         self._held: dict[int, Mapping[str, Tensor]] = {}
         self._side = torch.cuda.Stream() if device != CPU else None  # type: ignore[no-untyped-call]

@@ -177,7 +177,7 @@ def _lineage(detail: SampleDetail, *, is_wide: bool) -> RenderableType:
         drawn.add_column("where", no_wrap=True, style="bright_black")
     before: Stage | None = None
     for stage in detail.stages:
-        after = "" if before is None else seconds_text((stage.at_ms - before.until_ms) / 1000)
+        after = "" if before is None else seconds_text((stage.at_ms - before.at_ms) / 1000)
         style = "" if stage.is_own else "bright_black"
         where = "" if stage.position is None else str(stage.position)
         how = f"{stage.detail}  {where}".rstrip() if not is_wide else stage.detail

@@ -83,7 +83,7 @@ class MetricRows:
             self._picks.apply(event)
 
     def _step(self, event: StepCompleted, _: Position) -> None:
-        self._new.append(_step_row(step_point(event)))
+        self._new.append(step_row(step_point(event)))
 
     def take(self, *, is_caught_up: bool) -> list[Row]:
         """Rows that are new, by time.
@@ -98,7 +98,7 @@ class MetricRows:
                 if point.policy_version not in self._told:
                     self._told.add(point.policy_version)
                     step = self._ledger.made_by.get(point.policy_version, point.policy_version)
-                    rows.append(_evaluation_row(point, step))
+                    rows.append(evaluation_row(point, step))
         if (picks := self._picks) is not None:
             rows = [replace(row, samples=picks.of(_drawn_under(row))) for row in rows]
         return sorted(rows, key=lambda row: row.at_ms)
@@ -117,7 +117,8 @@ def _drawn_under(row: Row) -> tuple[str, int]:
     return (EVALUATE, version) if row.kind == EVALUATION else (TRAIN, version - 1)
 
 
-def _step_row(point: StepPoint) -> Row:
+def step_row(point: StepPoint) -> Row:
+    """What a step says."""
     num_tokens = sum(point.staleness.values())
     distance = sum(d * tokens for d, tokens in point.staleness.items())
     values = {
@@ -136,7 +137,8 @@ def _step_row(point: StepPoint) -> Row:
     return Row(kind=STEP, step=point.step, at_ms=point.finished_at_ms, values=values)
 
 
-def _evaluation_row(point: EvaluationPoint, step: int) -> Row:
+def evaluation_row(point: EvaluationPoint, step: int) -> Row:
+    """What an evaluation says; `step` made its version."""
     values: dict[str, float] = {
         "evaluation/best_reward": point.best,
         "evaluation/dead": point.num_dead,

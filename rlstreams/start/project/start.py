@@ -10,16 +10,18 @@ from typing import Any
 from rlstreams.start.project.columns import LOOKED_AT, ColumnGuess, guess_columns, value_at
 from rlstreams.start.project.scaffold import DEMO_MODEL, Plan, relative
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.data import HUB
 from rlstreams.workers.config.nearest import meant, meant_path
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.dataset.files import numbered_lines
 from rlstreams.workers.dataset.row import parse
 from rlstreams.workers.dataset.sources import first_parquet_rows, refuse_table
-from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
 
 SMALL_MODEL = "hf:Qwen/Qwen2.5-0.5B-Instruct"
 MANY_ROWS = 200  # from here on a tenth is held out
 _ROOM = 16  # tokens for an answer
+_CHAT = 'chat = "always" # each problem is a user message in the model\'s chat template'
 _FILES = Path(__file__).with_name("files")
 
 Rows = list[dict[str, Any]]
@@ -48,10 +50,11 @@ def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) ->
         lines.append("held_out_fraction = 0.1 # kept out of training, chosen by content")
     elif count >= 2:
         lines.append(f"held_out_rows = {max(1, count // 5)} # kept out of training, by content")
-    lines += _chat_lines(guess, is_small=not model and _demo_can_write(guess, rows))
+    is_small = not model and _demo_can_write(guess, rows)
+    if not is_small and not guess.is_chat and _has_template(model):
+        lines.append(_CHAT)
     lines += _column_lines(guess)
-    if not model and not _demo_can_write(guess, rows):
-        model = SMALL_MODEL
+    model = model if model or is_small else SMALL_MODEL
     return Plan(
         folder=folder,
         columns=guess,
@@ -69,9 +72,9 @@ def from_gsm8k(folder: Path, model: str) -> Plan:
         'train = "hf:openai/gsm8k:main@train" # fetched from the Hugging Face hub at the first run',
         'held_out = "hf:openai/gsm8k:main@test"',
         'preset = "gsm8k" # its column names, and the number behind ####',
-        'chat = "always" # each problem is a user message in the model\'s template',
-        'system_prompt = "Think step by step. End with the number alone."',
     ]
+    if _has_template(model):
+        lines += [_CHAT, 'system_prompt = "Think step by step. End with the number alone."']
     return _packaged(folder, _FILES / "word_problems.jsonl", model or SMALL_MODEL, lines)
 
 
@@ -117,10 +120,15 @@ def read_rows(path: Path) -> tuple[Rows, int]:
     return rows, count
 
 
-def _chat_lines(guess: ColumnGuess, *, is_small: bool) -> list[str]:
-    if is_small or guess.is_chat:
-        return []
-    return ['chat = "always" # each problem is a user message in the model\'s chat template']
+def _has_template(model: str) -> bool:
+    """Whether the model can be given messages; of the hub's it is assumed, none is fetched here."""
+    if not model or model.startswith(HUB):
+        return True
+    try:
+        Tokenizer.load(Path(model)).apply_chat_template([{"role": "user", "content": "1+1="}])
+    except TokenizerError:
+        return False
+    return True
 
 
 def _column_lines(guess: ColumnGuess) -> list[str]:

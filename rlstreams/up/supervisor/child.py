@@ -51,7 +51,7 @@ class ChildSpec:
 
     def arguments(self, supervisor_fd: int) -> list[str]:
         """The command line of `rlstreams worker`."""
-        words = [self.role, "--config", str(self.config), "--ordinal", str(self.ordinal)]
+        words = [self.role, str(self.config), "--ordinal", str(self.ordinal)]
         words += ["--instance", self.instance, "--supervisor-fd", str(supervisor_fd)]
         words += ["--reaped", ",".join(self.reaped)] if self.reaped else []
         return [*words, "--crash-at", self.crash_at] if self.crash_at else words

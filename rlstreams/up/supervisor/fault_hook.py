@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.log.bus import Bus
+from rlstreams.up.live.figures import Figures
 from rlstreams.up.live.words import KillMark
 from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.fleet import Failure, Fleet
@@ -34,6 +35,7 @@ class UpOptions:
     is_live: bool
     steps_typed: int = 0  # by --steps, which is not in `command`; 0: the configured ones
     web_port: int | None = None  # of the live page; None: none is wanted
+    figures: Figures | None = None  # where they are written too; None: nowhere
 
     @property
     def resume(self) -> str:

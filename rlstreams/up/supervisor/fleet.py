@@ -34,6 +34,7 @@ class Worker:
         self.policy = RestartPolicy(self.name, f"{role}.{ordinal}", room_s)
         self.child: Child | None = None
         self.restart_at_s: float | None = None
+        self.is_awaited = False  # its restart was told, its new process works not yet
         self.num_starts = 0
         self.reaped: list[str] = []  # instances that we saw end without a rival, newest last
         self.excuse = ""  # why the end of the present process will be no failure of its own
@@ -116,6 +117,7 @@ class Fleet:
             self._note_exit(child, now_s, "was replaced while suspended", was_replaced=True)
         for worker in self.workers:
             self._reap(worker, now_s)
+            self._tell_start(worker)
             if worker.restart_at_s is not None and now_s >= worker.restart_at_s:
                 worker.restart_at_s = None
                 if not self.is_draining:
@@ -248,6 +250,13 @@ class Fleet:
         elif status > 0:
             self._say(f"{worker.name} {described(status)} while it drained: {cause or 'no error'}")
 
+    def _tell_start(self, worker: Worker) -> None:
+        """That a process started again works, where its end was told."""
+        child = worker.child
+        if worker.is_awaited and child and self._progress.has_started(child.spec.instance):
+            worker.is_awaited = False
+            self._say(f"{worker.name} has started again")
+
     def _note_exit(
         self,
         child: Child,
@@ -303,6 +312,7 @@ class Fleet:
             again = f"again in {decision.delay_s:g} s" if decision.delay_s else "starting it again"
             self._say(f"{decision.reason}; {again}")
             worker.restart_at_s = now_s + decision.delay_s
+            worker.is_awaited = True
         elif decision.action is Action.STOP and self.failure is None:
             self.failure = Failure(
                 worker=worker.name,

@@ -45,7 +45,11 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
         "try next:",
         *(f"  {command}" for command in next_commands(ended)),
     )
-    return 0 if ended.outcome is not Outcome.FAILED and ended.audit.ok else 1
+    is_well = ended.outcome is not Outcome.FAILED and ended.audit.ok
+    if (figures := ended.options.figures) is not None:
+        audit = () if ended.audit.ok else (ended.audit.text(),)
+        figures.end(ended.outcome, "\n".join([*failure_lines(ended.failure), *audit]))
+    return 0 if is_well else 1
 
 
 def _report(ended: Ended, log: RunLog) -> Written:

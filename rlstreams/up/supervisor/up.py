@@ -67,8 +67,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         _topics(config)
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
         _refuse_started(bus, options)
-        decode = Tokenizer.load(model_folder(config.model.path)).decode
-        watcher = Watcher(bus, config, is_live=options.is_live, decode=decode)
+        watcher = _watcher(bus, options)
         with watcher:
             watcher.catch_up()
             watcher.begin()
@@ -93,7 +92,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
                 outcome = Supervisor(
                     config, fleet, watcher, broker=keeper, interrupts=interrupts, hook=hook
                 ).run()
-            outlasting(watcher.catch_up, keeper)
+            outlasting(watcher.finish, keeper)
         ended = Ended(
             options=options,
             step=watcher.step,
@@ -174,6 +173,12 @@ def _refuse_started(bus: Bus, options: UpOptions) -> None:
             f"`{program_name()} {options.resume}`, "
             f"or begin another run with `--run.id NAME{folder}`"
         )
+
+
+def _watcher(bus: Bus, options: UpOptions) -> Watcher:
+    decode = Tokenizer.load(model_folder(options.config.model.path)).decode
+    is_live, figures = options.is_live, options.figures
+    return Watcher(bus, options.config, is_live=is_live, decode=decode, figures=figures)
 
 
 def _say_running(bus: Bus, config: RunConfig) -> None:

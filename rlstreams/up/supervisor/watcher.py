@@ -18,9 +18,11 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.catalogue import Catalogue
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
+from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.run.place import BROKER_FOLDER
 from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
+from rlstreams.up.live.figures import Figures
 from rlstreams.up.live.screen import LiveView
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
 from rlstreams.up.supervisor.limits_watch import LimitsWatch, ask_holdings
@@ -41,7 +43,13 @@ class Watcher:
     """Folds the topics and draws them. Use it in a `with` block."""
 
     def __init__(
-        self, bus: Bus, config: RunConfig, *, is_live: bool, decode: Callable[[Sequence[int]], str]
+        self,
+        bus: Bus,
+        config: RunConfig,
+        *,
+        is_live: bool,
+        decode: Callable[[Sequence[int]], str],
+        figures: Figures | None = None,
     ) -> None:
         self._config = config
         self._views = Views()
@@ -62,6 +70,8 @@ class Watcher:
         )
         self._processes: Sequence[ProcessInfo] = ()
         self._decode = decode
+        self._figures = figures
+        self._asked_ends: dict[Partition, int] = {}
         self._live = LiveView(None if is_live else Console(force_terminal=False))
         self._message = ""
         self._is_shown = True  # the message, at least once
@@ -154,6 +164,11 @@ class Watcher:
                     f"and the broker delivered nothing for {CATCH_UP_S:g} s"
                 )
 
+    def finish(self) -> None:
+        """`catch_up`, and write the figures that come of it."""
+        self.catch_up()
+        self._write_figures()
+
     def _take(self) -> int:
         """How many records were taken; those behind one whose schema is awaited wait as well."""
         with suppress(AwaitedError):
@@ -178,6 +193,8 @@ class Watcher:
     def begin(self) -> None:
         """From here on this start of the run makes the steps; those before are not told again."""
         self._live.skip_to(self.state)
+        if self._figures is not None:
+            self._figures.skip_to(self.state)
 
     def say(self, text: str) -> None:
         """Show a sentence until the next one."""
@@ -198,6 +215,7 @@ class Watcher:
         if now_s < self._next_draw_s and not self._live.has_key():
             return
         self._next_draw_s = now_s + DRAW_S
+        self._write_figures()
         self._is_shown = True
         self._live.update(
             LiveInput(
@@ -212,6 +230,19 @@ class Watcher:
                 decode=self._decode,
             )
         )
+
+    def _write_figures(self) -> None:
+        """Those that are new, where somebody wants them."""
+        if self._figures is not None:
+            self._figures.update(self.state, self._has_read)
+
+    def _has_read(self) -> bool:
+        """Whether all was read that the topics held when this was asked first."""
+        self._asked_ends = self._asked_ends or self._feed.ends()
+        if self._feed.behind(self._asked_ends):
+            return False
+        self._asked_ends = {}
+        return True
 
     def _is_complete(self, version: int) -> bool:
         points = self._views.evaluation.state.points

@@ -41,6 +41,13 @@ def test_a_killed_worker_comes_back(tmp_path: Path) -> None:
         assert fleet.num_killed == 1
         assert "killed as asked" in said[0]
         assert fleet.failure is None
+        fleet.tick()
+        assert 1 == len(said)
+        fleet._progress._started.add(second.instance)
+        fleet.tick()
+        assert "rollout-0 has started again" == said[1]
+        fleet.tick()
+        assert 2 == len(said)
 
 
 def test_a_successor_is_told_who_was_seen_to_end(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_configuration_that_was_cut_is_named(tmp_path, capsys, content):
 
 def test_a_worker_without_its_file_says_so(tmp_path, capsys):
     """Status 78, which its supervisor does not answer with another start."""
-    assert 78 == main(["worker", "rollout", "--config", str(tmp_path / "no.json")])
+    assert 78 == main(["worker", "rollout", str(tmp_path / "no.json")])
     assert f"{tmp_path}/no.json: cannot be read" in capsys.readouterr().err
 
 

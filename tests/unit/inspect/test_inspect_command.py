@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,16 @@ def test_a_sample_by_its_id(folder: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "lineage" in shown.out
     assert "100 " in shown.out
     assert f"{folder}: records that could not be decoded: 1\n" == shown.err  # with the group's key
+
+
+def test_the_column_after_adds_up(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the start of one stage of the sample to that of the next."""
+    assert 0 == main(["inspect", "1/0", folder])
+    found = re.findall(r":(\d\d\.\d{3})  (?:\+([\d.]+) s)?.*(?:issued|sampled|scored|step 2) ",
+                       capsys.readouterr().out)  # fmt: skip
+    assert 4 == len(found)
+    gaps = [float(gap) for _, gap in found[1:]]
+    assert float(found[-1][0]) - float(found[0][0]) == pytest.approx(sum(gaps))
 
 
 def test_records_that_cannot_be_read_are_counted(
@@ -91,3 +102,33 @@ def test_refusals(
     assert "" == captured.out
     assert expected in captured.err
     assert 1 == len(captured.err.splitlines())
+
+
+def test_the_newest_records_of_a_topic(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By time, a line each, with key, position and event; what is no event says why."""
+    assert 0 == main(["topics", "tail", "steps", folder, "--last", "2", "--follow"])
+    older, newer = capsys.readouterr().out.splitlines()
+    assert "  steps[0]@4  key=run  TrainerStarted  run=run  epoch=2  " in older
+    assert "  steps[0]@5  key=run  StepCompleted  " in newer
+    assert "samples=[1]" in newer
+    assert 0 == main(["topics", "tail", "trajectories", folder, "--last", "50", "--json"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {0, 1} == {row["partition"] for row in rows}
+    assert sorted(row["at_ms"] for row in rows) == [row["at_ms"] for row in rows]
+    segments = [row["fields"]["segments"] for row in rows if row["event"] == "Trajectory"]
+    assert told_run.TOKENS == len(segments[0][1]["behavior_logprobs"])
+    assert {"Trajectory", None} == {row["event"] for row in rows}
+    assert 1 == sum("fingerprint" in row.get("problem", "") for row in rows)
+    assert 78 == main(["topics", "tail", "stepz", folder])
+    assert "there is no topic 'stepz'; did you mean 'steps'?" in capsys.readouterr().err
+
+
+def test_a_dead_letter_comes_with_its_record(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Decoded as far as it can be."""
+    assert 0 == main(["topics", "tail", "dead-letters", folder, "--last", "1", "--json"])
+    (row,) = capsys.readouterr().out.splitlines()
+    fields = json.loads(row)["fields"]
+    assert ("reward", "verifier raised ValueError") == (fields["reason"], fields["detail"])
+    assert "record of 2 bytes starts with 'c301'" in fields["value"]["problem"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,44 @@ def test_a_project_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     told = capsys.readouterr().out
     assert "cd " in told
     assert "it will hardly learn anything else" in told
+
+
+def test_the_test_of_a_project_follows_its_reward(tmp_path: Path) -> None:
+    """An option, named parts, and `async def`: as `up` would call it."""
+    project(tmp_path)
+    folder = tmp_path / "x"
+    own = """
+async def reward(prompt, completion, answer, metadata, *, weight):
+    return {"right": weight * (completion == answer), "short": 0.2}
+"""
+    (folder / "reward.py").write_text(own, "utf-8")
+    run = (folder / "run.toml").read_text("utf-8")
+    (folder / "run.toml").write_text(f"{run}\n[reward.options]\nweight = 0.5\n", "utf-8")
+    words = [sys.executable, "test_reward.py"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    assert "20 rows: the reward is as expected\n" == done.stdout
+    (folder / "reward.py").write_text(own.replace("0.2", "not completion"), "utf-8")
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert "AssertionError: {'prompt': " in done.stderr
+
+
+def test_a_model_without_a_chat_template_gets_text(tmp_path: Path) -> None:
+    """Its rows are not made messages, which it could not take; those of a chat model are."""
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "infra/examples/demo/model", model)
+    file = rows_file(tmp_path, *({"prompt": f"capital of {n}?", "answer": "x"} for n in range(9)))
+    config = project(tmp_path, "--from", str(file), "--model", str(model))
+    assert "auto" == config.data.chat
+    assert "" == from_gsm8k_config(tmp_path, model).data.system_prompt
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}", "utf-8")
+    shutil.rmtree(tmp_path / "x")
+    config = project(tmp_path, "--from", str(file), "--model", str(model))
+    assert "always" == config.data.chat
+
+
+def from_gsm8k_config(folder: Path, model: Path) -> RunConfig:
+    assert 0 == main(["init", str(folder / "math"), "--from", "gsm8k", "--model", str(model)])
+    return load([folder / "math/run.toml"])
 
 
 def test_numbers_are_compared_as_numbers_and_text_as_text(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +18,7 @@ from rlstreams.streams.log.errors import BrokerError
 from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCHEMAS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.up.live.figures import Figures
 from rlstreams.up.supervisor import schema_lookup
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.watcher import Watcher
@@ -53,8 +56,9 @@ def say(bus: MemoryBus, topic: Topic, *events: Event) -> None:
 
 
 @contextmanager
-def watching(bus: MemoryBus) -> Iterator[Watcher]:
-    with Watcher(bus, RunConfig(), is_live=False, decode=Words().decode) as watcher:
+def watching(bus: MemoryBus, figures: Figures | None = None) -> Iterator[Watcher]:
+    decode = Words().decode
+    with Watcher(bus, RunConfig(), is_live=False, decode=decode, figures=figures) as watcher:
         yield watcher
 
 
@@ -102,6 +106,32 @@ def test_the_last_version_is_evaluated_when_every_row_is_answered() -> None:
         watcher.catch_up()
         assert watcher.is_evaluated()
         assert watcher.num_evaluated() == 2
+
+
+def test_figures_are_written_once_and_an_evaluation_when_it_is_over() -> None:
+    """What a start before has told is not told again; the last line says how the run ended."""
+    bus, file = make_bus(), io.StringIO()
+    figures = Figures(file)
+    rows = [prompt(group_id=f"e2-{row}", sample=0, purpose=EVALUATE) for row in (0, 1)]
+    answers = [trajectory(group_id=p.group_id, sample=0, purpose=EVALUATE) for p in rows]
+    say(bus, STEPS, trainer_started(), step_completed(1))
+    with watching(bus, figures) as watcher:
+        watcher.catch_up()
+        watcher.begin()
+        say(bus, STEPS, step_completed(2))
+        say(bus, PROMPTS, *rows)
+        say(bus, TRAJECTORIES, answers[0])
+        watcher.finish()
+        say(bus, TRAJECTORIES, answers[1])
+        watcher.finish()
+        watcher.finish()
+    figures.end("failed", "no", "ConfigError")
+    step, evaluation, end = map(json.loads, file.getvalue().splitlines())
+    assert ("step", 2, 100) == (step["kind"], step["step"], step["step_target"])
+    assert {"reward", "loss", "tokens_per_s", "staleness_mean", "entropy"} <= step.keys()
+    assert ("evaluation", 2) == (evaluation["kind"], evaluation["evaluation/samples"])
+    expected = {"kind": "end", "outcome": "failed", "problem": "no", "error": "ConfigError"}
+    assert expected == end
 
 
 def test_control_is_what_was_said_last() -> None:

@@ -175,7 +175,7 @@ def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     config = load([DEMO], words[1:])
     assert {resolved_json(config)} == {resolved_json(load([file])) for file in files}
     assert ["dry-run"] == [path.name for path in tmp_path.iterdir()]
-    assert f"rlstreams worker rollout --config {files[3]} --ordinal 1" in capsys.readouterr().out
+    assert f"rlstreams worker rollout {files[3]} --ordinal 1" in capsys.readouterr().out
 
 
 def test_a_secret_that_is_not_set_is_told_before_a_start(tmp_path: Path) -> None:

@@ -38,6 +38,6 @@ def test_a_worker_publishes_its_schemas(
     monkeypatch.setattr(runtime.Stop, "on_signals", lambda _self: None)
     monkeypatch.setattr(runtime.Stop, "when_closed", lambda _self, _fd: None)
     supervised = [] if alone else ["--supervisor-fd", "0"]
-    words = ["worker", "trainer", "--config", str(EXAMPLE), *supervised]
+    words = ["worker", "trainer", str(EXAMPLE), *supervised]
     assert main(words) == 0
     assert seen == [published]

@@ -40,7 +40,7 @@ from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.learn.trainable import AllWeights
 from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.trainer.parallel.link import BEGIN
-from rlstreams.workers.trainer.parallel.shards import Plan, Shards, scatter
+from rlstreams.workers.trainer.parallel.shards import Shards, plan_of, scatter
 from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
@@ -85,7 +85,7 @@ class RankScorer:
         scorer = TokenScorer(model, check_scoring(model, vocab_size))
         self.routers = check_replay(model, vocab_size) if spec.replay_routes else None
         self.why_padded = take_documents(scorer, spec.device)
-        self.plan = Plan(model, AllWeights(model))
+        self.plan = plan_of(model, AllWeights(model))
         self._shards = Shards(scorer, mesh)
         self._forward = Forward(self._shards.root, torch.device(spec.device), self.routers)
         self._held: dict[int, dict[str, Tensor]] = {}  # by version, this rank's rows by path

@@ -1,0 +1,1 @@
+"""The Python API: a run from a script or a notebook."""

@@ -1,0 +1,254 @@
+"""`rlstreams.run`: a run from a script or a notebook, by `rlstreams up` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Self
+
+import msgspec
+
+from rlstreams.cli.config import toml_lines
+from rlstreams.show.metrics.rows import EVALUATION
+from rlstreams.streams.log import errors
+from rlstreams.streams.log.errors import ConfigError, StreamsError
+from rlstreams.up.api.given import GivenFile, reward_place, rows_file
+from rlstreams.up.api.step import Evaluation, Step
+from rlstreams.up.live.figures import END
+from rlstreams.workers.config.layers import Layer, file_layers, put, tree_layer
+from rlstreams.workers.config.load import check_secrets, merged, resolved_json
+from rlstreams.workers.config.packaged import example
+from rlstreams.workers.config.run import RunConfig, RunSection
+
+ORIGIN = "rlstreams.run()"
+EXAMPLE = "example:"  # before the name of a file that comes with the package
+_OPTIONS = ("--json", "--no-live", "--caller-fd", "0")
+LAST_LINES = 20  # of a supervisor that ended without a word
+
+Source = str | Path | RunConfig | Mapping[str, object]
+Reward = Callable[..., object] | str | Mapping[str, object]
+
+
+class RunFailedError(StreamsError):
+    """A role cannot go on, or the audit found a breach; the message is what `up` prints of it."""
+
+
+def run(
+    config: Source | Sequence[str | Path],
+    *,
+    reward: Reward | None = None,
+    dataset: str | Path | Iterable[Mapping[str, Any]] | None = None,
+    resume: bool = False,
+    web: int | None = None,
+    say: Callable[[str], object] | None = None,
+    **overrides: object,
+) -> Run:
+    """Start a run on this machine, as `rlstreams up` does; iterate over it for its steps.
+
+    Args:
+        config: TOML files, `example:demo.toml` for one of the package's, a `RunConfig`, or a dict
+            of sections.
+        reward: a function of (prompt, completion, answer, metadata), plain or async; or as
+            `reward.verifier`; or the section as a dict.
+        dataset: as `data.train`, or rows: dicts with the columns that the configuration names.
+        resume: go on with a run that has steps.
+        web: show the run in a browser, at this port of this machine; 0: a free one. `say` is told.
+        say: called with each line that `up` prints, from another thread: `print`, for example.
+        overrides: sections as dicts, `trainer={"steps": 10}`, or fields by their dotted names,
+            `**{"trainer.steps": 10}`. Relative paths are of the working folder.
+
+    Raises:
+        ConfigError: a value that cannot be used, or a function that cannot be given to another
+            process. What is found only while the run starts is raised by the first iteration.
+    """
+    trees: list[Mapping[str, object]] = [{name: value} for name, value in overrides.items()]
+    section = RunSection(**_section("run", _layers(config, trees)))
+    folder = Path(RunConfig(run=section).folder)
+    files: list[GivenFile] = []
+    if callable(reward):
+        reward, file = reward_place(reward, folder)
+        files += [file] if file else []
+    if reward is not None:
+        trees.append({"reward": {"verifier": reward} if isinstance(reward, str) else reward})
+    if dataset is not None and not isinstance(dataset, str | Path):
+        files.append(rows_file(dataset, folder))
+        dataset = files[-1].path
+    if dataset is not None:
+        trees.append({"data.train": dataset})
+    loaded = merged(_layers(config, trees))
+    check_secrets(loaded)
+    lines = toml_lines(json.loads(resolved_json(loaded.config)), loaded.origins)
+    head = "# What `rlstreams.run` was given; `rlstreams up` takes it too.\n"
+    files.append(GivenFile.of(folder, "run", ".toml", "\n".join([head, *lines, ""])))
+    for file in files:
+        file.write()
+    options = ["--resume"] * resume + ([] if web is None else ["--web", str(web)])
+    return Run(loaded.config, files[-1].path, options, say)
+
+
+class Run:
+    """A run on its way. To iterate gives its steps; to leave the loop, or Ctrl-C, drains it.
+
+    The end of a `with` block drains it too, and so does the end of this process. A run that did
+    not complete goes on with `resume=True`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        file: Path,
+        options: Sequence[str] = (),
+        say: Callable[[str], object] | None = None,
+    ) -> None:
+        self.config = config
+        self.folder = Path(config.folder)
+        """Of the run: for `open_run`, and for every command."""
+        self.evaluations: list[Evaluation] = []
+        """Those that are over, oldest first."""
+        self.outcome = ""
+        """Empty while the run goes on, then `complete`, `drained` or `failed`."""
+        self._error: StreamsError | None = None
+        self._steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()  # None: that was all
+        self._is_asked = False  # to drain
+        self._is_over = False  # nothing more will be printed
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._say = say or (lambda _: None)
+        # Ctrl-C of a terminal reaches us alone; the pipe closes with us, however we end.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rlstreams", "up", str(file), *options, *_OPTIONS],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, encoding="utf-8", errors="replace", start_new_session=True,
+        )  # fmt: skip
+        readers = (self._take, self._process.stdout), (self._hear, self._process.stderr)
+        self._readers = [threading.Thread(target=t, args=(p,), daemon=True) for t, p in readers]
+        for reader in self._readers:
+            reader.start()
+
+    def __iter__(self) -> Iterator[Step]:
+        """Steps as they come.
+
+        Raises:
+            StreamsError: what `up` would have said: a `ConfigError` of a start that is refused, a
+                `RunFailedError` of a role that cannot go on, a `BrokerError`.
+        """
+        try:
+            while (step := self._steps.get()) is not None:
+                yield step
+        finally:
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with suppress(*(() if kind is None else (StreamsError,))):  # the first error is told
+            self.close()
+
+    def close(self) -> None:
+        """Drain the run, if it goes on, and wait until its last process is gone; idempotent.
+
+        The deadlines are those of `up`: `deadlines.drain_s` for each role, longer for a checkpoint.
+        Ctrl-C meanwhile kills the roles; nothing that was committed is lost.
+
+        Raises:
+            StreamsError: as an iteration does.
+        """
+        is_going_on = not self.outcome and not self._is_over
+        self._is_asked |= is_going_on
+        try:
+            self._end(is_interrupted=is_going_on)
+        except KeyboardInterrupt:
+            self._end(is_interrupted=True)
+            raise
+        if not self.outcome and self._is_asked:
+            self.outcome = "drained"
+        elif not self.outcome:
+            self.outcome, lines = "failed", "\n".join(self._lines)
+            self._error = RunFailedError(f"`up` ended with {self._process.returncode}:\n{lines}")
+        if self._error is not None:
+            raise self._error
+
+    def _end(self, *, is_interrupted: bool) -> None:
+        if is_interrupted:
+            self._process.send_signal(signal.SIGINT)
+        for reader in self._readers:
+            reader.join()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def _take(self, pipe: IO[str]) -> None:
+        """Standard output: a JSON object a line."""
+        with pipe:
+            for line in pipe:
+                row = json.loads(line)
+                if row["kind"] == EVALUATION:
+                    self.evaluations.append(Evaluation.of(row))
+                elif row["kind"] == END:
+                    self._error = _error_of(row)
+                    self.outcome = row["outcome"]
+                else:
+                    self._steps.put(
+                        Step.of(row, self.evaluations[-1] if self.evaluations else None)
+                    )
+        self._is_over = True
+        self._steps.put(None)
+
+    def _hear(self, pipe: IO[str]) -> None:
+        """Standard error: what a person reads."""
+        with pipe:
+            for line in pipe:
+                self._lines.append(line.rstrip("\n"))
+                self._say(self._lines[-1])
+
+
+def _error_of(row: Mapping[str, Any]) -> StreamsError | None:
+    if not row["problem"]:
+        return None
+    kind = getattr(errors, row["error"], None) if row["error"] else RunFailedError
+    return (kind or StreamsError)(row["problem"])
+
+
+def _layers(
+    config: Source | Sequence[str | Path], trees: Sequence[Mapping[str, object]]
+) -> list[Layer]:
+    """Layers of a configuration, and of what goes over it."""
+    files: Sequence[str | Path] = ()
+    if isinstance(config, RunConfig):
+        trees = [json.loads(resolved_json(config)), *trees]
+    elif isinstance(config, Mapping):
+        trees = [config, *trees]
+    else:
+        files = [config] if isinstance(config, str | Path) else config
+    layers = [layer for name in files for layer in file_layers(_file(name))]
+    return layers + [_layer(tree) for tree in trees]
+
+
+def _section(name: str, layers: Sequence[Layer]) -> dict[str, Any]:
+    """What the layers say of one section, the last one of each field."""
+    values = {key: value for layer in layers for key, value in layer.values.items()}
+    return {key[len(name) + 1 :]: v for key, v in values.items() if key.startswith(f"{name}.")}
+
+
+def _file(name: str | Path) -> Path:
+    text = str(name)
+    return example(text.removeprefix(EXAMPLE)) if text.startswith(EXAMPLE) else Path(text)
+
+
+def _layer(tree: Mapping[str, object]) -> Layer:
+    nested: dict[str, Any] = {}
+    for name, value in tree.items():
+        try:
+            put(nested, name, msgspec.to_builtins(value, enc_hook=os.fspath))
+        except TypeError as err:
+            raise ConfigError(f"{ORIGIN}: {name} is no value of a configuration: {err}") from err
+    return tree_layer(nested, ORIGIN, Path.cwd())
