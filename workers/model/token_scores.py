@@ -51,7 +51,9 @@ def score_tokens(logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor) 
 class Score(Protocol):
     """A `TokenScorer`, or what stands for one."""
 
-    routing: RoutingReplay
+    @property
+    def routing(self) -> RoutingReplay:
+        """Its routers."""
 
     def __call__(
         self,
