@@ -95,10 +95,10 @@ class BuiltinScorer:
         self.why_eager = "rows are padded, to lengths of many kinds"
         if not self.why_padded:
             self.why_eager = compile_for_bins(self._scorer, token_budget, learns=False)
-        self._forward = Forward(self._scorer, self._device, self._routers)
         self._layout = layout_of(weights_of(model))
         self._tensors = _tensors_of(model)
         self._release()  # of the folder's weights nothing is scored
+        self._forward = Forward(self._scorer, self._device, self._routers)
         # Threads change it, each by one operation: a copy that replaced it would undo the other's.
         self._held: dict[int, Mapping[str, Tensor]] = {}
         self._side = torch.cuda.Stream() if device != CPU else None  # type: ignore[no-untyped-call]
