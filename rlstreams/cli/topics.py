@@ -28,6 +28,8 @@ def add(subparsers: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do it; `list` answers 1 if a topic is missing."""
     from rlstreams.streams.kafka.admin import apply, listing
+    from rlstreams.streams.kafka.facts import TopicFacts
+    from rlstreams.streams.log.topics import TOPICS
     from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, place_of, topic_plan
 
     config = configuration(args.config, args.overrides)
@@ -38,12 +40,14 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"created {name}" for name in created) or "nothing was missing")
         return 0
     with place_of(config).served() as bootstrap:
-        rows = listing(bootstrap, config.run.id, options)
+        there = listing(bootstrap, config.run.id, options)
     print(f"{'topic':<20} partitions replicas    records  key          written by -> read by")
-    for row in rows:
+    for topic in TOPICS:
+        found = there.get(topic.name, TopicFacts(partitions=0, settings={}))
+        replicas = min((len(one.assigned) for one in found.copies.values()), default=0)
         print(
-            f"{row.name:<20} {row.partitions or 'missing':>10} {row.replicas:>8} "
-            f"{row.num_records:>10}  {row.key:<12} "
-            f"{', '.join(row.written_by)} -> {', '.join(row.read_by)}"
+            f"{topic.name:<20} {found.partitions or 'missing':>10} {replicas:>8} "
+            f"{found.num_records:>10}  {topic.key:<12} "
+            f"{', '.join(topic.written_by)} -> {', '.join(topic.read_by)}"
         )
-    return 0 if all(row.partitions for row in rows) else 1
+    return 0 if len(there) == len(TOPICS) else 1

@@ -10,7 +10,6 @@ from rlstreams.start.doctor import broker
 from rlstreams.start.doctor.check import Check, Level
 from rlstreams.streams.kafka.facts import BrokerFacts, TopicFacts
 from rlstreams.streams.kafka.open_transactions import OpenTransaction
-from rlstreams.streams.log.record import LogRange
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.workers.bootstrap.parts import topic_plan
 from rlstreams.workers.config.load import load
@@ -107,7 +106,7 @@ def _broker_checks(given: BrokerFacts) -> list[Check]:
 def test_a_run_that_has_steps_is_to_be_continued() -> None:
     """`up` would refuse to begin it."""
     good = facts()
-    steps = replace(good.topics["steps"], kept={0: LogRange(begin=0, end=9)})
+    steps = replace(good.topics["steps"], num_records=9)
     given = facts(topics={**good.topics, "steps": steps})
     (check,) = [c for c in _broker_checks(given) if c.name == "run"]
     assert (Level.OK, True) == (check.level, "`up --resume` continues it" in check.found)
