@@ -16,7 +16,6 @@ from rlstreams.schemas.events import (
     StepsRedone,
 )
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.catalogue import Catalogue
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.streams.log.topics import CONTROL
@@ -26,7 +25,6 @@ from rlstreams.up.live.screen import LiveView
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
 from rlstreams.up.supervisor.poison import PoisonWatch
 from rlstreams.up.supervisor.progress import Progress
-from rlstreams.up.supervisor.schema_lookup import AwaitedError, SchemaLookup
 from rlstreams.up.supervisor.stall_facts import ask_facts
 from rlstreams.up.supervisor.stall_watch import StallWatch
 from rlstreams.workers.config.run import RunConfig
@@ -53,13 +51,7 @@ class Watcher:
         self._poison = PoisonWatch(config, since_ms=self._since_ms)
         self.stall = StallWatch(config, lambda: ask_facts(bus, config))
         self._next_look_s = 0.0
-        self._feed = Feed(
-            bus,
-            self,
-            (*WATCHED, CONTROL),
-            on_record=self.stall.take,
-            schemas=SchemaLookup(Catalogue(bus).get),
-        )
+        self._feed = Feed(bus, self, (*WATCHED, CONTROL), on_record=self.stall.take)
         self._processes: Sequence[ProcessInfo] = ()
         self._decode = decode
         self._live = LiveView(None if is_live else Console(force_terminal=False))
@@ -125,9 +117,9 @@ class Watcher:
         return self._views.run.ledger.policy_version
 
     def poll(self) -> None:
-        """Take what is new and see whether the run stands; waits at most `POLL_S`, or twice that
-        where a schema is asked for."""
-        self._take()
+        """Take what is new and see whether the run stands; waits at most `POLL_S`, longer only for
+        a schema of another release, which the broker is asked for once."""
+        self._feed.poll(POLL_S)
         self.stall.note(self._processes)
         is_running = self.phase in ("running", "saving") and not self.is_broker_away
         self.stall.tick(is_running=is_running)
@@ -152,22 +144,7 @@ class Watcher:
         Raises:
             DeadlineError: the broker stopped delivering.
         """
-        ends = self._feed.ends()
-        until_s = time.monotonic() + CATCH_UP_S
-        while behind := self._feed.behind(ends):
-            if self._take():
-                until_s = time.monotonic() + CATCH_UP_S
-            elif time.monotonic() > until_s:
-                raise DeadlineError(
-                    f"reading the run's topics: {behind} offsets are left, "
-                    f"and the broker delivered nothing for {CATCH_UP_S:g} s"
-                )
-
-    def _take(self) -> int:
-        """How many records were taken; those behind one whose schema is awaited wait as well."""
-        with suppress(AwaitedError):
-            return self._feed.poll(POLL_S)
-        return 0
+        self._feed.catch_up(CATCH_UP_S)
 
     def is_evaluated(self) -> bool:
         """Whether every held-out row was answered for the newest version."""
