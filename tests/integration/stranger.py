@@ -10,7 +10,6 @@ import base64
 import io
 import json
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -122,23 +121,9 @@ def done_set(low, metadata):
     text = metadata.rstrip("\0").split(" ")[0]
     if not text:
         return set()
-    kind, data = text[0], base64.b85decode(text[1:])
-    if kind.isupper():
-        data = zlib.decompress(data, wbits=-15)
-    if kind.lower() == "b":
-        return {low + i for i in range(8 * len(data)) if data[i // 8] >> i % 8 & 1}
-    done, offset = set(), low
-    for index, length in enumerate(_longs(data)):
-        done |= set(range(offset, offset + length)) if index % 2 else set()
-        offset += length
-    return done
-
-
-def _longs(data):
-    """Avro longs, one after another."""
-    stream = io.BytesIO(data)
-    while stream.tell() < len(data):
-        yield schemaless_reader(stream, "long")
+    assert text[0] == "b"
+    data = base64.b85decode(text[1:])
+    return {low + i for i in range(8 * len(data)) if data[i // 8] >> i % 8 & 1}
 
 
 def _by_fingerprint(texts):
