@@ -76,7 +76,7 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     )
     faults = _faults(options, space)
     _check_writable(options.json_file)
-    begun = _Begun(started_s=time.monotonic(), machine=machine())
+    begun = time.monotonic(), machine()
     stall_s = up_options.config.deadlines.stall_s
     if options.sweep:
         conclude = _concluding(up_options.config, options, begun, None)
@@ -103,32 +103,33 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     return up(up_options, hook)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Begun:
-    """When and where the first `up` was started."""
-
-    started_s: float  # monotonic
-    machine: Mapping[str, object]
-
-
 def _concluding(
-    config: RunConfig, options: ChaosOptions, begun: _Begun, before: Struck | None
+    config: RunConfig,
+    options: ChaosOptions,
+    begun: tuple[float, Mapping[str, object]],
+    before: Struck | None,
 ) -> Conclude:
-    """What is said at the end; `before`: of an `up` that was killed as planned."""
+    """What is said at the end.
+
+    Args:
+        begun: when the first `up` was started (monotonic, seconds), and on which machine.
+        before: of an `up` that was killed as planned.
+    """
+    started_s, on = begun
 
     def conclude(
         bus: Bus, ended: Ended, _status: int, journal: Journal, targets: FaultTargets
     ) -> int:
-        seconds = time.monotonic() - begun.started_s
+        seconds = time.monotonic() - started_s
         recomputed, is_equal = _recomputed(bus, config) if options.is_recomputed else ("", True)
         failure = ended.failure
         made = report(
             RunObservations(
                 run=config.run.id,
                 seed=options.seed,
-                machine=begun.machine,
+                machine=on,
                 seconds=seconds,
-                now_s=begun.started_s + seconds,
+                now_s=started_s + seconds,
                 journal=journal,
                 exits=(*(before.exits if before else ()), *targets.fleet.exits),
                 num_killed=ended.num_killed + (before.num_killed if before else 0),
