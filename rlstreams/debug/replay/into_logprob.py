@@ -21,7 +21,7 @@ from rlstreams.debug.replay.player import commit, outgoing_of
 from rlstreams.debug.replay.target import Target
 from rlstreams.debug.replay.weights import RecordedWeights
 from rlstreams.schemas import DecodeError, encode
-from rlstreams.schemas.events import DeadLetter, Event, ScoredTrajectory
+from rlstreams.schemas.events import Event, ScoredTrajectory
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.errors import DeadlineError, StreamsError
@@ -30,7 +30,7 @@ from rlstreams.streams.log.record import WINDOW_HEADER, Outgoing, Position, Reco
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.streams.recording.selection import Selection
+from rlstreams.streams.recording.selection import Selection, facts_of
 from rlstreams.up.supervisor.child import ChildSpec, log_tail, make_spawner
 
 AHEAD = 4  # windows that were sent and are not scored yet
@@ -73,7 +73,8 @@ class _Role(Closing):
 
     def __init__(self, target: Target, made: ScoreReplay) -> None:
         self._made = made
-        self.open: dict[tuple[str, int], Record[ScoredTrajectory]] = {}  # as recorded
+        # As recorded, by group and sample.
+        self.open: dict[tuple[str | None, int | None], Record[ScoredTrajectory]] = {}
         topics = (SCORED, DEAD_LETTERS)
         starts = {p: at for topic in topics for p, at in target.bus.beginnings(topic.name).items()}
         self._schemas = target.bus.schemas()
@@ -123,22 +124,21 @@ class _Role(Closing):
 
     def _take(self, record: Record[Event]) -> None:
         event = record.event
-        subject = event.trajectory if isinstance(event, ScoredTrajectory) else event
-        if not isinstance(event, ScoredTrajectory | DeadLetter):
+        facts = facts_of(event)
+        recorded = self.open.pop((facts.group_id, facts.sample), None)
+        if recorded is None:
             return
-        recorded = self.open.pop((subject.group_id, subject.sample), None)
-        if recorded is not None and isinstance(event, DeadLetter):
+        if not isinstance(event, ScoredTrajectory):
             self._made.num_failed += 1
-        elif recorded is not None:
-            found = [d for d in differing(recorded.event, event) if d.field != "attempt"]
-            pair = Pair(
-                event="ScoredTrajectory",
-                about=f"sample {subject.group_id}/{subject.sample}",
-                one=recorded.position,
-                other=record.position,
-                differences=tuple(found),
-            )
-            self._made.scores.add(pair)
+            return
+        pair = Pair(
+            event="ScoredTrajectory",
+            about=f"sample {facts.name}",
+            one=recorded.position,
+            other=record.position,
+            differences=tuple(differing(recorded.event, event)),
+        )
+        self._made.scores.add(pair)
 
     def close(self) -> None:
         """Let it drain, or end it."""
