@@ -23,7 +23,7 @@ from rlstreams.streams.kafka.errors import (
 )
 from rlstreams.streams.log.errors import OffsetGoneError, StreamsError, TopicMismatchError
 from rlstreams.streams.log.parts import Assembler, Message, RecordKey
-from rlstreams.streams.log.record import PART_HEADER, Partition, Position, RawRecord
+from rlstreams.streams.log.record import Partition, RawRecord
 
 ASK_S = 10.0  # one question to the broker
 # One that is asked again anyhow, on the way: whoever polls waits for it.
@@ -100,21 +100,17 @@ class Feed:
 
     def records(self, batch: Fetched) -> list[RawRecord]:
         """The records that it makes whole, and the torn ones that it proves."""
-        partition, messages = batch
-        topic, number = partition
         records: list[RawRecord] = []
-        for message in messages:
-            offset, headers = message.offset(), dict(message.headers() or ())
-            key, value = message.key() or b"", message.value() or b""
-            timestamp_ms = message.timestamp()[1]
-            record: RawRecord | None
-            if PART_HEADER in headers:
-                part = Message(partition, offset, key, value, headers, timestamp_ms)
-                record = self.assembler.add(part)
-            else:
-                at = Position(topic, number, offset)
-                record = RawRecord(at, (offset,), key, value, headers, timestamp_ms)
-            if record is not None:
+        for message in batch.messages:
+            part = Message(
+                batch.partition,
+                message.offset(),
+                message.key() or b"",
+                message.value() or b"",
+                dict(message.headers() or ()),
+                message.timestamp()[1],
+            )
+            if (record := self.assembler.add(part)) is not None:
                 records.append(record)
         return records
 
