@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from rlstreams.cli.arguments import Commands, add_run, command, opened
 
 if TYPE_CHECKING:
-    from rlstreams.debug.inspect.choose import Query
     from rlstreams.debug.inspect.sample_detail import SampleDetail
     from rlstreams.streams.lineage.fold import Lineage
     from rlstreams.streams.run.run_log import RunLog
@@ -82,23 +81,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lineages(log: RunLog, args: argparse.Namespace, wanted: Sequence[str]) -> list[Lineage]:
-    from rlstreams.debug.inspect.choose import choose
+    from rlstreams.debug.inspect.choose import Measure, choose
     from rlstreams.streams.log.errors import ConfigError
 
-    query = _query(args)
-    if not wanted:
-        found = [str(one.sample) for one in choose(log, query)]
-        return log.samples(*found) if found else []
-    if args.worst or args.step is not None:
+    if wanted and (args.worst or args.step is not None):
         raise ConfigError("name samples, or rank them by --worst or --step")
-    return log.samples(*wanted)
-
-
-def _query(args: argparse.Namespace) -> Query:
-    from rlstreams.debug.inspect.choose import Measure, Query
-
+    if wanted:
+        return log.samples(*wanted)
     named = args.worst or ("" if args.step is not None else Measure.MISMATCH)
-    return Query(by=Measure(named) if named else None, step=args.step, limit=args.limit)
+    by = Measure(named) if named else None
+    found = [str(sample) for sample in choose(log, by=by, step=args.step, limit=args.limit)]
+    return log.samples(*found) if found else []
 
 
 def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:

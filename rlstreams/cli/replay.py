@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.recording.selection import Selection
 
-INTO = ("trainer", "logprob", "rollout")
+INTO = ("trainer", "logprob")
 
 
 def add(subparsers: Commands) -> None:
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             return _trainer(args, recording)
         selection = resolve(recording, selection_of(args), args.begin, args.end)
         if args.into:
-            return _one_role(args, recording, selection)
+            return _logprob(args, recording, selection)
         if args.dry_run:
             _count(recording, selection)
         else:
@@ -169,9 +169,9 @@ def _tell(played: Played, target: Target) -> None:
     )
 
 
-def _one_role(args: argparse.Namespace, recording: Recording, selection: Selection) -> int:
-    """Feed the log-prob or the rollout role; 0 only if it made the same."""
-    from rlstreams.debug.replay.into_role import replay_into
+def _logprob(args: argparse.Namespace, recording: Recording, selection: Selection) -> int:
+    """Feed the log-prob role; 0 only if it made the same."""
+    from rlstreams.debug.replay.into_logprob import replay_into_logprob
     from rlstreams.debug.replay.target import recorded_config
     from rlstreams.debug.replay.weights import RecordedWeights
 
@@ -184,7 +184,7 @@ def _one_role(args: argparse.Namespace, recording: Recording, selection: Selecti
             f"weights of {len(weights.available)} of {len(weights.known)} versions are available"
             + (f"; missing: {missing}" if missing else "")
         )
-        made = replay_into(args.into, recording, target, weights, selection)
+        made = replay_into_logprob(recording, target, weights, selection)
     print("\n".join(made.lines()))
     return 0 if made.is_equal else 1
 

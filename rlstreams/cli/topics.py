@@ -23,8 +23,10 @@ from rlstreams.cli.arguments import (
 
 if TYPE_CHECKING:
     from rlstreams.schemas import SchemaTexts
+    from rlstreams.streams.kafka.facts import TopicFacts
     from rlstreams.streams.log.bus import Reader
     from rlstreams.streams.log.record import Partition, RawRecord
+    from rlstreams.streams.log.topics import Topic
 
 POLL_S = 0.5
 READ_DEADLINE_S = 30.0  # longest wait for the next record below a known end
@@ -74,6 +76,7 @@ def add(subparsers: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do it; `list` answers 1 if a topic is missing."""
     from rlstreams.streams.kafka.admin import apply, listing
+    from rlstreams.streams.log.topics import TOPICS
     from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, place_of, topic_plan
 
     config = configuration(args.config, args.overrides)
@@ -84,18 +87,34 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"created {name}" for name in created) or "nothing was missing")
         return 0
     with place_of(config).served() as bootstrap:
-        rows = listing(bootstrap, config.run.id, options)
+        there = listing(bootstrap, config.run.id, options)
+    rows = [_listed(topic, there.get(topic.name)) for topic in TOPICS]
     if args.json:
         print_json(*rows)
-        return 0 if all(row.partitions for row in rows) else 1
-    print(f"{'topic':<20} partitions replicas    records  key          written by -> read by")
-    for row in rows:
+    else:
+        print(f"{'topic':<20} partitions replicas    records  key          written by -> read by")
+    for row in () if args.json else rows:
         print(
-            f"{row.name:<20} {row.partitions or 'missing':>10} {row.replicas:>8} "
-            f"{row.num_records:>10}  {row.key:<12} "
-            f"{', '.join(row.written_by)} -> {', '.join(row.read_by)}"
+            f"{row['topic']:<20} {row['partitions'] or 'missing':>10} {row['replicas']:>8} "
+            f"{row['records']:>10}  {row['key']:<12} "
+            f"{', '.join(row['written_by'])} -> {', '.join(row['read_by'])}"
         )
-    return 0 if all(row.partitions for row in rows) else 1
+    return 0 if len(there) == len(TOPICS) else 1
+
+
+def _listed(topic: Topic, found: TopicFacts | None) -> dict[str, Any]:
+    """A topic as the catalogue has it, and as it is; None: it is missing."""
+    return {
+        "topic": topic.name,
+        "partitions": found.partitions if found else 0,
+        "replicas": min((len(one.assigned) for one in found.copies.values()), default=0)
+        if found
+        else 0,
+        "records": found.num_records if found else 0,
+        "key": topic.key,
+        "written_by": topic.written_by,
+        "read_by": topic.read_by,
+    }
 
 
 def run_tail(args: argparse.Namespace) -> int:

@@ -7,35 +7,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
-from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient
 
 from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, REQUEST_MS, asked
 from rlstreams.streams.kafka.bus import KafkaBus
-from rlstreams.streams.kafka.facts import kept_in
+from rlstreams.streams.kafka.facts import TopicFacts, topics_of
 from rlstreams.streams.log.catalogue import publish_missing
 from rlstreams.streams.log.errors import AbortedError, TopicMismatchError
 from rlstreams.streams.log.topic_plan import FLUSH, TopicPlan
 from rlstreams.streams.log.topics import STEPS, TOPICS, Retention
 
 _METADATA_4_3 = 30  # metadata.version 4.3-IV0, the highest that 4.3.x supports
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicRow:
-    """One topic of a run as the broker has it."""
-
-    name: str  # without the run's prefix
-    partitions: int  # 0: the topic does not exist
-    replicas: int
-    num_records: int  # ends minus beginnings: transaction markers are counted, compaction is not
-    key: str
-    written_by: tuple[str, ...]
-    read_by: tuple[str, ...]
 
 
 def apply(
@@ -120,36 +104,13 @@ def refuse_other_counts(found: Mapping[str, int], wanted: Mapping[str, int]) -> 
 
 def listing(
     bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS
-) -> tuple[TopicRow, ...]:
-    """Every topic of the table, in its order, with what the broker holds.
+) -> Mapping[str, TopicFacts]:
+    """The topics of the run that the broker holds, by their names in the table.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-
-    def ask(admin: KafkaAdminClient) -> tuple[dict[str, list[int]], Counter[str]]:
-        found = _replicas(admin, [f"{run}.{topic.name}" for topic in TOPICS])
-        every = [
-            TopicPartition(name, i) for name, parts in found.items() for i in range(len(parts))
-        ]
-        held: Counter[str] = Counter()
-        for partition, kept in kept_in(admin, every, {}).items() if every else ():
-            held[partition.topic] += kept.end - kept.begin
-        return found, held
-
-    found, held = asked(bootstrap, options, ask)
-    return tuple(
-        TopicRow(
-            name=topic.name,
-            partitions=len(found.get(f"{run}.{topic.name}", ())),
-            replicas=min(found.get(f"{run}.{topic.name}", (0,))),
-            num_records=held[f"{run}.{topic.name}"],
-            key=topic.key,
-            written_by=topic.written_by,
-            read_by=topic.read_by,
-        )
-        for topic in TOPICS
-    )
+    return asked(bootstrap, options, lambda admin: topics_of(admin, run))
 
 
 def runs_of(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> list[str]:

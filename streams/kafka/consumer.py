@@ -11,10 +11,11 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from rlstreams.streams.kafka.errors import NOISE, UNTOLD, broker_error, error_of, until
-from rlstreams.streams.kafka.feed import ASK_S, Feed, Fetched
+from rlstreams.streams.kafka.feed import ASK_S, Feed
 from rlstreams.streams.log.bus import Closing, Polled
 from rlstreams.streams.log.done_set import UNREADABLE
 from rlstreams.streams.log.errors import AbortedError, BrokerError, StreamsError
+from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 
 _HELD_MESSAGES = 16  # fetched by polls for no records, before the partitions are paused
@@ -47,7 +48,7 @@ class KafkaGroupConsumer(Closing):
         self._unserved: dict[Partition, float] = {}  # given to us without a position, since when
         self._paused: frozenset[Partition] = frozenset()  # nothing is to be delivered from these
         self._stopped: set[Partition] = set()  # paused in the client, each after a message of it
-        self._held: deque[Fetched] = deque()  # of one message each
+        self._held: deque[Message] = deque()
         self._hushed = False
         self._error: BaseException | None = None
         self._before_revoked: Callable[[Set[Partition]], None] | None = None
@@ -96,59 +97,58 @@ class KafkaGroupConsumer(Closing):
         self._release(max_records)
         while len(self._records) < max_records and self._num_bytes < max_bytes:
             wait_s = 0.0 if self._has_news() else deadline - time.monotonic()
-            batches, error = self._feed.fetch(max_records - len(self._records), wait_s)
+            messages, error = self._feed.fetch(max_records - len(self._records), wait_s)
             self._error = self._error or error
-            for batch in batches:
-                self._deliver(batch)
-            if not batches and not self._has_news():
+            for message in messages:
+                self._deliver(message)
+            if not messages and not self._has_news():
                 # What is incomplete holds back `positions()`: those would never pass its bound.
                 self._records += self._feed.torn(self._feed.read(self._starts, self._held))
-            if not batches and (self._has_news() or time.monotonic() >= deadline):
+            if not messages and (self._has_news() or time.monotonic() >= deadline):
                 return
 
     def _has_news(self) -> bool:
         return bool(self._records or self._assigned or self._revoked or self._error)
 
-    def _deliver(self, batch: Fetched) -> None:
-        if batch.partition not in self._starts:
+    def _deliver(self, message: Message) -> None:
+        if message.partition not in self._starts:
             return  # revoked since it was fetched
-        if batch.partition in self._paused:
-            self._hold(batch)
-            return
-        records = self._feed.records(batch)
-        self._records += records
-        self._num_bytes += sum([len(record.value) for record in records])
+        if message.partition in self._paused:
+            self._hold(message)
+        elif (record := self._feed.assembler.add(message)) is not None:
+            self._records.append(record)
+            self._num_bytes += len(record.value)
 
-    def _hold(self, batch: Fetched) -> None:
+    def _hold(self, message: Message) -> None:
         """Keep it for later, and have no more of its partition fetched while that is not wanted.
 
         Only here is a partition paused in the client, for its fetching is under way now: a pause
         or a resume beside an assignment can stop a partition for ever (librdkafka issue 5591).
         """
-        self._held.extend(batch.singly())
-        if self._hushed or batch.partition in self._paused:
-            self._stop({batch.partition})
+        self._held.append(message)
+        if self._hushed or message.partition in self._paused:
+            self._stop({message.partition})
 
     def _release(self, max_records: int) -> None:
         """Deliver what was held, except from paused partitions."""
         held, self._held = self._held, deque()
-        for batch in held:
+        for message in held:
             if len(self._records) < max_records:
-                self._deliver(batch)
+                self._deliver(message)
             else:
-                self._held.append(batch)
+                self._held.append(message)
 
     def _idle(self, deadline: float) -> None:
         """Serve the membership; a few messages may come and are held."""
         while True:
             if len(self._held) >= _HELD_MESSAGES and not self._hushed:
                 self._hushed = True
-                self._stop({batch.partition for batch in self._held})
-            batches, error = self._feed.fetch(1, deadline - time.monotonic())
+                self._stop({message.partition for message in self._held})
+            messages, error = self._feed.fetch(1, deadline - time.monotonic())
             self._error = self._error or error
-            for batch in batches:
-                if batch.partition in self._starts:
-                    self._hold(batch)
+            for message in messages:
+                if message.partition in self._starts:
+                    self._hold(message)
             if self._has_news() or time.monotonic() >= deadline:
                 return
 

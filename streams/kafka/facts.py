@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kafka import TopicPartition
@@ -10,7 +11,6 @@ from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
 from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, asked
 from rlstreams.streams.kafka.open_transactions import OpenTransaction, open_in
-from rlstreams.streams.log.record import LogRange
 from rlstreams.streams.log.topic_plan import FLUSH
 from rlstreams.streams.log.topics import TOPICS
 
@@ -44,7 +44,7 @@ class TopicFacts:
 
     partitions: int
     settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that it has
-    kept: Mapping[int, LogRange] = field(default_factory=dict)  # by partition
+    num_records: int = 0  # ends minus beginnings: markers are counted, compaction is not
     copies: Mapping[int, Copies] = field(default_factory=dict)  # by partition
 
 
@@ -106,13 +106,14 @@ def _facts(admin: KafkaAdminClient, run: str) -> BrokerFacts:
             if "finalized" in levels
         },
         settings={name: int(value) for name, value in settings.items()},
-        topics=_topics(admin, run),
+        topics=topics_of(admin, run),
         transactions=open_in(admin, run),
         disk_free_bytes=_disk_free(admin),
     )
 
 
-def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
+def topics_of(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
+    """Those of the run that exist, by their names in the table."""
     names = {f"{run}.{topic.name}": topic.name for topic in TOPICS}
     found = {
         topic["name"]: {
@@ -129,42 +130,20 @@ def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
         return {}
     settings = _settings(admin, "TOPIC", list(counts), _TOPIC_SETTINGS)
     every = [TopicPartition(name, i) for name, n in counts.items() for i in range(n)]
-    kept = kept_in(admin, every, _sizes(admin, sorted(counts)))
+    first = admin.list_partition_offsets(dict.fromkeys(every, OffsetSpec.EARLIEST))
+    last = admin.list_partition_offsets(dict.fromkeys(every, OffsetSpec.LATEST))
+    held: Counter[str] = Counter()
+    for partition in every:
+        held[partition.topic] += last[partition].offset - first[partition].offset
     return {
         names[name]: TopicFacts(
             partitions=count,
             settings=settings[name],
-            kept={i: kept[TopicPartition(name, i)] for i in range(count)},
+            num_records=held[name],
             copies=found[name],
         )
         for name, count in counts.items()
     }
-
-
-def kept_in(
-    admin: KafkaAdminClient,
-    partitions: Sequence[TopicPartition],
-    sizes: Mapping[TopicPartition, int],
-) -> Mapping[TopicPartition, LogRange]:
-    """The offsets that each partition holds, with the sizes that are known."""
-    first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
-    last = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
-    return {
-        p: LogRange(begin=first[p].offset, end=last[p].offset, num_bytes=sizes.get(p, 0))
-        for p in partitions
-    }
-
-
-def _sizes(admin: KafkaAdminClient, topics: Sequence[str]) -> Mapping[TopicPartition, int]:
-    """Bytes of each partition, of its largest copy."""
-    sizes: dict[TopicPartition, int] = {}
-    for broker in admin.describe_log_dirs(topics):
-        for folder in broker["log_dirs"]:
-            for topic in folder["topics"]:
-                for part in topic["partitions"]:
-                    key = TopicPartition(topic["name"], part["partition_index"])
-                    sizes[key] = max(sizes.get(key, 0), part["partition_size"])
-    return sizes
 
 
 def _disk_free(admin: KafkaAdminClient) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
 
@@ -23,7 +23,7 @@ from rlstreams.streams.kafka.errors import (
 )
 from rlstreams.streams.log.errors import OffsetGoneError, StreamsError, TopicMismatchError
 from rlstreams.streams.log.parts import Assembler, Message, RecordKey
-from rlstreams.streams.log.record import PART_HEADER, Partition, Position, RawRecord
+from rlstreams.streams.log.record import Partition, RawRecord
 
 ASK_S = 10.0  # one question to the broker
 # One that is asked again anyhow, on the way: whoever polls waits for it.
@@ -32,17 +32,6 @@ SLICE_S = 0.2  # the client doesn't see signals while it waits
 # How long a record may be incomplete before we ask whether it ever will be whole. The answer is
 # right at any time; this only spares the question where the rest is on its way.
 TORN_S = 0.1
-
-
-class Fetched(NamedTuple):
-    """Messages of one partition as the client gave them out, one or more: none is an error."""
-
-    partition: Partition
-    messages: Sequence[Any]
-
-    def singly(self) -> Iterable[Fetched]:
-        """Each message by itself."""
-        return (Fetched(self.partition, (message,)) for message in self.messages)
 
 
 class Feed:
@@ -68,7 +57,7 @@ class Feed:
             return TopicPartition(topic, partition.number)
         return TopicPartition(topic, partition.number, offset)
 
-    def fetch(self, limit: int, timeout_s: float) -> tuple[list[Fetched], StreamsError | None]:
+    def fetch(self, limit: int, timeout_s: float) -> tuple[list[Message], StreamsError | None]:
         """At most `limit` messages: waits for the first, takes the rest as far as it is there.
 
         An error comes beside the messages that were read before it: they are out of the client's
@@ -81,42 +70,24 @@ class Feed:
         raw = [first]
         if limit > 1:
             raw += self.consumer.consume(limit - 1, 0)
-        batches: list[Fetched] = []
-        topic = number = None
+        found: list[Message] = []
         for message in raw:
-            if message.error() is not None:
-                if (error := self._meaning(message)) is not None:
-                    return batches, error
-                topic = None  # a message behind an event begins a batch: the broker answers again
-                continue
-            if message.partition() != number or message.topic() != topic:
+            if message.error() is None:
                 self._outage.over()
-                topic, number = message.topic(), message.partition()
-                messages: list[Any] = []
-                partition = Partition(topic.removeprefix(self._prefix), number)
-                batches.append(Fetched(partition, messages))
-            messages.append(message)
-        return batches, None
+                found.append(self._message(message))
+            elif (error := self._meaning(message)) is not None:
+                return found, error
+        return found, None
 
-    def records(self, batch: Fetched) -> list[RawRecord]:
-        """The records that it makes whole, and the torn ones that it proves."""
-        partition, messages = batch
-        topic, number = partition
-        records: list[RawRecord] = []
-        for message in messages:
-            offset, headers = message.offset(), dict(message.headers() or ())
-            key, value = message.key() or b"", message.value() or b""
-            timestamp_ms = message.timestamp()[1]
-            record: RawRecord | None
-            if PART_HEADER in headers:
-                part = Message(partition, offset, key, value, headers, timestamp_ms)
-                record = self.assembler.add(part)
-            else:
-                at = Position(topic, number, offset)
-                record = RawRecord(at, (offset,), key, value, headers, timestamp_ms)
-            if record is not None:
-                records.append(record)
-        return records
+    def _message(self, message: Any) -> Message:  # noqa: ANN401
+        return Message(
+            Partition(message.topic().removeprefix(self._prefix), message.partition()),
+            message.offset(),
+            message.key() or b"",
+            message.value() or b"",
+            dict(message.headers() or ()),
+            message.timestamp()[1],
+        )
 
     def _meaning(self, message: Any) -> StreamsError | None:  # noqa: ANN401
         """What an error event says; None for what passes by itself or is told otherwise."""
@@ -206,16 +177,17 @@ class Feed:
         }
 
     def read(
-        self, starts: Mapping[Partition, int], held: Iterable[Fetched] = ()
+        self, starts: Mapping[Partition, int], held: Iterable[Message] = ()
     ) -> dict[Partition, int]:
         """Up to where everything was taken in, into whole or incomplete records: without `held`."""
         positions = self.reached(starts)
-        for partition, messages in held:
-            positions[partition] = min(positions[partition], messages[0].offset())
+        for message in held:
+            partition = message.partition
+            positions[partition] = min(positions[partition], message.offset)
         return positions
 
     def delivered(
-        self, starts: Mapping[Partition, int], held: Iterable[Fetched] = ()
+        self, starts: Mapping[Partition, int], held: Iterable[Message] = ()
     ) -> dict[Partition, int]:
         """Up to where everything was delivered: `read`, less what is incomplete."""
         positions = self.read(starts, held)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient, OffsetSpec
@@ -23,7 +23,7 @@ WATCH_S = 2.0  # a commit takes well under a second
 _READ_COMMITTED = 1  # `isolation_level` of a ListOffsets request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class OpenTransaction:
     """A transaction that blocks every reader of its partition."""
 
@@ -32,8 +32,12 @@ class OpenTransaction:
     producer_epoch: int = 0
     first_offset: int
     written_at_ms: int = 0  # its producer's last write there, by the producer's clock
-    age_s: float  # since then, by ours
     transactional_id: str = ""  # as the coordinator knows it; empty: it knows none
+
+    @property
+    def age_s(self) -> float:
+        """Since it was written to last, by our clock."""
+        return max(0.0, time.time() - self.written_at_ms / 1000)
 
 
 def open_transactions(
@@ -79,60 +83,28 @@ def open_in(
     ends = admin.list_partition_offsets(wanted)
     stable = admin.list_partition_offsets(wanted, isolation_level=_READ_COMMITTED)
     held = [p for p in every if stable[p].offset < ends[p].offset]
-    found = _idle(admin, held, older_than_s, watch_s) if held else ()
-    if not found:
-        return ()
-    now_ms = time.time() * 1000
-    listed = admin.list_transactions()
-    ids = {t.producer_id: t.transactional_id for some in listed.values() for t in some}
-    return tuple(
-        OpenTransaction(
-            partition=f"{one.partition.topic}[{one.partition.partition}]",
-            producer_id=one.producer_id,
-            producer_epoch=one.producer_epoch,
-            first_offset=one.first_offset,
-            written_at_ms=one.written_at_ms,
-            age_s=max(0.0, (now_ms - one.written_at_ms) / 1000),
-            transactional_id=ids.get(one.producer_id, ""),
-        )
-        for one in found
-    )
-
-
-class _Seen(NamedTuple):
-    partition: TopicPartition
-    producer_id: int
-    producer_epoch: int
-    first_offset: int
-    written_at_ms: int
-
-
-def _idle(
-    admin: KafkaAdminClient,
-    partitions: Sequence[TopicPartition],
-    older_than_s: float | None,
-    watch_s: float,
-) -> Sequence[_Seen]:
-    """What is open, and was so `watch_s` ago; in order of partitions."""
     latest_ms = float("inf") if older_than_s is None else (time.time() - older_than_s) * 1000
-    before = {one for one in _look(admin, partitions) if one.written_at_ms < latest_ms}
+    before = {one for one in _look(admin, held) if one.written_at_ms < latest_ms} if held else ()
     if not before:
         return ()
     time.sleep(watch_s)
-    return sorted(before.intersection(_look(admin, sorted({one.partition for one in before}))))
+    found = sorted(_look(admin, held).intersection(before))
+    listed = admin.list_transactions() if found else {}
+    ids = {t.producer_id: t.transactional_id for some in listed.values() for t in some}
+    return tuple(replace(one, transactional_id=ids.get(one.producer_id, "")) for one in found)
 
 
-def _look(admin: KafkaAdminClient, partitions: Sequence[TopicPartition]) -> list[_Seen]:
+def _look(admin: KafkaAdminClient, partitions: Sequence[TopicPartition]) -> set[OpenTransaction]:
     states: dict[TopicPartition, Any] = admin.describe_producers(list(partitions))
-    return [
-        _Seen(
-            partition,
-            producer.producer_id,
-            producer.producer_epoch,
-            producer.current_transaction_start_offset,
-            producer.last_timestamp,
+    return {
+        OpenTransaction(
+            partition=f"{partition.topic}[{partition.partition}]",
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            first_offset=producer.current_transaction_start_offset,
+            written_at_ms=producer.last_timestamp,
         )
         for partition, state in states.items()
         for producer in state.active_producers
         if producer.current_transaction_start_offset >= 0
-    ]
+    }

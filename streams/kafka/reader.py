@@ -41,10 +41,12 @@ class KafkaReader(Closing):
         while len(found) < max_records and self._error is None:
             wait_s = 0.0 if found else deadline - time.monotonic()
             fetched, self._error = self._feed.fetch(max_records - len(found), wait_s)
-            for messages in fetched:
-                self._old.pop(messages.partition, None)
-                if messages.partition in self._starts:
-                    found += self._feed.records(messages)
+            for message in fetched:
+                self._old.pop(message.partition, None)
+                if message.partition not in self._starts:
+                    continue
+                if (record := self._feed.assembler.add(message)) is not None:
+                    found.append(record)
             if not fetched and not found:
                 found += self._feed.torn(self._feed.reached(self._starts))
             if not fetched and (found or time.monotonic() >= deadline):

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from rlstreams.schemas import DecodeError, decode, encode
 from rlstreams.schemas.binary import NO_TEXTS, SchemaTexts
 from rlstreams.schemas.events import Event, Prompt, ScoredTrajectory, Trajectory
-from rlstreams.schemas.tensor import Buffer
-from rlstreams.streams.log.parts import PART_BYTES
 from rlstreams.streams.log.record import (
     ID_HEADER,
     PART_HEADER,
@@ -33,17 +31,10 @@ def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Out
     return Outgoing(
         topic=topic.name,
         key=str(getattr(subject, topic.key)).encode(),
-        value=_in_few(encode(event)),
+        value=encode(event),
         headers=_headers(subject),
         partition=partition,
     )
-
-
-def _in_few(pieces: list[Buffer]) -> list[Buffer]:
-    """What fits into one part as one piece: it is measured and handed on several times."""
-    if sum(map(len, pieces)) > PART_BYTES:
-        return pieces
-    return [b"".join(pieces)]
 
 
 def _headers(subject: Event) -> Mapping[str, bytes]:

@@ -42,15 +42,6 @@ class Position(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogRange:
-    """The records that a partition holds: offsets `begin` to `end`, without `end`."""
-
-    begin: int
-    end: int
-    num_bytes: int = 0  # 0: unknown
-
-
 class RawRecord(NamedTuple):
     """A whole record as it was read, its parts joined. A tuple: every record read becomes one."""
 

@@ -47,10 +47,7 @@ class PartitionTracker:
         first = record.offsets[0]
         if first in self._done or first in self._open or first < self._position:
             return False
-        if len(record.offsets) == 1:
-            self._open[first] = record
-        else:
-            self._open.update(dict.fromkeys(record.offsets, record))
+        self._open.update(dict.fromkeys(record.offsets, record))
         self.num_bytes += len(record.value)
         return True
 
@@ -116,10 +113,9 @@ class Tracker:
     """All partitions of one group member."""
 
     def __init__(self) -> None:
-        # A plain pair is equal to the partition of that name, and is made in half the time.
-        self._partitions: dict[tuple[str, int], PartitionTracker] = {}
+        self._partitions: dict[Partition, PartitionTracker] = {}
 
-    def __getitem__(self, partition: tuple[str, int]) -> PartitionTracker:
+    def __getitem__(self, partition: Partition) -> PartitionTracker:
         """The tracker of an assigned partition."""
         return self._partitions[partition]
 
@@ -137,7 +133,7 @@ class Tracker:
         new = [
             record
             for record in polled.records
-            if (tracker := self._partitions.get(record.position[:2])) and tracker.deliver(record)
+            if (tracker := self._partitions.get(record.partition)) and tracker.deliver(record)
         ]
         for partition, position in positions.items():
             if partition in self._partitions:
@@ -172,14 +168,14 @@ class Tracker:
     ) -> Mapping[Partition, Committed]:
         """What to commit where this member leaves partitions alive; None: all of them."""
         return {
-            Partition(*p): t.after((), t.inherited)
+            p: t.after((), t.inherited)
             for p, t in self._partitions.items()
             if t.tries != t.inherited and (partitions is None or p in partitions)
         }
 
     def holds(self, record: RawRecord) -> bool:
         """Whether the record is still ours to finish: not revoked, not committed."""
-        tracker = self._partitions.get(record.position[:2])
+        tracker = self._partitions.get(record.partition)
         return tracker is not None and tracker.holds(record)
 
     def end_isolation(self) -> None:
@@ -189,7 +185,7 @@ class Tracker:
 
     def too_wide(self) -> frozenset[Partition]:
         """Partitions to pause: their done set would no longer fit into commit metadata."""
-        return frozenset(Partition(*p) for p, t in self._partitions.items() if t.span > MAX_SPAN)
+        return frozenset(p for p, t in self._partitions.items() if t.span > MAX_SPAN)
 
     @property
     def num_bytes(self) -> int:
@@ -198,8 +194,7 @@ class Tracker:
 
 
 def _by_partition(records: Iterable[RawRecord]) -> dict[Partition, list[RawRecord]]:
-    found: dict[tuple[str, int], list[RawRecord]] = {}
+    found: dict[Partition, list[RawRecord]] = {}
     for record in records:
-        topic, number, _ = record.position
-        found.setdefault((topic, number), []).append(record)
-    return {Partition(*place): its for place, its in found.items()}
+        found.setdefault(record.partition, []).append(record)
+    return found

@@ -34,8 +34,6 @@ class Facts:
     sample: int | None = None
     step: int | None = None
     version: int | None = None  # what it made, announced or loaded; the newest that sampled it
-    oldest_version: int | None = None  # the oldest that sampled it
-    row: int | None = None  # of the data set
 
     @property
     def name(self) -> str | None:
@@ -59,8 +57,6 @@ def facts_of(event: Event | None) -> Facts:
         sample=getattr(subject, "sample", None),
         step=step,
         version=max(versions, default=None),
-        oldest_version=min(versions, default=None),
-        row=getattr(subject, "row", None),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import starmap
 
 from rlstreams.schemas.events import EVALUATE, DeadLetter, Event, Prompt, Segment, Trajectory
 from rlstreams.streams.log.group_ids import evaluation_id
@@ -65,7 +66,6 @@ class _Tally:
     best: dict[int, float] = field(default_factory=dict)  # by row, where a row has several samples
     tokens: int = 0
     finished_at_ms: int = 0
-    point: EvaluationPoint | None = None  # None: something came since it was made
 
 
 class EvaluationView:
@@ -73,7 +73,6 @@ class EvaluationView:
 
     def __init__(self) -> None:
         self._tallies: dict[int, _Tally] = {}
-        self._snapshot: EvaluationState | None = None
 
     def apply(self, event: Event) -> None:
         """Take one event; training samples are passed by. The first record of a sample counts."""
@@ -97,26 +96,17 @@ class EvaluationView:
             tally.finished_at_ms = max(tally.finished_at_ms, event.finished_at_ms)
             if event.group_size > 1:
                 tally.best[row] = max(event.reward, tally.best.get(row, event.reward))
-        tally.point = self._snapshot = None
 
     @property
     def state(self) -> EvaluationState:
-        """A snapshot, oldest version first; the same object until the next event."""
-        if self._snapshot is None:
-            self._snapshot = EvaluationState(
-                points=tuple(
-                    _point(version, self._tallies[version]) for version in sorted(self._tallies)
-                )
-            )
-        return self._snapshot
+        """A snapshot, oldest version first."""
+        return EvaluationState(points=tuple(starmap(_point, sorted(self._tallies.items()))))
 
 
 def _point(version: int, tally: _Tally) -> EvaluationPoint:
-    if tally.point is not None:
-        return tally.point
     num_samples = len(tally.answered)
     accuracy = tally.reward / num_samples if num_samples else 0.0
-    tally.point = EvaluationPoint(
+    return EvaluationPoint(
         policy_version=version,
         accuracy=accuracy,
         best=sum(tally.best.values()) / len(tally.best) if tally.best else accuracy,
@@ -127,7 +117,6 @@ def _point(version: int, tally: _Tally) -> EvaluationPoint:
         num_tokens=tally.tokens,
         finished_at_ms=tally.finished_at_ms,
     )
-    return tally.point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlstreams.schemas import DecodeError, SchemaTexts
+from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
@@ -118,7 +118,6 @@ class Feed:
     Args:
         on_record: called with each record after the view has taken its event, for who needs to
             know where it lies.
-        schemas: of other releases; None: as the bus has them.
     """
 
     def __init__(
@@ -127,11 +126,9 @@ class Feed:
         view: View,
         topics: tuple[Topic, ...] = WATCHED,
         on_record: Callable[[Record[Event]], None] = lambda _record: None,
-        *,
-        schemas: SchemaTexts | None = None,
     ) -> None:
         self._bus = bus
-        self._schemas = bus.schemas() if schemas is None else schemas
+        self._schemas = bus.schemas()
         self._view = view
         self._topics = topics
         self._on_record = on_record
@@ -146,7 +143,7 @@ class Feed:
         """Apply what is there; returns how many records that was.
 
         Raises:
-            StreamsError: the broker, or `schemas`, cannot be asked. Nothing is passed over: poll
+            StreamsError: the broker cannot be asked. Nothing is passed over: poll
                 again.
         """
         self._left.extend(() if self._left else self._reader.poll(_BATCH, timeout_s))

@@ -67,7 +67,6 @@ class RunView:
     def __init__(self) -> None:
         self._steps: list[StepPoint] = []
         self._redone: list[StepsRedone] = []
-        self._snapshot: RunState | None = None
         self.ledger = Ledger(
             begins_anywhere=True,
             keeps_steps=True,
@@ -77,26 +76,22 @@ class RunView:
 
     def apply(self, event: Event) -> None:
         """Take one event; those of other topics are passed by."""
-        num_void = self.ledger.num_void
-        if self.ledger.apply(event) or self.ledger.num_void > num_void:
-            self._snapshot = None
+        self.ledger.apply(event)
 
     @property
     def state(self) -> RunState:
-        """A snapshot; the same object until the next event."""
-        if self._snapshot is None:
-            ledger = self.ledger
-            self._snapshot = RunState(
-                claims=tuple(ledger.claims.values()),
-                steps=tuple(self._steps),
-                policy_version=ledger.policy_version,
-                made_by=dict(ledger.made_by),
-                dropped=dict(ledger.num_dropped),
-                redone=tuple(self._redone),
-                num_drifts=ledger.num_drifts,
-                num_void=ledger.num_void,
-            )
-        return self._snapshot
+        """A snapshot."""
+        ledger = self.ledger
+        return RunState(
+            claims=tuple(ledger.claims.values()),
+            steps=tuple(self._steps),
+            policy_version=ledger.policy_version,
+            made_by=dict(ledger.made_by),
+            dropped=dict(ledger.num_dropped),
+            redone=tuple(self._redone),
+            num_drifts=ledger.num_drifts,
+            num_void=ledger.num_void,
+        )
 
 
 def step_point(event: StepCompleted) -> StepPoint:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource
+from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from rlstreams.streams.broker.config import new_cluster_id, server_properties
 from tests.containers import KafkaNode, make_network, sweep, wait_until
@@ -84,12 +84,6 @@ class Cluster:
         """The other nodes see that one no longer."""
         views = [seen_by(node) for i, node in enumerate(self.nodes, 1) if i != node_id]
         return all(view is not None and node_id not in view.brokers for view in views)
-
-    def topic_setting(self, topic: str, name: str) -> str:
-        """One setting of one topic as the cluster has it."""
-        client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": "2"})
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        return client.describe_configs([resource])[resource].result(NOTICE_S)[name].value
 
     @contextmanager
     def without(self, node_id: int, fault: Fault) -> Iterator[None]:

@@ -53,8 +53,7 @@ def test_topics_of_a_run_lie_on_every_node(cluster: Cluster, run_id: str) -> Non
     plan = TopicPlan(rollout_workers=1, logprob_workers=1, replication=3)
     apply(cluster.bootstrap, run_id, plan)
 
-    assert {3} == {row.replicas for row in listing(cluster.bootstrap, run_id)}
-    assert {"2"} == {
-        cluster.topic_setting(f"{run_id}.{row.name}", "min.insync.replicas")
-        for row in listing(cluster.bootstrap, run_id)
-    }
+    topics = listing(cluster.bootstrap, run_id).values()
+    copies = [one for topic in topics for one in topic.copies.values()]
+    assert {3} == {len(one.assigned) for one in copies}
+    assert {"2"} == {topic.settings["min.insync.replicas"] for topic in topics}

@@ -19,6 +19,7 @@ from rlstreams.workers.config.load import load
 from tests.conftest import DEMO_WORDS
 from tests.e2e.command import CONFIG, ROOT, Workspace
 from tests.integration import judge
+from tests.integration.stranger import schemas_from_folder
 
 STEPS_AT_FIRST = 12
 SAMPLES_PER_STEP = 16 * 8
@@ -118,7 +119,7 @@ def test_an_independent_judge_agrees(workspace: Workspace) -> None:
     with place.served() as bootstrap:
         login = admin_settings(place.client_options)
         log, commits = judge.read_run(bootstrap, place.run, **login)
-    found = judge.Judge(log, commits, judge.load_schemas(ROOT / "schemas"))
+    found = judge.Judge(log, commits, schemas_from_folder(ROOT / "schemas"))
     told = {name: report[name] for name in ("trained", "evaluated", "lost")}
     assert told == {name: found.classes[name] for name in told}
     assert report["trained_twice"] == found.twice

@@ -1,106 +1,36 @@
 """A judge of runs that was written from `schemas/README.md` alone, on fastavro and kafka-python.
 
-It says where every issued sample is. It must import none of our packages; a test looks.
+It says where every issued sample is. It must import none of our packages but `stranger`, which
+imports none; a test looks.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import re
-import time
-import zlib
 from collections import Counter
-from pathlib import Path
 
-from fastavro import parse_schema, schemaless_reader
-from fastavro.schema import fingerprint, to_parsing_canonical_form
+from fastavro import schemaless_reader
+
+from tests.integration import stranger
 
 TOPICS = ("steps", "prompts", "trajectories", "scored-trajectories", "dead-letters")
 GROUPS = {"rollout": "prompts", "logprob": "trajectories"}
-DEADLINE_S = 120.0
 NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
-def load_schemas(folder):
-    """Parsed schemas by fingerprint."""
-    found = {}
-    for path in Path(folder).rglob("*.avsc"):
-        schema = json.loads(path.read_text())
-        print_ = fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")
-        found[bytes.fromhex(print_)] = parse_schema(schema)
-    return found
-
-
 def read_run(bootstrap, run, **login):
-    """Records of each topic as (partition, offset, value, headers), and what groups committed.
+    """Messages of each topic, and what groups committed.
 
     Args:
         login: of kafka-python, for a broker with a password.
     """
-    from kafka import KafkaConsumer, TopicPartition
-
-    commits, log = {}, {}
+    commits = {}
     for group, topic in GROUPS.items():  # before the topics: what they cover must be there
-        consumer = KafkaConsumer(
-            bootstrap_servers=bootstrap,
-            group_id=f"{run}.{group}",
-            enable_auto_commit=False,
-            **login,
-        )
-        for number in consumer.partitions_for_topic(f"{run}.{topic}"):
-            found = consumer.committed(TopicPartition(f"{run}.{topic}", number), metadata=True)
-            if found is not None:
-                commits[topic, number] = found.offset, found.metadata
-        consumer.close(autocommit=False)
-    reader = KafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed", **login)
-    for topic in TOPICS:
-        name = f"{run}.{topic}"
-        partitions = [TopicPartition(name, n) for n in sorted(reader.partitions_for_topic(name))]
-        reader.assign(partitions)
-        reader.seek_to_beginning()
-        ends, until = reader.end_offsets(partitions), time.monotonic() + DEADLINE_S
-        log[topic] = []
-        while any(reader.position(p) < end for p, end in ends.items()):
-            assert time.monotonic() < until, f"{name} did not deliver up to {ends}"
-            for records in reader.poll(timeout_ms=100).values():
-                log[topic] += [(r.partition, r.offset, r.value, dict(r.headers)) for r in records]
-        log[topic].sort(key=lambda record: record[:2])
-    reader.close()
-    return log, commits
-
-
-def whole(records):
-    """The records of a topic, parts joined: partition, offset of part 0, value."""
-    begun = {}
-    for partition, offset, value, headers in records:
-        if "rlstreams-part" not in headers:
-            yield partition, offset, value
-            continue
-        index, count = map(int, headers["rlstreams-part"].split(b"/"))
-        parts = begun.setdefault((partition, headers["rlstreams-record"]), [])
-        parts.append((offset, value))
-        if index + 1 == count:
-            yield partition, parts[0][0], b"".join(value for _, value in parts)
-
-
-def done_set(low, metadata):
-    """The offsets that the metadata of a commit at `low` names as done."""
-    text = metadata.rstrip("\0").split(" ")[0]
-    if not text:
-        return set()
-    data = base64.b85decode(text[1:])
-    if text[0].isupper():
-        data = zlib.decompress(data, wbits=-15)
-    if text[0] in "bB":
-        return {low + i for i in range(8 * len(data)) if data[i // 8] >> i % 8 & 1}
-    done, offset, stream, index = set(), low, io.BytesIO(data), 0
-    while stream.tell() < len(data):
-        length = schemaless_reader(stream, "long")
-        done |= set(range(offset, offset + length)) if index % 2 else set()
-        offset, index = offset + length, index + 1
-    return done
+        found = stranger.commits(bootstrap, f"{run}.{group}", f"{run}.{topic}", **login)
+        commits |= {(topic, number): at for number, at in found.items()}
+    return {topic: stranger.read(bootstrap, f"{run}.{topic}", **login) for topic in TOPICS}, commits
 
 
 class Judge:
@@ -108,7 +38,7 @@ class Judge:
 
     def __init__(self, log, commits, schemas):
         self.schemas, self.log = schemas, log
-        self.done = {at: (low, done_set(low, text)) for at, (low, text) in commits.items()}
+        self.done = {at: (low, stranger.done_set(low, text)) for at, (low, text) in commits.items()}
         self.trained, self.dropped, self.absent, self.closed = {}, {}, {}, set()
         self.positions, self.twice, self.bounds = {}, 0, {}
         self._fold_steps()
@@ -120,7 +50,7 @@ class Judge:
         self.staleness = self._staleness()
 
     def _events(self, topic):
-        for partition, offset, value in whole(self.log[topic]):
+        for first, value, _ in stranger.whole_values(self.log[topic]):
             try:
                 assert value[:2] == b"\xc3\x01"
                 schema, body = self.schemas[value[2:10]], io.BytesIO(value[10:])
@@ -128,7 +58,7 @@ class Judge:
                 assert not body.read(1)
             except Exception:  # noqa: BLE001 - of no sample, whatever it is
                 continue
-            yield (partition, offset), schema["name"].removeprefix("rlstreams."), fields
+            yield (first.partition, first.offset), schema["name"].removeprefix("rlstreams."), fields
 
     def _fold_steps(self):
         epoch = last = 0

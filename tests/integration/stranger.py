@@ -10,7 +10,6 @@ import base64
 import io
 import json
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +35,15 @@ def schemas_from_topic(bootstrap, topic):
     return schemas
 
 
-def read(bootstrap, topic):
-    """All committed messages of a topic, partition by partition, as kafka-python gives them."""
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
-    partitions = [TopicPartition(topic, n) for n in consumer.partitions_for_topic(topic)]
+def read(bootstrap, topic, **login):
+    """All committed messages of a topic, partition by partition, as kafka-python gives them.
+
+    Args:
+        login: of kafka-python, for a broker with a password.
+    """
+    settings = {"isolation_level": "read_committed", **login}
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, **settings)
+    partitions = [TopicPartition(topic, n) for n in sorted(consumer.partitions_for_topic(topic))]
     consumer.assign(partitions)
     consumer.seek_to_beginning()
     ends = consumer.end_offsets(partitions)
@@ -54,19 +58,19 @@ def read(bootstrap, topic):
 
 
 def whole_values(messages):
-    """Key, value and offsets of each record, its parts joined by their header."""
+    """First message, value and offsets of each record, its parts joined by their header."""
     begun = {}
     for message in messages:
         headers = dict(message.headers)
         if "rlstreams-part" not in headers:
-            yield message.key, message.value, [message.offset]
+            yield message, message.value, [message.offset]
             continue
         index, count = map(int, headers["rlstreams-part"].split(b"/"))
         parts = begun.setdefault((message.partition, headers["rlstreams-record"]), [])
         assert index == len(parts), "parts come in order"
         parts.append(message)
         if len(parts) == count:
-            yield parts[0].key, b"".join(m.value for m in parts), [m.offset for m in parts]
+            yield parts[0], b"".join(m.value for m in parts), [m.offset for m in parts]
 
 
 def event(value, schemas):
@@ -109,12 +113,14 @@ def array(tensor):
     return np.frombuffer(data, np.dtype(tensor["dtype"]).newbyteorder("<")).reshape(tensor["shape"])
 
 
-def committed(bootstrap, group, topic, partition):
-    """A group's offset and metadata, the metadata exactly as the broker keeps it."""
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False)
-    found = consumer.committed(TopicPartition(topic, partition), metadata=True)
+def commits(bootstrap, group, topic, **login):
+    """A group's offset and metadata by partition, the metadata exactly as the broker keeps it."""
+    settings = {"group_id": group, "enable_auto_commit": False, **login}
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, **settings)
+    numbers = sorted(consumer.partitions_for_topic(topic))
+    found = {n: consumer.committed(TopicPartition(topic, n), metadata=True) for n in numbers}
     consumer.close(autocommit=False)
-    return found.offset, found.metadata
+    return {n: (at.offset, at.metadata) for n, at in found.items() if at is not None}
 
 
 def done_set(low, metadata):
@@ -122,23 +128,9 @@ def done_set(low, metadata):
     text = metadata.rstrip("\0").split(" ")[0]
     if not text:
         return set()
-    kind, data = text[0], base64.b85decode(text[1:])
-    if kind.isupper():
-        data = zlib.decompress(data, wbits=-15)
-    if kind.lower() == "b":
-        return {low + i for i in range(8 * len(data)) if data[i // 8] >> i % 8 & 1}
-    done, offset = set(), low
-    for index, length in enumerate(_longs(data)):
-        done |= set(range(offset, offset + length)) if index % 2 else set()
-        offset += length
-    return done
-
-
-def _longs(data):
-    """Avro longs, one after another."""
-    stream = io.BytesIO(data)
-    while stream.tell() < len(data):
-        yield schemaless_reader(stream, "long")
+    assert text[0] == "b"
+    data = base64.b85decode(text[1:])
+    return {low + i for i in range(8 * len(data)) if data[i // 8] >> i % 8 & 1}
 
 
 def _by_fingerprint(texts):

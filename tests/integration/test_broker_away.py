@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from rlstreams.schemas.avro import fingerprint
-from rlstreams.schemas.events import Prompt
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.kafka.bus import KafkaBus
-from rlstreams.streams.log.catalogue import Catalogue
 from rlstreams.streams.log.record import Outgoing, RawRecord
-from rlstreams.streams.log.topics import SCHEMAS
-from rlstreams.up.supervisor.schema_lookup import AwaitedError, SchemaLookup
 from tests.contract.buses import KafkaCluster
 from tests.contract.polling import P0, WAIT_S, within
-from tests.newer_release import newer_text, publish
 
 TURN_S = 2.0  # a turn of `up` takes a tenth of that on an idle machine
 NUM_BYTES = 60_000_000  # more than the client fetches ahead
@@ -64,29 +57,3 @@ def test_a_record_that_was_half_read_when_the_broker_died_comes_whole_after_it(
         for poll in polls:
             (record,) = within(WAIT_S, lambda poll=poll: poll(0.1) or None, "the record")
             assert large == bytes(record.value)
-
-
-def test_who_restarts_the_broker_does_not_wait_for_its_answer(own_broker: EmbeddedBroker) -> None:
-    """A schema is asked for as it dies: every turn of `up` comes round, and the answer comes."""
-    state = own_broker.start()
-    KafkaCluster(state.bootstrap, "run").create(SCHEMAS.name, 1)
-    bus = KafkaBus(state.bootstrap, "run")
-    publish(bus, [Prompt])
-    schemas = SchemaLookup(Catalogue(bus).get)
-    text = newer_text("Prompt")
-    os.kill(state.pid, signal.SIGKILL)
-    within(WAIT_S, lambda: own_broker.status() is None or None, "the broker is gone")
-
-    def turn() -> str | None:
-        began_s = time.monotonic()
-        try:
-            return schemas.get(fingerprint(text))
-        except AwaitedError:
-            return None
-        finally:
-            assert time.monotonic() - began_s < TURN_S
-
-    for _ in range(20):
-        assert turn() is None
-    own_broker.start()
-    assert text == within(WAIT_S, turn, "the schema")

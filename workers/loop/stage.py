@@ -214,12 +214,12 @@ class StageLoop:
     def _begin_waiting(self) -> Set[Partition]:
         """Begin what may be begun; returns partitions of which our try is to be committed first."""
         waiting, tracker = self._waiting, self._tracker
-        isolated = (raw for raw in waiting if tracker[raw.position[:2]].is_isolated)
+        isolated = (raw for raw in waiting if tracker[raw.partition].is_isolated)
         if (raw := next(isolated, None)) is not None:
             return self._begin_alone(raw)
         self._waiting = []
         for raw in waiting:
-            if tracker[raw.position[:2]].is_noted:
+            if tracker[raw.partition].is_noted:
                 self._begin(raw)
             else:
                 self._waiting.append(raw)

@@ -150,17 +150,24 @@ def lines(summaries: Collection[Summary]) -> list[str]:
             f"{summary.event:<17} {summary.num_equal:>9,} {summary.num_different:>9,} "
             f"{summary.missing:>9,} {summary.extra:>9,}"
         )
-        for name, count in summary.by_field.most_common():
-            gap = summary.gaps.get(name, 0.0)
-            far = f", at most {gap:.3g} apart" if gap else ""
-            found.append(f"  {name}: in {count:,}{far}")
+        found += field_lines(summary)
     for summary in summaries:
         if summary.first is not None:
-            found += ["", *_pair(summary.first)]
+            found += ["", *pair_lines(summary.first)]
     return found
 
 
-def _pair(pair: Pair) -> list[str]:
+def field_lines(summary: Summary) -> list[str]:
+    """In how many records each field differs, and how far."""
+    return [
+        f"  {name}: in {count:,}" + (f", at most {gap:.3g} apart" if gap else "")
+        for name, count in summary.by_field.most_common()
+        for gap in (summary.gaps.get(name, 0.0),)
+    ]
+
+
+def pair_lines(pair: Pair) -> list[str]:
+    """The first field in which two records differ, in its context."""
     first = pair.differences[0]
     more = len(pair.differences) - 1
     found = [

@@ -117,12 +117,9 @@ def _refuse_others_folder(config: RunConfig) -> None:
 
 
 def _refuse_used(bus: Bus, config: RunConfig) -> None:
-    rows = listing(bootstrap_of(config), config.run.id, client_options(config))
-    for topic in rows:
-        if topic.name == SCHEMAS.name or not topic.partitions:
-            continue
-        if any(bus.ends(topic.name).values()):
+    for topic in listing(bootstrap_of(config), config.run.id, client_options(config)):
+        if topic != SCHEMAS.name and any(bus.ends(topic).values()):
             raise ConfigError(
-                f"run.id {config.run.id!r} has records in {topic.name} already: a recording is "
+                f"run.id {config.run.id!r} has records in {topic} already: a recording is "
                 "replayed into a fresh run only; name another one with --as NAME"
             )

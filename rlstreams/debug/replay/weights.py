@@ -15,7 +15,7 @@ from rlstreams.schemas.events import Endpoint, PolicyPublished
 from rlstreams.streams.log.record import Outgoing, Record
 from rlstreams.streams.recording import Recording
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.weights.file import CHANNEL, FileWeightServer, file_name
+from rlstreams.workers.weights.file import CHANNEL, file_name
 
 CHECKPOINT_WEIGHTS = "model.safetensors"
 
@@ -25,7 +25,7 @@ class RecordedWeights:
 
     Args:
         recording: whose `PolicyPublished` name versions and hashes.
-        config: of the recorded run: its model folder is version 0.
+        config: of the recorded run, whose own folders are looked at last.
         folders: weight versions or checkpoints; the recording's own are looked at first.
         target: an empty folder, filled with links or copies.
     """
@@ -49,8 +49,6 @@ class RecordedWeights:
             if name in found:
                 _link(found[name], target / name)
                 self.available.add(version)
-        if 0 in self._published and 0 not in self.available:
-            self._add_model_folder(config)
 
     @property
     def known(self) -> set[int]:
@@ -66,24 +64,6 @@ class RecordedWeights:
             versions_served=tuple(sorted(served)),
         )
         return outgoing_of(record.raw, self._run, encode(event), is_part=True)
-
-    def _add_model_folder(self, config: RunConfig) -> None:
-        """Version 0 is the model folder, if it still holds what the run began with."""
-        from rlstreams.workers.config.hub import found_folder
-        from rlstreams.workers.model.base import EngineError
-        from rlstreams.workers.model.model import load_model, weights_of
-        from rlstreams.workers.weights.layout import weight_hash
-
-        folder = found_folder(config.model.path) if config.model.path else None
-        if folder is None:
-            return
-        try:
-            weights = weights_of(load_model(folder, config.model.dtype))
-        except (EngineError, OSError):
-            return
-        if weight_hash(weights) == self._published[0].event.weight_hash:
-            FileWeightServer(self._target, keep=len(self._published) + 1).publish(0, weights)
-            self.available.add(0)
 
 
 def _versions(folder: Path) -> list[Path]:

@@ -32,12 +32,13 @@ from rlstreams.start.chaos.plan import (
     injected_by_step,
 )
 from rlstreams.start.chaos.progress_deadline import ProgressDeadline
-from rlstreams.start.chaos.servers import kill_server
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.up.supervisor.child import Child
 from rlstreams.up.supervisor.fault_hook import FaultTargets
 from rlstreams.up.supervisor.fleet import Worker
+from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.process import pid_file
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.fault_hook import Ended
@@ -370,3 +371,19 @@ class FaultInjector:
                 at_s=now_s,
             )
         )
+
+
+def kill_server(worker_log: Path, ordinal: int) -> bool:
+    """SIGKILL; False if no server runs now: it is being started again, or not ours.
+
+    Args:
+        worker_log: of the rollout worker that minds it; its server's log lies beside it.
+    """
+    for kind in Kind:
+        path = pid_file(worker_log.with_name(f"{kind}-{ordinal}.log"))
+        try:
+            os.kill(int(path.read_text(encoding="ascii")), signal.SIGKILL)
+        except (FileNotFoundError, ValueError, ProcessLookupError):
+            continue  # none, or its guard is about to write or remove the file
+        return True
+    return False

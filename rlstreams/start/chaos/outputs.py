@@ -1,17 +1,12 @@
-"""What the log says of a run under faults: who committed useful work when, and tokens twice made.
-
-Pure folds, and the one loop that feeds them.
-"""
+"""What the log says of a run under faults: who committed what when, and tokens made twice."""
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import (
     Event,
     PolicyLoaded,
@@ -23,8 +18,6 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import (
     POLICY_PULLS,
@@ -34,10 +27,9 @@ from rlstreams.streams.log.topics import (
     TRAJECTORIES,
     WORKER_EVENTS,
 )
+from rlstreams.streams.run.run_log import BusLog
 
 TOPICS = (PROMPTS, TRAJECTORIES, SCORED, STEPS, WORKER_EVENTS, POLICY_PULLS)
-READ_DEADLINE_S = 60.0
-_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,33 +158,13 @@ class Outputs:
 
 
 def read_outputs(bus: Bus) -> Outputs:
-    """All that the topics hold now.
+    """All that the topics hold now; what cannot be read, the audit counts.
 
     Raises:
         DeadlineError: a topic did not deliver up to its end.
     """
-    outputs = Outputs()
-    for event, at_ms in _events(bus):
-        outputs.apply(event, at_ms)
-    return outputs
-
-
-def _events(bus: Bus) -> Iterator[tuple[Event, int]]:
+    outputs, log = Outputs(), BusLog(bus, "chaos")
     for topic in TOPICS:
-        ends = bus.ends(topic.name)
-        with bus.reader(bus.beginnings(topic.name)) as reader:
-            until_s = time.monotonic() + READ_DEADLINE_S
-            while any(reader.positions().get(p, 0) < end for p, end in ends.items()):
-                records = reader.poll(_BATCH, 0.2)
-                for raw in records:
-                    try:
-                        yield decoded(raw, bus.schemas()).event, raw.timestamp_ms
-                    except DecodeError:
-                        continue  # the audit counts it
-                if records:
-                    until_s = time.monotonic() + READ_DEADLINE_S
-                elif time.monotonic() > until_s:
-                    raise DeadlineError(
-                        f"chaos: topic {topic.name} delivered nothing for {READ_DEADLINE_S:g} s "
-                        f"before its ends {dict(ends)}"
-                    )
+        for record in log.read_topic(topic, skip_unreadable=True):
+            outputs.apply(record.event, record.raw.timestamp_ms)
+    return outputs

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from rlstreams.start.chaos.damage import Vandal, check_disk
 from rlstreams.start.chaos.injector import FaultInjector
@@ -28,7 +31,6 @@ from rlstreams.start.chaos.plan import (
     sweep,
 )
 from rlstreams.start.chaos.report import machine
-from rlstreams.start.chaos.survivor import survived
 from rlstreams.start.chaos.sweep import Sweep
 from rlstreams.start.chaos.verdict import RunObservations, report
 from rlstreams.streams.log.bus import Bus
@@ -74,7 +76,7 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     )
     faults = _faults(options, space)
     _check_writable(options.json_file)
-    begun = _Begun(started_s=time.monotonic(), machine=machine())
+    begun = time.monotonic(), machine()
     stall_s = up_options.config.deadlines.stall_s
     if options.sweep:
         conclude = _concluding(up_options.config, options, begun, None)
@@ -101,32 +103,33 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     return up(up_options, hook)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Begun:
-    """When and where the first `up` was started."""
-
-    started_s: float  # monotonic
-    machine: Mapping[str, object]
-
-
 def _concluding(
-    config: RunConfig, options: ChaosOptions, begun: _Begun, before: Struck | None
+    config: RunConfig,
+    options: ChaosOptions,
+    begun: tuple[float, Mapping[str, object]],
+    before: Struck | None,
 ) -> Conclude:
-    """What is said at the end; `before`: of an `up` that was killed as planned."""
+    """What is said at the end.
+
+    Args:
+        begun: when the first `up` was started (monotonic, seconds), and on which machine.
+        before: of an `up` that was killed as planned.
+    """
+    started_s, on = begun
 
     def conclude(
         bus: Bus, ended: Ended, _status: int, journal: Journal, targets: FaultTargets
     ) -> int:
-        seconds = time.monotonic() - begun.started_s
+        seconds = time.monotonic() - started_s
         recomputed, is_equal = _recomputed(bus, config) if options.is_recomputed else ("", True)
         failure = ended.failure
         made = report(
             RunObservations(
                 run=config.run.id,
                 seed=options.seed,
-                machine=begun.machine,
+                machine=on,
                 seconds=seconds,
-                now_s=begun.started_s + seconds,
+                now_s=started_s + seconds,
                 journal=journal,
                 exits=(*(before.exits if before else ()), *targets.fleet.exits),
                 num_killed=ended.num_killed + (before.num_killed if before else 0),
@@ -230,3 +233,32 @@ def _recomputed(bus: Bus, config: RunConfig) -> tuple[str, bool]:
         f"last {steps[-1][2][:12]}",
         True,
     )
+
+
+def survived(state_file: Path) -> int | None:
+    """Become two processes: None in the one that is to be `up`, each time anew after it was killed
+    as planned; in the other the exit status of the last one.
+
+    Args:
+        state_file: written by an `up` that is about to be killed as planned, and by no other.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    written_ns = 0
+    while True:
+        pid = os.fork()
+        if not pid:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            return None
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for all in the foreground
+        signal.signal(signal.SIGTERM, partial(_pass_on, pid))
+        _, ended = os.waitpid(pid, 0)
+        status = os.waitstatus_to_exitcode(ended)
+        now_ns = state_file.stat().st_mtime_ns if state_file.exists() else 0
+        if status != -signal.SIGKILL or now_ns == written_ns:
+            return status if status >= 0 else 128 - status
+        written_ns = now_ns
+
+
+def _pass_on(pid: int, number: int, _frame: FrameType | None) -> None:
+    os.kill(pid, number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlstreams.start.chaos.journal import Injection, Journal
@@ -175,26 +175,21 @@ def _deaths(observed: RunObservations) -> Iterator[tuple[str, str, int]]:
 
 
 def _recovery(observed: RunObservations) -> dict[str, Spread]:
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    for victim, instance, died_ms in _deaths(observed):
+    def next_ms(victim: str, instance: str, died_ms: int) -> int | None:
         if victim in (BROKER, UP):
-            next_ms = observed.outputs.next_of_role("rollout", died_ms)
-        elif _role(victim) == SERVER:
-            next_ms = observed.outputs.loaded_ms(victim.replace(SERVER, "rollout"), died_ms)
-        else:
-            next_ms = observed.outputs.next_ms(victim, died_ms, not_by=instance)
-        if next_ms is not None:
-            times[_role(victim)].append((next_ms - died_ms) / 1000)
-    return _spreads(times)
+            return observed.outputs.next_of_role("rollout", died_ms)
+        if _role(victim) == SERVER:
+            return observed.outputs.loaded_ms(victim.replace(SERVER, "rollout"), died_ms)
+        return observed.outputs.next_ms(victim, died_ms, not_by=instance)
+
+    return _spreads((_role(one[0]), one[2], next_ms(*one)) for one in _deaths(observed))
 
 
 def _back(observed: RunObservations) -> dict[str, Spread]:
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    for victim, instance, died_ms in _deaths(observed):
-        next_ms = observed.outputs.back_ms(victim, died_ms, not_by=instance)
-        if next_ms is not None:
-            times[_role(victim)].append((next_ms - died_ms) / 1000)
-    return _spreads(times)
+    return _spreads(
+        (_role(victim), died_ms, observed.outputs.back_ms(victim, died_ms, not_by=instance))
+        for victim, instance, died_ms in _deaths(observed)
+    )
 
 
 def _role(victim: str) -> str:
@@ -203,36 +198,35 @@ def _role(victim: str) -> str:
 
 def _woken(observed: RunObservations) -> dict[str, Spread]:
     stops = {s.instance: s for s in observed.journal.injections if s.fault.kind is FaultKind.STOP}
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    for wakeup in observed.journal.wakeups:
-        injection = stops.get(wakeup.instance)
-        if injection is None:
-            continue
-        woken_ms = round(1000 * wakeup.at_s + _clock_ms(observed))
-        is_broker = injection.fault.role == BROKER
-        next_ms = (
-            observed.outputs.next_of_role("rollout", woken_ms)
-            if is_broker
-            else observed.outputs.next_ms(injection.fault.victim, woken_ms)
-        )
-        if next_ms is not None:
-            times[injection.fault.role].append((next_ms - woken_ms) / 1000)
-    return _spreads(times)
+
+    def times() -> Iterator[tuple[str, float, float | None]]:
+        for wakeup in observed.journal.wakeups:
+            if (injection := stops.get(wakeup.instance)) is None:
+                continue
+            fault, woken_ms = injection.fault, round(1000 * wakeup.at_s + _clock_ms(observed))
+            if fault.role == BROKER:
+                yield BROKER, woken_ms, observed.outputs.next_of_role("rollout", woken_ms)
+            else:
+                yield fault.role, woken_ms, observed.outputs.next_ms(fault.victim, woken_ms)
+
+    return _spreads(times())
 
 
 def _detection(observed: RunObservations) -> dict[str, Spread]:
-    ends = {e.instance: e.seen_s for e in observed.exits}
+    seen_s = {e.instance: e.seen_s for e in observed.exits}
+    kills = [s for s in observed.journal.injections if s.fault.kind in _KILLS]
+    found = [(s.fault.role, s.at_s, seen_s[s.instance]) for s in kills if s.instance in seen_s]
+    found += [(BROKER, 0.0, seen) for seen in observed.journal.broker_deaths_s]
+    return _spreads((role, 1000 * from_s, 1000 * to_s) for role, from_s, to_s in found)
+
+
+def _spreads(times_ms: Iterable[tuple[str, float, float | None]]) -> dict[str, Spread]:
+    """From and to, by role; without what never came."""
     times: defaultdict[str, list[float]] = defaultdict(list)
-    for injection in observed.journal.injections:
-        is_kill = injection.fault.kind in _KILLS
-        if is_kill and injection.instance in ends:
-            times[injection.fault.role].append(ends[injection.instance] - injection.at_s)
-    times[BROKER] += observed.journal.broker_deaths_s
-    return _spreads(times)
-
-
-def _spreads(times: Mapping[str, list[float]]) -> dict[str, Spread]:
-    return {role: Spread.of(values) for role, values in sorted(times.items()) if values}
+    for role, from_ms, to_ms in times_ms:
+        if to_ms is not None:
+            times[role].append((to_ms - from_ms) / 1000)
+    return {role: Spread.of(values) for role, values in sorted(times.items())}
 
 
 def _zombies(observed: RunObservations) -> Zombies:

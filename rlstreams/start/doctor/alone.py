@@ -1,4 +1,4 @@
-"""Checks of a worker without `up`: a broker, a trainer in reach, secrets, its ordinal."""
+"""Checks of a worker without `up`: a broker, a trainer in reach, secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlstreams.workers.bootstrap.parts import bootstrap_of
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.layers import references
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.loop.agreement import check_alone, check_ordinal, is_loopback
+from rlstreams.workers.loop.agreement import check_alone, is_loopback
 
 # Which roles resolve the secrets of a section; of other sections every role does.
 _READERS: Mapping[str, tuple[str, ...]] = {
@@ -28,10 +28,7 @@ _READERS: Mapping[str, tuple[str, ...]] = {
 
 def alone_checks(config: RunConfig, host: Host) -> Iterator[Check]:
     """Nothing where `up` starts the roles."""
-    if not host.is_alone:
-        return
-    yield probed("ordinal", lambda: _number(config, host))
-    if host.role != "prompts":
+    if host.is_alone and host.role != "prompts":
         yield probed("weights", lambda: _weights(config, host))
 
 
@@ -73,13 +70,6 @@ def _fields(tree: Mapping[str, object], above: str) -> Iterator[tuple[str, objec
             yield from _fields(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
-
-
-def _number(config: RunConfig, host: Host) -> Check:
-    if host.ordinal is not None:
-        check_ordinal(config, host.role, host.ordinal)
-    name = f"any {host.role}" if host.ordinal is None else f"{host.role}-{host.ordinal}"
-    return ok("ordinal", f"{name}; an ordinal is for one process at a time")
 
 
 def _weights(config: RunConfig, host: Host) -> Check:

@@ -157,7 +157,7 @@ def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
         yield warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
     else:
         yield ok("topics", f"all {len(have)} of run {run!r}, partitions as planned")
-    if STEPS in have and any(kept.end > kept.begin for kept in have[STEPS].kept.values()):
+    if STEPS in have and have[STEPS].num_records:
         yield ok("run", f"{run!r} has steps: `up --resume` continues it, `up` refuses to begin")
     if lacking:
         yield fail(

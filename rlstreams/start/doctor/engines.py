@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from rlstreams.start.doctor.check import Check, Host, Level, fail, ok, probed, warn
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.run import RunConfig
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator
     if config.rollout.engine == BUILTIN:
         return
     ordinals = range(config.rollout.workers) if host.ordinal is None else [host.ordinal]
-    yield probed("engine.report_host", lambda: _reported(config))
     if config.engine.urls:
         yield from _running(config, ordinals)
         return
@@ -67,17 +65,11 @@ def installed(config: RunConfig, *, has_model: bool) -> str:
     return f"{found}{', not run with rlstreams before (engine.allow_untested)' if why else ''}"
 
 
-def _reported(config: RunConfig) -> Check:
-    check_address("engine.report_host", config.engine.report_host)
-    return ok("engine.report_host", f"{config.engine.report_host} is an address of this host")
-
-
 def _ports(config: RunConfig, host: Host, ordinals: Sequence[int]) -> Check:
     """Whether each worker's server can have its port; that of a run that is up is its own."""
     from rlstreams.workers.bootstrap.served import port_of
     from rlstreams.workers.engines.served.facts import Kind
 
-    check_address("engine.host", config.engine.host)
     if not config.engine.port:
         return ok("engine.port", "engine.port is 0: a free one is chosen for each server")
     kind, advice = Kind(config.rollout.engine), "end it, or set engine.port to a free port, or to 0"

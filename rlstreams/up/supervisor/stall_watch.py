@@ -7,17 +7,19 @@ answer waits for open transactions.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.views.hops import HopsState, HopsView
 from rlstreams.streams.views.stalls import Blocked, Evidence, diagnose, told
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.up.live.words import ProcessInfo
-from rlstreams.up.supervisor.background_call import BackgroundCall
 from rlstreams.up.supervisor.stall_facts import StallFacts
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
@@ -52,6 +54,25 @@ class StallClock:
         return self.waited_s
 
 
+class _Question:
+    """One question to the broker, in a daemon thread: the loop of `up` does not wait for it."""
+
+    def __init__(self, ask: Callable[[], StallFacts]) -> None:
+        self._ask = ask
+        self._until_s = time.monotonic() + ASK_S
+        self.answer = StallFacts()  # so too where the broker refused, or said nothing
+        self._thread = threading.Thread(target=self._run, name="stall-facts", daemon=True)
+        self._thread.start()
+
+    def is_over(self) -> bool:
+        """Whether nothing more is to be waited for."""
+        return not self._thread.is_alive() or time.monotonic() >= self._until_s
+
+    def _run(self) -> None:
+        with suppress(StreamsError):
+            self.answer = self._ask()
+
+
 class StallWatch:
     """Fed with records, ticked from the loop of `up`; never waits.
 
@@ -71,7 +92,7 @@ class StallWatch:
         self._monotonic_s = monotonic_s
         self._hops = HopsView()
         self._clock = StallClock()
-        self._call: BackgroundCall[StallFacts] | None = None
+        self._call: _Question | None = None
         self._next_look_s = 0.0
         self._silent: frozenset[str] = frozenset()
         self._gone: frozenset[str] = frozenset()  # workers without a process
@@ -143,11 +164,11 @@ class StallWatch:
     def _look(self, state: HopsState, waited_s: float, now_s: float) -> None:
         if self._call is None:
             if now_s >= self._next_look_s:
-                self._call = BackgroundCall(self._ask, ASK_S)
+                self._call = _Question(self._ask)
             return
         if not self._call.is_over():
             return
-        evidence = self._evidence(waited_s, self._call.answer or StallFacts())
+        evidence = self._evidence(waited_s, self._call.answer)
         self._call = None
         self._next_look_s = now_s + AGAIN_S
         self._judge(state, diagnose(state, evidence, self._limits), waited_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,7 +16,6 @@ from rlstreams.schemas.events import (
     StepsRedone,
 )
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.catalogue import Catalogue
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.streams.log.record import Partition
@@ -25,10 +25,8 @@ from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
 from rlstreams.up.live.figures import Figures
 from rlstreams.up.live.screen import LiveView
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
-from rlstreams.up.supervisor.limits_watch import LimitsWatch, ask_holdings
 from rlstreams.up.supervisor.poison import PoisonWatch
 from rlstreams.up.supervisor.progress import Progress
-from rlstreams.up.supervisor.schema_lookup import AwaitedError, SchemaLookup
 from rlstreams.up.supervisor.stall_facts import ask_facts
 from rlstreams.up.supervisor.stall_watch import StallWatch
 from rlstreams.workers.config.run import RunConfig
@@ -36,6 +34,9 @@ from rlstreams.workers.loop.control import RUNNING
 
 POLL_S = 0.1
 DRAW_S = 0.5
+LOOK_S = 5.0  # between two looks at the disk
+WARN_S = 600.0  # its warning is not repeated before
+LOW_BYTES = 1_000_000_000
 CATCH_UP_S = 60.0  # longest wait for the next record of a history
 
 
@@ -57,17 +58,8 @@ class Watcher:
         self._since_ms = now_ms()  # what was before is history
         self._poison = PoisonWatch(config, since_ms=self._since_ms)
         self.stall = StallWatch(config, lambda: ask_facts(bus, config))
-        folder = None if config.broker.bootstrap else Path(config.folder) / BROKER_FOLDER
-        self._limits = LimitsWatch(
-            config.trainer.checkpoint_every, folder, lambda: ask_holdings(bus)
-        )
-        self._feed = Feed(
-            bus,
-            self,
-            (*WATCHED, CONTROL),
-            on_record=self.stall.take,
-            schemas=SchemaLookup(Catalogue(bus).get),
-        )
+        self._next_look_s = 0.0
+        self._feed = Feed(bus, self, (*WATCHED, CONTROL), on_record=self.stall.take)
         self._processes: Sequence[ProcessInfo] = ()
         self._decode = decode
         self._figures = figures
@@ -94,7 +86,6 @@ class Watcher:
         """Take one event of the feed."""
         self._views.apply(event)
         self.progress.apply(event)
-        self._limits.apply(event)
         if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
             for line in passed_over_lines([event]):
                 self.say(line)
@@ -136,16 +127,26 @@ class Watcher:
         return self._views.run.ledger.policy_version
 
     def poll(self) -> None:
-        """Take what is new and see whether the run stands; waits at most `POLL_S`, or twice that
-        where a schema is asked for."""
-        self._take()
+        """Take what is new and see whether the run stands; waits at most `POLL_S`, longer only for
+        a schema of another release, which the broker is asked for once."""
+        self._feed.poll(POLL_S)
         self.stall.note(self._processes)
         is_running = self.phase in ("running", "saving") and not self.is_broker_away
         self.stall.tick(is_running=is_running)
-        for news in (self.stall.news, self._limits.tick()):
+        for news in (self.stall.news, self._disk_warning(time.monotonic())):
             if news:
                 self.say(news)
         self.stall.news = ""
+
+    def _disk_warning(self, now_s: float) -> str:
+        """That the embedded broker's disk is nearly full; empty: it is not, or was said lately."""
+        folder = Path(self._config.folder) / BROKER_FOLDER
+        if self._config.broker.bootstrap or now_s < self._next_look_s or not folder.is_dir():
+            return ""
+        free_bytes = shutil.disk_usage(folder).free
+        self._next_look_s = now_s + (WARN_S if free_bytes < LOW_BYTES else LOOK_S)
+        found = f"{free_bytes / 1e9:.2f} GB are free on the broker's disk"
+        return f"warning: {found}: a full disk stops the broker" if free_bytes < LOW_BYTES else ""
 
     def catch_up(self) -> None:
         """Take all that the topics hold now.
@@ -153,27 +154,12 @@ class Watcher:
         Raises:
             DeadlineError: the broker stopped delivering.
         """
-        ends = self._feed.ends()
-        until_s = time.monotonic() + CATCH_UP_S
-        while behind := self._feed.behind(ends):
-            if self._take():
-                until_s = time.monotonic() + CATCH_UP_S
-            elif time.monotonic() > until_s:
-                raise DeadlineError(
-                    f"reading the run's topics: {behind} offsets are left, "
-                    f"and the broker delivered nothing for {CATCH_UP_S:g} s"
-                )
+        self._feed.catch_up(CATCH_UP_S)
 
     def finish(self) -> None:
         """`catch_up`, and write the figures that come of it."""
         self.catch_up()
         self._write_figures()
-
-    def _take(self) -> int:
-        """How many records were taken; those behind one whose schema is awaited wait as well."""
-        with suppress(AwaitedError):
-            return self._feed.poll(POLL_S)
-        return 0
 
     def is_evaluated(self) -> bool:
         """Whether every held-out row was answered for the newest version."""

@@ -16,10 +16,9 @@ import pytest
 
 from rlstreams.schemas.events import Event
 from rlstreams.start.chaos import injector as module
-from rlstreams.start.chaos.injector import FaultInjector
+from rlstreams.start.chaos.injector import FaultInjector, kill_server
 from rlstreams.start.chaos.journal import BrokerOutage
 from rlstreams.start.chaos.plan import BROKER, SERVER, UP, Fault, FaultKind
-from rlstreams.start.chaos.servers import kill_server
 from rlstreams.start.chaos.sweep import Sweep
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS, Topic

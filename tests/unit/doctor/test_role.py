@@ -17,7 +17,7 @@ from rlstreams.workers.config.run import RunConfig
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"
 NO_BROKER = "--broker.bootstrap=127.0.0.1:1"
-EVERYWHERE = {"disk", "gpus", "secrets", "ordinal", "model", "broker"}
+EVERYWHERE = {"disk", "gpus", "secrets", "model", "broker"}
 
 
 def answered(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> dict[str, Check]:
@@ -89,17 +89,6 @@ def test_how_weights_reach_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (Level.FAIL, True) == (trainer.level, "no address of this host" in trainer.found)
     unknown = [gloo, named[2], "--weights.host=no-such-host.invalid"]
     assert "cannot resolve" in asked(*unknown, role="rollout")["weights"].found
-
-
-def test_the_number_of_a_worker() -> None:
-    """Counted over all hosts."""
-    check = asked("--rollout.workers=2", role="rollout", ordinal=2)["ordinal"]
-    told = "--ordinal 2: rollout.workers is 2, so ordinals are 0 to 1 over all hosts"
-    assert (Level.FAIL, told) == (check.level, check.found)
-    assert asked("--rollout.workers=2", role="rollout", ordinal=1)["ordinal"].level is Level.OK
-    assert asked(role="trainer", ordinal=1)["ordinal"].found.startswith(
-        "--ordinal 1: a run has one trainer"
-    )
 
 
 def test_a_number_without_a_role_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlstreams.debug.inspect.choose import Measure, Query, choose
+from rlstreams.debug.inspect.choose import Measure, choose
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.run.recorded_log import RecordedLog
 from rlstreams.streams.run.run_log import BusLog, RunLog
@@ -29,7 +29,7 @@ def log(
 
 
 def found(log: RunLog, **query: object) -> list[str]:
-    return [str(one.sample) for one in choose(log, Query(**query))]  # type: ignore[arg-type]
+    return [str(sample) for sample in choose(log, **query)]  # type: ignore[arg-type]
 
 
 def test_the_worst_reward_comes_first(log: RunLog) -> None:
@@ -60,7 +60,7 @@ def test_a_step_tells_its_batch_in_order(log: RunLog) -> None:
 def test_a_step_that_is_not_there_is_refused(log: RunLog) -> None:
     """With those that are; one that a dethroned trainer wrote is none."""
     with pytest.raises(ConfigError, match=r"step 3 is not in .*: it has steps 1 to 2"):
-        choose(log, Query(step=3))
+        choose(log, step=3)
 
 
 def test_mismatch_finds_all_scored_ones(log: RunLog) -> None:
@@ -77,13 +77,13 @@ def test_by_tokens_and_duration(log: RunLog) -> None:
 def test_a_question_for_nothing_is_refused() -> None:
     """Before anything is read."""
     with pytest.raises(ConfigError, match="limit must be at least 1, got 0"):
-        Query(limit=0)
+        choose(told_run.bus_log([]), limit=0)
 
 
 def test_an_empty_log_has_no_step() -> None:
     """And says so."""
     with pytest.raises(ConfigError, match="it has no step"):
-        choose(told_run.bus_log([]), Query(step=1))
+        choose(told_run.bus_log([]), step=1)
 
 
 def test_of_equal_ones_the_earlier_comes_first() -> None:

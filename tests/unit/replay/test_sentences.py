@@ -11,7 +11,8 @@ import pytest
 from rlstreams.__main__ import main
 from rlstreams.cli import record as record_command
 from rlstreams.cli import replay as replay_command
-from rlstreams.debug.replay.into_role import RoleReplay
+from rlstreams.debug.replay.diff import Summary
+from rlstreams.debug.replay.into_logprob import ScoreReplay
 from rlstreams.debug.replay.player import Played
 from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
 from rlstreams.debug.replay.target import Target
@@ -85,5 +86,5 @@ def test_a_replay_says_what_it_wrote(capsys: Said) -> None:
 
 def test_one_role_alone_says_what_it_was_fed(capsys: Said) -> None:
     """Scores."""
-    (scores,) = RoleReplay(num_equal=1).lines()
+    (scores,) = ScoreReplay(scores=Summary(event="", num_equal=1)).lines()
     assert scores.startswith("1 scored trajectory equal, bit for bit; 0 different, 0 not scored")

@@ -16,7 +16,6 @@ from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import SCHEMAS
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.consumer import MemoryReader
-from rlstreams.streams.memory.log import MemoryLog
 from tests.factories import heartbeat, prompt
 from tests.logs import made_log
 from tests.newer_release import newer_text, newer_value, publish, schema_record
@@ -167,11 +166,6 @@ def test_an_event_of_which_we_know_nothing_is_told_apart() -> None:
     text = '{"type": "record", "name": "rlstreams.Weather", "fields": []}'
     with pytest.raises(UnknownEventError, match="Weather"):
         decode(MARKER + fingerprint(text), {fingerprint(text): text})
-
-
-def test_a_run_without_the_topic_has_no_schemas() -> None:
-    """Of an older release, or a test's."""
-    assert MemoryBus(MemoryLog(), "run").schemas().get(PROMPT) is None
 
 
 def test_a_topic_that_does_not_deliver_is_named(bus: CountingBus) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import random
-import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstreams.schemas.varint import long_bytes
 from rlstreams.streams.log.done_set import (
     MAX_CHARACTERS,
     MAX_SPAN,
@@ -55,18 +52,19 @@ def test_any_pattern_of_the_widest_span_fits(share: float) -> None:
     assert len(encode_done(0, done)) <= MAX_CHARACTERS
 
 
-def test_a_set_that_does_not_fit_is_refused() -> None:
-    """Too wide a set is an error, not a truncated text."""
+def test_what_lies_too_far_above_is_left_out() -> None:
+    """A jump over aborted records, say: what is named is right, and fits."""
     draw = random.Random(1)
-    with pytest.raises(DoneSetError, match="at most 4000"):
-        encode_done(0, [offset for offset in range(1, 100_000) if draw.random() < 0.5])
+    done = {offset for offset in range(1, 100_000) if draw.random() < 0.5}
+    text = encode_done(0, done, 999_999)
+    named = decode_done(0, text)
+    assert len(text) <= MAX_CHARACTERS
+    last = max(named)
+    assert named == {offset for offset in done if offset <= last}
+    assert last > MAX_SPAN
 
 
-BOMB = "R" + base64.b85encode(zlib.compress(b"\x02" * (1 << 24), 9)[2:-4]).decode()
-WIDE = "r" + base64.b85encode(long_bytes(0) + long_bytes(1 << 40)).decode()
-
-
-@pytest.mark.parametrize("text", ["x", "b!", "B00000", "r~~", BOMB, WIDE, UNREADABLE, "b" * 5000])
+@pytest.mark.parametrize("text", ["x", "b", "b!", "b~", "B00000", UNREADABLE, "b" * 5000])
 def test_foreign_metadata_is_refused(text: str) -> None:
     """Somebody else's metadata is named, not misread, and costs no memory."""
     with pytest.raises(DoneSetError, match="no done set"):

@@ -45,19 +45,6 @@ def test_training_samples_are_no_evaluation() -> None:
     assert view.state.points == ()
 
 
-def test_an_evaluation_that_nothing_came_for_is_not_counted_again() -> None:
-    """Its point is the same object, and so is the whole state until the next event."""
-    view = EvaluationView()
-    for event in (answer(0), answer(5), answer(5)):
-        view.apply(event)
-    before = view.state
-    assert before is view.state
-    view.apply(answer(5, row=1))
-    after = view.state
-    assert before.points[0] is after.points[0]
-    assert [(1, 1), (1, 2)] == [tuple(p.num_samples for p in s.points) for s in (before, after)]
-
-
 def test_dead_and_answered_samples_are_told_apart() -> None:
     """Wherever in the data set their rows lie."""
     view = EvaluationView()

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
-from rlstreams.schemas.binary import MARKER
-from rlstreams.schemas.events import EVALUATE, Event, TrainerStarted
+from rlstreams.schemas.events import EVALUATE, Event
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.errors import BrokerError
-from rlstreams.streams.log.record import Outgoing, Partition
-from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCHEMAS, STEPS, TRAJECTORIES, Topic
+from rlstreams.streams.log.topics import CONTROL, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.up.live.figures import Figures
-from rlstreams.up.supervisor import schema_lookup
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.run import RunConfig
@@ -33,7 +25,6 @@ from tests.factories import (
     worker_report,
 )
 from tests.logs import made_log
-from tests.newer_release import newer_value, publish
 
 WAIT_S = 20.0
 
@@ -142,64 +133,3 @@ def test_control_is_what_was_said_last() -> None:
     say(bus, CONTROL, control_state(state="paused"), control_state(state="draining"))
     assert follower.poll().state == "draining"
     follower.close()
-
-
-class DyingBroker(MemoryBus):
-    """It dies just as a schema is asked for: the client waits for an answer, and gets none."""
-
-    def __init__(self) -> None:
-        super().__init__(made_log(), "run")
-        self.is_away, self.asked, self.gave_up = True, threading.Event(), threading.Event()
-
-    def ends(self, topic: str) -> Mapping[Partition, int]:
-        if topic == SCHEMAS.name and self.is_away:
-            self.asked.set()
-            assert self.gave_up.wait(WAIT_S)
-            raise BrokerError(f"listing the offsets of {topic}: _TRANSPORT")
-        return super().ends(topic)
-
-
-def until(watcher: Watcher, reached: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < until_s, "not reached in time"
-        watcher.poll()
-
-
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_schema_that_cannot_be_asked_for_now_holds_nobody_up(is_known: bool) -> None:
-    """The loop of `up` comes round while the broker is away, and reads on once it is back."""
-    bus = DyingBroker()
-    claim = trainer_started(epoch=7, instance="a")
-    value = newer_value(claim) if is_known else MARKER + b"12345678" + b"body"
-    if is_known:
-        publish(bus, [TrainerStarted])
-    with watching(bus) as watcher, bus.producer("newer") as producer:
-        producer.commit([Outgoing(topic=STEPS.name, key=b"run", value=[value])])
-        say(bus, STEPS, trainer_started(epoch=8, instance="b"))
-        until(watcher, bus.asked.is_set)
-        for _ in range(3):
-            watcher.poll()  # nobody answers
-        bus.gave_up.set()
-        for _ in range(3):
-            watcher.poll()  # asked again, and refused at once
-        assert 0 == watcher.epoch
-        bus.is_away = False
-        until(watcher, lambda: watcher.epoch == 8)
-        watcher.catch_up()
-        epochs = [told.epoch for told in watcher.state.run.claims]
-        assert ([7, 8] if is_known else [8]) == epochs
-
-
-def test_a_broker_that_stays_away_is_not_waited_for_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As where it does not deliver: `up` ends with what it said last."""
-    monkeypatch.setattr(schema_lookup, "LIMIT_S", 0.3)
-    bus = DyingBroker()
-    bus.gave_up.set()
-    with watching(bus) as watcher, bus.producer("newer") as producer:
-        value = newer_value(trainer_started())
-        producer.commit([Outgoing(topic=STEPS.name, key=b"run", value=[value])])
-        with pytest.raises(BrokerError, match=r"schema [0-9a-f]{16}.*0\.3 s.*_TRANSPORT"):
-            until(watcher, lambda: False)
