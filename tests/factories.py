@@ -11,6 +11,7 @@ from rlstreams.schemas.events import (
     ClosedGroups,
     ControlState,
     DeadLetter,
+    DeviceLease,
     DroppedGroup,
     Endpoint,
     Event,
@@ -377,6 +378,13 @@ def control_state(**changes: Any) -> ControlState:
     return ControlState(**{**values, **changes})
 
 
+def device_lease(**changes: Any) -> DeviceLease:
+    values = {"run": "run", "device": "card", "turn": 3, "state": "granted", "holder": "trainer-0"}
+    values |= {"instance": "i1", "reason": "16 samples wait for it", "at_ms": NOW_MS}
+    waiting = {"trainer": 16.0, "rollout": 0.0}
+    return DeviceLease(**{"seconds": 0.5, "waiting": waiting, "by": "up", **values, **changes})
+
+
 def one_of_each() -> dict[str, Event]:
     """A filled example of every kind of event, by name; also with every optional field set."""
     events: list[Event] = [
@@ -396,5 +404,6 @@ def one_of_each() -> dict[str, Event]:
         replacement_requested(),
         worker_report(),
         control_state(limits={"tokens_per_s": 1e4}),
+        device_lease(),
     ]
     return {type(event).__name__: event for event in events}

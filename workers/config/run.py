@@ -10,7 +10,12 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import device, ipv4, not_negative, one_interface, positive
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.engine import EngineSection
-from rlstreams.workers.config.operation import DeadLettersSection, DeadlinesSection, DemoSection
+from rlstreams.workers.config.operation import (
+    DeadLettersSection,
+    DeadlinesSection,
+    DemoSection,
+    Device,
+)
 from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
 from rlstreams.workers.config.trainer import TrainerSection
 
@@ -281,6 +286,12 @@ class RunConfig:
     deadlines: DeadlinesSection = field(default_factory=DeadlinesSection)
     dead_letters: DeadLettersSection = field(default_factory=DeadLettersSection)
     demo: DemoSection = field(default_factory=DemoSection)
+    devices: tuple[Device, ...] = ()
+    """GPUs that roles share by turns, one table `[[devices]]` each."""
+
+    def shared_device(self, role: str) -> Device | None:
+        """The device that `role` has by turns; None: it has its own."""
+        return next((device for device in self.devices if role in device.roles), None)
 
     @property
     def folder(self) -> str:

@@ -42,6 +42,7 @@ from rlstreams.workers.model.model import (
     right_padded,
     weights_of,
 )
+from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.model.routes import check_routes, padded_routes
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.routing_check import check_replay
@@ -97,7 +98,9 @@ class BuiltinScorer:
             self.why_eager = compile_for_bins(self._scorer, token_budget, learns=False)
         self._layout = layout_of(weights_of(model))
         self._tensors = _tensors_of(model)
+        self._buffers = tuple(model.buffers())
         self._release()  # of the folder's weights nothing is scored
+        self._off_load = OffLoad(self._device)
         self._held: dict[int, Mapping[str, Tensor]] = {}  # replaced whole: threads read it
         self._side = torch.cuda.Stream() if device != CPU else None  # type: ignore[no-untyped-call]
 
@@ -131,6 +134,15 @@ class BuiltinScorer:
     def drop(self, policy_version: int) -> None:
         """Hold this version no longer; a `score` under it that has begun ends as it would."""
         self._held = {v: weights for v, weights in self._held.items() if v != policy_version}
+
+    def off_load(self) -> None:
+        """Move all versions that are held to the host."""
+        held = (tensor for weights in self._held.values() for tensor in weights.values())
+        self._off_load.give_up((*held, *self._buffers))
+
+    def load_back(self) -> None:
+        """Move them back."""
+        self._off_load.take_back()
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float

@@ -20,15 +20,16 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.topics import CONTROL, STEPS
+from rlstreams.streams.run.run_lock import locked_run
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.up.live.output import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.child import make_spawner
+from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, UpOptions
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.next_commands import program_name
 from rlstreams.up.supervisor.run import Interrupts, Supervisor
-from rlstreams.up.supervisor.run_lock import locked_run
 from rlstreams.up.supervisor.summary import show, summarize
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
@@ -89,10 +90,13 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             stack.enter_context(keeper or nullcontext())
             if hook is not None:
                 hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
+            devices = DeviceScheduler(config, fleet, watcher, bus) if config.devices else None
+            stack.callback(devices.close if devices else lambda: None)
             with Interrupts() as interrupts:
                 outcome = Supervisor(
-                    config, fleet, watcher, broker=keeper, interrupts=interrupts, hook=hook
-                ).run()
+                    config, fleet, watcher, broker=keeper, interrupts=interrupts, hook=hook,
+                    devices=devices,
+                ).run()  # fmt: skip
             outlasting(watcher.catch_up, keeper)
         ended = Ended(
             options=options,

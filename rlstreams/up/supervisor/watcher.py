@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.run.place import BROKER_FOLDER
 from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
+from rlstreams.streams.views.leases import TurnsView
 from rlstreams.up.live.screen import LiveView
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
 from rlstreams.up.supervisor.limits_watch import LimitsWatch, ask_holdings
@@ -46,6 +47,7 @@ class Watcher:
         self._config = config
         self._views = Views()
         self.progress = Progress()
+        self.turns = TurnsView()
         self._since_ms = now_ms()  # what was before is history
         self._poison = PoisonWatch(config, since_ms=self._since_ms)
         self.stall = StallWatch(config, lambda: ask_facts(bus, config))
@@ -83,6 +85,7 @@ class Watcher:
     def apply(self, event: Event) -> None:
         """Take one event of the feed."""
         self._views.apply(event)
+        self.turns.apply(event)
         self.progress.apply(event)
         self._limits.apply(event)
         if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
@@ -104,6 +107,11 @@ class Watcher:
     def state(self) -> ViewState:
         """What the topics say, as far as they were read."""
         return self._views.state
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """Samples that wait for the reader of a topic, by topic."""
+        return self._views.flow.state.waiting
 
     @property
     def step(self) -> int:
