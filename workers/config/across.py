@@ -97,7 +97,7 @@ def _check_devices(config: RunConfig) -> None:
         for other in devices[:number]:
             taken: dict[str, set[str]] = {
                 "name": {device.name} & {other.name},
-                "roles": {*device.roles} & {*other.roles},
+                "roles": {*map(str, device.roles)} & {*map(str, other.roles)},
                 "gpus": {*map(str, device.gpus)} & {*map(str, other.gpus)},
             }
             for what, found in taken.items():

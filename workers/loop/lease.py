@@ -10,10 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 
 from rlstreams.schemas.events import DeviceLease
+from rlstreams.streams.log.bus import Producer
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.views.leases import GRANTED, HELD, RECALLED, RELEASED, Leases
 from rlstreams.workers.config.operation import Device
@@ -27,6 +30,11 @@ OFFLOADED, AWAITS_TURN = "offloaded", "until its turn on the device"  # as a rep
 
 class LeaseLostError(StreamsError):
     """Somebody else may use the device by now."""
+
+
+def lock_file(folder: Path, worker: str) -> Path:
+    """Locked by a worker that may have memory on a device that it shares."""
+    return folder / f"{worker}.device.lock"
 
 
 class Handover:
@@ -67,7 +75,7 @@ class DeviceTurns:
         self._context = context
         self._device = device.name
         self._leases = leases
-        self._producer = context.bus.producer(f"{context.transactional_id}.lease")
+        self._producer: Producer | None = None  # made once it is ours: it fences who was before
         self._has_memory = False
         self._since_s = 0.0  # when the change under way began
 
@@ -80,12 +88,21 @@ class DeviceTurns:
         while poll():
             self._context.beat()
             lease = self._leases[self._device]
-            if lease.is_of(self._context.instance) and lease.state == GRANTED:
+            if lease.is_of(self._context.instance) and lease.state == GRANTED and self._locked():
                 self._has_memory = True  # by the role that is made now
                 self._since_s = time.monotonic()
                 return True
             time.sleep(POLL_S)
         return False
+
+    def _locked(self) -> bool:
+        """Hold, until this process ends however it does, what shows that it may have memory there;
+        a predecessor of another `up` may still end."""
+        try:
+            take(lock_file(self._context.folder, self._context.worker))
+        except OwnedError:
+            return False
+        return True
 
     def turn(self, role: Sharing) -> bool:
         """Change hands if `control` says so; whether `role` may begin work on the device.
@@ -116,7 +133,8 @@ class DeviceTurns:
 
     def close(self) -> None:
         """Say nothing: `up` sees this process end, and only then its memory is free for sure."""
-        self._producer.close()
+        if self._producer is not None:
+            self._producer.close()
 
     def _write(self, state: str) -> None:
         lease = self._leases[self._device]
@@ -131,6 +149,9 @@ class DeviceTurns:
             by=self._context.worker,
             at_ms=now_ms(),
         )
+        if self._producer is None:
+            name = f"{self._context.transactional_id}.lease"
+            self._producer = self._context.bus.producer(name)
         commit(self._producer, [outgoing(CONTROL, event)])
         self._leases.apply(event)  # what is read back is void
         self._since_s = 0.0

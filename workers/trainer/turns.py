@@ -46,7 +46,7 @@ class TrainerTurns:
         if self._is_wanted:
             return
         yield from self._leave()
-        while not self._is_wanted:  # `take` is called meanwhile
+        while self._is_away():
             if not may_wait():
                 return
             self._writer.tell(OFFLOADED, AWAITS_TURN)
@@ -58,6 +58,9 @@ class TrainerTurns:
         """Let it go for good: others have work that the last step's weights are for."""
         self._is_over = True
         yield from self._leave()
+
+    def _is_away(self) -> bool:
+        return not self._is_wanted
 
     def _leave(self) -> Coroutine[None]:
         yield self._compute(self._training.off_load)

@@ -7,6 +7,7 @@ process is known to have given its memory up, or to have ended, with the server 
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -16,14 +17,16 @@ from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.log.bus import Bus, Commit, Producer
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.views.leases import GRANTED, HELD, LOST, RECALLED, Lease
 from rlstreams.up.supervisor.device_decision import Demand, next_role, why_recall
-from rlstreams.up.supervisor.fleet import GRACE_S, LOGS, Fleet, Worker
+from rlstreams.up.supervisor.fleet import LOGS, Fleet, Worker
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import PAUSED
+from rlstreams.workers.loop.lease import lock_file
 
 IDLE_S = 2.0  # a holder that says so long that it waits has nothing to do
 AGAIN_S = 10.0  # before a role that had nothing to do is granted a turn for the same samples
@@ -43,7 +46,6 @@ class DeviceScheduler:
         self._written: dict[str, tuple[int, str, float]] = {}  # by device: turn, state, when
         self._idle: dict[str, tuple[int, int, float]] = {}  # by role: samples, version, when
         self._killed: set[str] = set()  # instances
-        self._begun_s = time.monotonic()
 
     def tick(self, *, is_draining: bool = False) -> None:
         """Advance every device by at most one event."""
@@ -69,9 +71,7 @@ class DeviceScheduler:
         role = lease.holder.rpartition("-")[0]
         held_s = (now_ms() - lease.since_ms) / 1000
         if self._fleet.child_of(lease.instance) is None:
-            is_stranger = not any(e.instance == lease.instance for e in self._fleet.exits)
-            drain_s = self._config.deadlines.drain_s + GRACE_S
-            if is_stranger and time.monotonic() < self._begun_s + drain_s:
+            if self._is_there(lease):
                 return None  # of an `up` that was killed: its workers drain
             return self._event(device, lease, LOST, f"{lease.holder} ended", seconds=held_s)
         if lease.state == HELD:
@@ -172,6 +172,14 @@ class DeviceScheduler:
 
     def _worker(self, role: str) -> Worker:
         return self._fleet.of(role)[0]  # one worker a role: configuration sees to it
+
+    def _is_there(self, lease: Lease) -> bool:
+        """Whether a process that is none of ours still holds what it locked with its device."""
+        try:
+            os.close(take(lock_file(Path(self._config.folder), lease.holder)))
+        except OwnedError:
+            return True
+        return False
 
     def _has_server(self, lease: Lease) -> bool:
         """Whether the server of a rollout worker that ended is still there: its guard ends it."""

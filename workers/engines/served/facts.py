@@ -143,14 +143,15 @@ async def check_sleeps(http: ServerHttp, facts: ServerFacts, deadline_s: float) 
     Raises:
         ServerError: it was not started with the means to, or does not say.
     """
+    found: Any
     if facts.kind is Kind.SGLANG:
-        flag, found = "--enable-memory-saver", facts.settings
+        flag, found = "--enable-memory-saver", dict(facts.settings)
     else:
         flag = "--enable-sleep-mode"
         found = await http.get("/server_info?config_format=json", deadline_s)
         for name in ("vllm_config", "model_config"):
             found = found.get(name) if isinstance(found, dict) else None
-    if not (isinstance(found, Mapping) and found.get(flag.removeprefix("--").replace("-", "_"))):
+    if not (isinstance(found, dict) and found.get(flag.removeprefix("--").replace("-", "_"))):
         raise ServerError(
             f"server {http.url} ({facts.name}) was started without {flag}, but its role shares a "
             "device (devices.roles): start it with it, or let the worker start it (no engine.urls)"
