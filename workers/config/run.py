@@ -196,7 +196,7 @@ class LogprobSection:
     workers: int = 1
     """Processes started by `up`."""
     device: str = "cpu"
-    """Device: `cpu`, `cuda` or `cuda:N`; with channel `nccl`, not the trainer's GPU."""
+    """Device: `cpu`, `cuda` or `cuda:N`."""
     token_budget: int = 16384
     """Tokens of a forward pass, of a bin or of padded rows; a window closes with so many ..."""
     window_s: float = 0.1
@@ -226,7 +226,8 @@ class WeightsSection:
     """Weight transfer."""
 
     channel: Literal["file", "gloo", "nccl"] = "file"
-    """`file`: safetensors under the run's folder; `gloo` (CPU), `nccl` (GPU): broadcast."""
+    """`file`: safetensors under the run's folder; `gloo` (CPU), `nccl` (GPU): broadcast, on the
+    trainer's own GPU by CUDA IPC."""
     host: str = "127.0.0.1"
     """Address of the network interface on which the trainer serves weights."""
     secret: str = ""

@@ -70,15 +70,24 @@ class DeviceScheduler:
             return self._grant(device, lease, demands)
         role = lease.holder.rpartition("-")[0]
         held_s = (now_ms() - lease.since_ms) / 1000
-        if self._fleet.child_of(lease.instance) is None:
+        child = self._fleet.child_of(lease.instance)
+        if child is None:
             if self._is_there(lease):
                 return None  # of an `up` that was killed: its workers drain
             return self._event(device, lease, LOST, f"{lease.holder} ended", seconds=held_s)
+        if child is not self._worker(role).child:
+            self._kill(lease, f"{lease.holder} was replaced and has device {device.name!r}")
+            return None
         if lease.state == HELD:
             return self._recall(device, lease, role, held_s, demands)
         has_begun = lease.instance in lease.begun  # a start has limits of its own
         if held_s > device.change_s and (has_begun or lease.state == RECALLED):
-            self._kill(device, lease, held_s)
+            what = "take" if lease.state == GRANTED else "give up"
+            self._kill(
+                lease,
+                f"{lease.holder} did not {what} device {device.name!r} within {held_s:.0f} s "
+                f"(devices.change_s is {device.change_s:g})",
+            )
         return None
 
     def _grant(
@@ -188,17 +197,13 @@ class DeviceScheduler:
         name = f"{self._config.rollout.engine}-{lease.holder.rpartition('-')[2]}.pid"
         return (Path(self._config.folder) / LOGS / name).exists()
 
-    def _kill(self, device: Device, lease: Lease, waited_s: float) -> None:
+    def _kill(self, lease: Lease, why: str) -> None:
+        """Once; its end is seen as any other."""
         child = self._fleet.child_of(lease.instance)
-        if child is None or lease.instance in self._killed:
-            return
-        self._killed.add(lease.instance)
-        what = "take" if lease.state == GRANTED else "give up"
-        self._watcher.say(
-            f"{lease.holder} did not {what} device {device.name!r} within {waited_s:.0f} s "
-            f"(devices.change_s is {device.change_s:g}): it is killed"
-        )
-        child.signal(signal.SIGKILL)
+        if child is not None and lease.instance not in self._killed:
+            self._killed.add(lease.instance)
+            self._watcher.say(f"{why}: it is killed")
+            child.signal(signal.SIGKILL)
 
     def _write(self, event: DeviceLease) -> None:
         if self._producer is None:
