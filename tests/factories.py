@@ -9,9 +9,7 @@ import numpy as np
 from rlstreams.schemas.events import (
     AbsentSample,
     ClosedGroups,
-    ControlState,
     DeadLetter,
-    DeviceLease,
     DroppedGroup,
     Endpoint,
     Event,
@@ -37,6 +35,7 @@ from rlstreams.schemas.events import (
     Trajectory,
     WorkerReport,
 )
+from tests.control_events import control_state, device_lease
 
 NOW_MS = 1_795_000_000_000
 HASH = "a1" * 32
@@ -371,18 +370,6 @@ def worker_report(**changes: Any) -> WorkerReport:
         "at_ms": NOW_MS,
     }
     return WorkerReport(**{"host": "sampler", **values, **changes})
-
-
-def control_state(**changes: Any) -> ControlState:
-    values = {"run": "run", "revision": 1, "state": "running", "by": "up", "at_ms": NOW_MS}
-    return ControlState(**{**values, **changes})
-
-
-def device_lease(**changes: Any) -> DeviceLease:
-    values = {"run": "run", "device": "card", "turn": 3, "state": "granted", "holder": "trainer-0"}
-    values |= {"instance": "i1", "reason": "16 samples wait for it", "at_ms": NOW_MS}
-    waiting = {"trainer": 16.0, "rollout": 0.0}
-    return DeviceLease(**{"seconds": 0.5, "waiting": waiting, "by": "up", **values, **changes})
 
 
 def one_of_each() -> dict[str, Event]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlstreams.schemas.events import DeviceLease
-from rlstreams.streams.log.bus import Bus, Commit, Producer
+from rlstreams.streams.log.bus import Bus, Closing, Commit, Producer
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
@@ -33,7 +33,7 @@ AGAIN_S = 10.0  # before a role that had nothing to do is granted a turn for the
 READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again from the log
 
 
-class DeviceScheduler:
+class DeviceScheduler(Closing):
     """All shared devices of a run; `tick` often, it never waits."""
 
     def __init__(self, config: RunConfig, fleet: Fleet, watcher: Watcher, bus: Bus) -> None:

@@ -67,11 +67,11 @@ class Supervisor:
         config: RunConfig,
         fleet: Fleet,
         watcher: Watcher,
+        devices: DeviceScheduler | None = None,
         *,
         broker: BrokerKeeper | None,
         interrupts: Interrupts,
         hook: FaultHook | None = None,
-        devices: DeviceScheduler | None = None,
     ) -> None:
         self._config = config
         self._devices = devices

@@ -81,22 +81,19 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             stack.enter_context(_nothing_lost(options))
             _say_running(bus, config)
             say, room_s = watcher.say, config.deadlines.stall_s
-            counts = num_workers(config)
             fleet = Fleet(
-                spawner, folder, counts, progress=watcher.progress, say=say, room_s=room_s
-            )
+                spawner, folder, num_workers(config),
+                progress=watcher.progress, say=say, room_s=room_s)  # fmt: skip
             stack.callback(fleet.close)
             keeper = BrokerKeeper(broker, say, room_s=room_s) if broker else None
             stack.enter_context(keeper or nullcontext())
             if hook is not None:
                 hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
-            devices = DeviceScheduler(config, fleet, watcher, bus) if config.devices else None
-            stack.callback(devices.close if devices else lambda: None)
+            devices = stack.enter_context(DeviceScheduler(config, fleet, watcher, bus))
             with Interrupts() as interrupts:
                 outcome = Supervisor(
-                    config, fleet, watcher, broker=keeper, interrupts=interrupts, hook=hook,
-                    devices=devices,
-                ).run()  # fmt: skip
+                    config, fleet, watcher, devices, broker=keeper, interrupts=interrupts, hook=hook
+                ).run()
             outlasting(watcher.catch_up, keeper)
         ended = Ended(
             options=options,

@@ -32,7 +32,8 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.loop import lease
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.control import ControlFollower, ControlledRole
-from tests.factories import device_lease, worker_report
+from tests.control_events import device_lease
+from tests.factories import worker_report
 from tests.logs import made_log
 
 ROLES = ("trainer", "logprob", "rollout")

@@ -33,7 +33,6 @@ from rlstreams.workers.model.model import (
     numerics_of,
     weights_of,
 )
-from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.routing_check import check_replay
@@ -118,7 +117,6 @@ class Training:
             if team is None:
                 model = model.to(device)
             self.model_hash = self.weight_hash = weight_hash(weights_of(model))
-            self._off_load = OffLoad(device)
             self._cost = StepCost(model, numerics.device, dtype, section)
             if team is None:
                 self.learner, self.why_eager = _learner(model, mask, section, device)
@@ -138,14 +136,6 @@ class Training:
             return {}
         reasons = {"rows_padded": self.learner.why_padded, "layers_not_compiled": self.why_eager}
         return {what: why for what, why in reasons.items() if why}
-
-    def off_load(self) -> None:
-        """Give the device's memory up: weights, gradients and the optimizer's state."""
-        self._off_load.give_up(self.learner.tensors())
-
-    def load_back(self) -> None:
-        """Have it back in place, bit for bit."""
-        self._off_load.take_back()
 
     def check(self) -> None:
         """
