@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     from rlstreams.workers.loop import lease, runtime
     from rlstreams.workers.loop.context import Context
-    from rlstreams.workers.loop.control import EVERY_S, ControlFollower, ControlledRole
+    from rlstreams.workers.loop.control import ControlFollower, ControlledRole
 
     stop = runtime.Stop()
     stop.on_signals()
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
                 publish_missing(bus, context.worker)
             device = config.shared_device(args.role)
-            control = ControlFollower(bus, EVERY_S if device is None else lease.POLL_S)
+            control = ControlFollower(bus, None if device is None else lease.POLL_S)
             turns = None if device is None else lease.DeviceTurns(context, device, control.leases)
             if turns and not turns.await_first(lambda: bool(control.poll()) and not stop.requested):
                 return runtime.Exit.DONE

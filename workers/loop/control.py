@@ -27,10 +27,10 @@ def desired(run: str, state: str, *, by: str) -> ControlState:
 class ControlFollower:
     """Knows the last state, polled from the role's loop: RUNNING, PAUSED or DRAINING."""
 
-    def __init__(self, bus: Bus, every_s: float = EVERY_S) -> None:
+    def __init__(self, bus: Bus, every_s: float | None = None) -> None:
         self.state = RUNNING  # until one is read
         self.leases = Leases()
-        self._every_s = every_s
+        self._every_s = EVERY_S if every_s is None else every_s
         self._reader = bus.reader(bus.beginnings(CONTROL.name))
         self._foreign = ForeignRecords(CONTROL.name, bus.schemas())
         self._next = 0.0

@@ -20,7 +20,7 @@ from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.views.leases import GRANTED, HELD, LOST, RECALLED, Lease
-from rlstreams.up.supervisor.device_decision import Demand, next_role, why_recall
+from rlstreams.streams.views.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, Worker
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.operation import Device
@@ -115,7 +115,14 @@ class DeviceScheduler(Closing):
         self, device: Device, lease: Lease, role: str, held_s: float, demands: Mapping[str, Demand]
     ) -> DeviceLease | None:
         idle_s = self._watcher.turns.idle_s(lease.instance, lease.held_ms, now_ms())
-        why = why_recall(role, held_s, demands, device, is_idle=idle_s >= IDLE_S)
+        why = why_recall(
+            role,
+            held_s,
+            demands,
+            turn_s=device.turn_s,
+            longest_turn_s=device.longest_turn_s,
+            is_idle=idle_s >= IDLE_S,
+        )
         if not why:
             return None
         if role in demands and idle_s >= IDLE_S:

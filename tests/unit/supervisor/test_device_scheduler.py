@@ -23,8 +23,8 @@ from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Leases, TurnsView
+from rlstreams.streams.views.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor import device_scheduler
-from rlstreams.up.supervisor.device_decision import Demand, next_role, why_recall
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import PromptsSection, RunConfig, RunSection
@@ -43,9 +43,6 @@ Demands = dict[str, Demand]
 
 def demands(**samples: int) -> Demands:
     return {role: Demand(samples=num) for role, num in samples.items()}
-
-
-DEVICE = Device(name="card", roles=ROLES, turn_s=2.0, longest_turn_s=60.0)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +76,8 @@ def test_the_most_downstream_work_is_next_and_a_start_before_it(
 )
 def test_a_turn_ends_for_a_reason(held_s: float, is_idle: bool, asking: Demands, why: str) -> None:
     holder = next(iter(asking))
-    found = why_recall(holder, held_s, asking, DEVICE, is_idle=is_idle)
+    limits = {"turn_s": 2.0, "longest_turn_s": 60.0}
+    found = why_recall(holder, held_s, asking, **limits, is_idle=is_idle)
     assert found.startswith(why)
     assert bool(found) == bool(why)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from .errors import PullError
 from .group import Group, Pending
@@ -159,7 +159,7 @@ def exported(window: torch.Tensor) -> str:
     """What another process opens it by: the fields of `rebuild_cuda_tensor`, of plain types."""
     from torch.multiprocessing.reductions import reduce_tensor
 
-    fields = reduce_tensor(window)[1]
+    fields = reduce_tensor(window)[1]  # type: ignore[no-untyped-call]
     plain = [fields[3], *fields[7:10], *fields[11:]]
     return json.dumps([{"b64": _text(it)} if isinstance(it, bytes) else it for it in plain])
 
@@ -174,10 +174,8 @@ def opened(text: str, device: torch.device) -> torch.Tensor:
     offset, handle, size, start, *rest = plain
     index = torch.cuda.current_device() if device.index is None else device.index
     shape, stride, storage = (WINDOW_BYTES,), (1,), torch.TypedStorage
-    found: torch.Tensor = rebuild_cuda_tensor(
-        torch.Tensor, shape, stride, offset, storage, torch.uint8, index, handle, size, start,
-        False, *rest,
-    )  # fmt: skip
+    fields = [torch.Tensor, shape, stride, offset, storage, torch.uint8, index, handle, size, start]
+    found: torch.Tensor = rebuild_cuda_tensor(*fields, False, *rest)  # type: ignore[no-untyped-call]
     return found
 
 

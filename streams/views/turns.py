@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlstreams.workers.config.operation import Device
-
 DOWNSTREAM_FIRST = ("trainer", "logprob", "rollout")
 TAIL = 8  # so many times more must wait downstream before a holder with work is interrupted
 
@@ -40,23 +38,30 @@ def next_role(demands: Mapping[str, Demand]) -> str:
 
 
 def why_recall(
-    holder: str, held_s: float, demands: Mapping[str, Demand], device: Device, *, is_idle: bool
+    holder: str,
+    held_s: float,
+    demands: Mapping[str, Demand],
+    *,
+    turn_s: float,
+    longest_turn_s: float,
+    is_idle: bool,
 ) -> str:
     """Why the turn of `holder`, a role, ends now; "": it goes on.
 
     Args:
         held_s: how long it has had the device.
         demands: of all roles of the device that have a process; the holder may be absent.
+        turn_s, longest_turn_s: of the device.
         is_idle: it has had nothing to do for a while, whatever is counted.
     """
     others = {role: demand for role, demand in demands.items() if role != holder}
     role = next_role(others)
-    if not role or held_s < device.turn_s:
+    if not role or held_s < turn_s:
         return ""
     own = demands[holder].samples if holder in demands else 0
     if is_idle or not own:
         return f"{holder} has nothing to do, {role} waits for {others[role]}"
-    if held_s >= device.longest_turn_s:
+    if held_s >= longest_turn_s:
         return f"{holder} had its longest turn, {role} waits for {others[role]}"
     is_downstream = DOWNSTREAM_FIRST.index(role) < DOWNSTREAM_FIRST.index(holder)
     if others[role].is_starting or (is_downstream and others[role].samples >= TAIL * own):
