@@ -175,7 +175,8 @@ def opened(text: str, device: torch.device) -> torch.Tensor:
     index = torch.cuda.current_device() if device.index is None else device.index
     shape, stride, storage = (WINDOW_BYTES,), (1,), torch.TypedStorage
     fields = [torch.Tensor, shape, stride, offset, storage, torch.uint8, index, handle, size, start]
-    found: torch.Tensor = rebuild_cuda_tensor(*fields, False, *rest)  # type: ignore[no-untyped-call]
+    fields += [False, *rest]
+    found: torch.Tensor = rebuild_cuda_tensor(*fields)  # type: ignore[no-untyped-call]
     return found
 
 
