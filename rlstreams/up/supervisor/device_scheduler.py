@@ -21,6 +21,7 @@ from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.views.leases import GRANTED, HELD, LOST, RECALLED, Lease
 from rlstreams.streams.views.turns import Demand, next_role, why_recall
+from rlstreams.up.supervisor.child import Child
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, Worker
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.operation import Device
@@ -48,7 +49,12 @@ class DeviceScheduler(Closing):
         self._killed: set[str] = set()  # instances
 
     def tick(self, *, is_draining: bool = False) -> None:
-        """Advance every device by at most one event."""
+        """Advance every device by at most one event; who was replaced leaves at once."""
+        for child in self._fleet.replaced:
+            role = child.spec.worker.rpartition("-")[0]
+            if (device := self._config.shared_device(role)) is not None:
+                why = f"{child.spec.worker} was replaced, and shares device {device.name!r}"
+                self._kill(child, why)
         if not self._is_settled():
             return
         for device in self._config.devices:
@@ -75,16 +81,13 @@ class DeviceScheduler(Closing):
             if self._is_there(lease):
                 return None  # of an `up` that was killed: its workers drain
             return self._event(device, lease, LOST, f"{lease.holder} ended", seconds=held_s)
-        if child is not self._worker(role).child:
-            self._kill(lease, f"{lease.holder} was replaced and has device {device.name!r}")
-            return None
         if lease.state == HELD:
             return self._recall(device, lease, role, held_s, demands)
         has_begun = lease.instance in lease.begun  # a start has limits of its own
         if held_s > device.change_s and (has_begun or lease.state == RECALLED):
             what = "take" if lease.state == GRANTED else "give up"
             self._kill(
-                lease,
+                child,
                 f"{lease.holder} did not {what} device {device.name!r} within {held_s:.0f} s "
                 f"(devices.change_s is {device.change_s:g})",
             )
@@ -204,11 +207,10 @@ class DeviceScheduler(Closing):
         name = f"{self._config.rollout.engine}-{lease.holder.rpartition('-')[2]}.pid"
         return (Path(self._config.folder) / LOGS / name).exists()
 
-    def _kill(self, lease: Lease, why: str) -> None:
+    def _kill(self, child: Child, why: str) -> None:
         """Once; its end is seen as any other."""
-        child = self._fleet.child_of(lease.instance)
-        if child is not None and lease.instance not in self._killed:
-            self._killed.add(lease.instance)
+        if child.spec.instance not in self._killed:
+            self._killed.add(child.spec.instance)
             self._watcher.say(f"{why}: it is killed")
             child.signal(signal.SIGKILL)
 

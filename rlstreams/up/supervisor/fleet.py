@@ -162,6 +162,11 @@ class Fleet:
         self._spawn(worker)
 
     @property
+    def replaced(self) -> Sequence[Child]:
+        """The processes that live on beside their successors."""
+        return tuple(self._replaced)
+
+    @property
     def num_replaced(self) -> int:
         """Processes that live on beside their successors."""
         return len(self._replaced)

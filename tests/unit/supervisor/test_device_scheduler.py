@@ -327,7 +327,7 @@ def test_a_holder_that_was_replaced_makes_room_for_its_successor(
     steps = world.card.steps
     world.until(lambda: world.card.steps >= steps + 2)
     assert asleep.status == -signal.SIGKILL
-    assert world.said == ["trainer-0 was replaced and has device 'card': it is killed"]
+    assert world.said == ["trainer-0 was replaced, and shares device 'card': it is killed"]
 
 
 def test_the_workers_of_a_killed_up_keep_the_device_until_they_end(
