@@ -7,6 +7,7 @@ from typing import TypeAlias, get_args
 from rlstreams.schemas.operations import (
     ControlState,
     DeadLetter,
+    DeviceLease,
     ReplacementRequested,
     WorkerReport,
 )
@@ -55,6 +56,7 @@ Event: TypeAlias = (
     | ReplacementRequested
     | WorkerReport
     | ControlState
+    | DeviceLease
 )
 
 EVENTS: tuple[type[Event], ...] = get_args(Event)
@@ -68,6 +70,7 @@ __all__ = [
     "ClosedGroups",
     "ControlState",
     "DeadLetter",
+    "DeviceLease",
     "DroppedGroup",
     "Endpoint",
     "Event",

@@ -1,4 +1,4 @@
-"""Facts about running the system: dead letters, worker reports, the desired state."""
+"""Facts about running the system: dead letters, reports, the desired state, leases."""
 
 from __future__ import annotations
 
@@ -64,5 +64,22 @@ class ControlState:
     revision: int
     state: str  # "running", "paused", "draining"
     limits: dict[str, float] = field(default_factory=dict)
+    by: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLease:
+    """One change of a lease on a device that roles share; at most one process holds it."""
+
+    run: str
+    device: str  # its name in the configuration
+    turn: int  # counts the grants of this device, from 1
+    state: str  # "granted", "held", "recalled", "released", "lost"
+    holder: str  # worker that this turn is granted to
+    instance: str  # its process
+    reason: str = ""  # why it changed hands
+    seconds: float = 0.0  # what this change took; of "lost": how long the turn had lasted
+    waiting: dict[str, float] = field(default_factory=dict)  # samples by role, as it was decided
     by: str = ""
     at_ms: int = 0

@@ -9,7 +9,6 @@ import numpy as np
 from rlstreams.schemas.events import (
     AbsentSample,
     ClosedGroups,
-    ControlState,
     DeadLetter,
     DroppedGroup,
     Endpoint,
@@ -36,6 +35,7 @@ from rlstreams.schemas.events import (
     Trajectory,
     WorkerReport,
 )
+from tests.control_events import control_state, device_lease
 
 NOW_MS = 1_795_000_000_000
 HASH = "a1" * 32
@@ -372,11 +372,6 @@ def worker_report(**changes: Any) -> WorkerReport:
     return WorkerReport(**{"host": "sampler", **values, **changes})
 
 
-def control_state(**changes: Any) -> ControlState:
-    values = {"run": "run", "revision": 1, "state": "running", "by": "up", "at_ms": NOW_MS}
-    return ControlState(**{**values, **changes})
-
-
 def one_of_each() -> dict[str, Event]:
     """A filled example of every kind of event, by name; also with every optional field set."""
     events: list[Event] = [
@@ -396,5 +391,6 @@ def one_of_each() -> dict[str, Event]:
         replacement_requested(),
         worker_report(),
         control_state(limits={"tokens_per_s": 1e4}),
+        device_lease(),
     ]
     return {type(event).__name__: event for event in events}

@@ -98,7 +98,7 @@ def toml_lines(tree: Mapping[str, Any], origins: Mapping[str, str], name: str = 
         else:
             comment = f"  # {origins[dotted]}" if dotted in origins else ""
             lines.append(f"{toml_key(key)} = {toml_value(value)}{comment}")
-    return [*lines, *tables] if name else [*lines, *tables][1:]
+    return [*lines, *tables]
 
 
 def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[str]:

@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     """Work until done, drained or failed; the status says which (`workers.loop.runtime.Exit`)."""
     import uuid
 
-    from rlstreams.workers.loop import runtime
+    from rlstreams.workers.loop import lease, runtime
     from rlstreams.workers.loop.context import Context
-    from rlstreams.workers.loop.control import ControlledRole
+    from rlstreams.workers.loop.control import ControlFollower, ControlledRole
 
     stop = runtime.Stop()
     stop.on_signals()
@@ -90,13 +90,18 @@ def run(args: argparse.Namespace) -> int:
                 from rlstreams.streams.log.catalogue import publish_missing
 
                 publish_missing(bus, context.worker)
+            device = config.shared_device(args.role)
+            control = ControlFollower(bus, None if device is None else lease.POLL_S)
+            turns = None if device is None else lease.DeviceTurns(context, device, control.leases)
+            if turns and not turns.await_first(lambda: bool(control.poll()) and not stop.requested):
+                return runtime.Exit.DONE
             pausable = make_role(context)
             role: runtime.Role = pausable
             if is_alone and args.role != "trainer":  # the trainer's is the configuration
                 from rlstreams.workers.loop.standalone import StandaloneRole
 
                 role = StandaloneRole(role, context)
-            runtime.run(ControlledRole(role, pausable, bus), stop, watchdog)
+            runtime.run(ControlledRole(role, pausable, control, turns), stop, watchdog)
     except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
         runtime.explain(err)
         return runtime.exit_status(err)

@@ -30,7 +30,7 @@ def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Out
     subject = event.trajectory if isinstance(event, ScoredTrajectory) else event
     return Outgoing(
         topic=topic.name,
-        key=str(getattr(subject, topic.key)).encode(),
+        key=topic.key_of(subject).encode(),
         value=encode(event),
         headers=_headers(subject),
         partition=partition,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlstreams.schemas.events import (
     ControlState,
     DeadLetter,
+    DeviceLease,
     Event,
     GroupsDropped,
     PolicyLoaded,
@@ -46,6 +48,12 @@ class Topic:
     read_by: tuple[str, ...]
     retention: Retention
     single_partition: bool = True
+    # Events with another key: compaction keeps the last record of each key.
+    other_keys: Mapping[type[Event], str] = field(default_factory=dict, compare=False)
+
+    def key_of(self, event: Event) -> str:
+        """The key of `event`'s record."""
+        return str(getattr(event, self.other_keys.get(type(event), self.key)))
 
 
 PROMPTS = Topic(
@@ -124,11 +132,12 @@ WORKER_EVENTS = Topic(
 )
 CONTROL = Topic(
     name="control",
-    events=(ControlState,),
+    events=(ControlState, DeviceLease),
     key="run",
-    written_by=("operator", "up"),
-    read_by=("prompts", "rollout", "logprob", "trainer"),
+    written_by=("operator", "up", "rollout", "logprob", "trainer"),
+    read_by=("prompts", "rollout", "logprob", "trainer", "up"),
     retention=Retention.COMPACT,
+    other_keys={DeviceLease: "device"},
 )
 SCHEMAS = Topic(
     name="schemas",

@@ -91,13 +91,14 @@ class Views:
     def __init__(self) -> None:
         self.run = RunView()
         self.evaluation = EvaluationView()
+        self.flow = FlowView()
         self._views: dict[str, Any] = {  # by the field of `ViewState`
             "run": self.run,
             "evaluation": self.evaluation,
             "throughput": ThroughputView(),
             "samples": SamplesView(),
             "pulls": PullsView(),
-            "flow": FlowView(),
+            "flow": self.flow,
             "dead": DeadView(),
         }
 

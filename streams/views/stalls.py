@@ -10,6 +10,7 @@ and the last version's pulls. Who does not read the samples' topics is answered 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -51,6 +52,8 @@ class Limits:
 
     def of(self, worker: WorkerHop) -> float:
         """How long others wait for a worker in the state that it reports."""
+        if worker.state == "offloaded":  # its device is another's: `up` minds who holds it
+            return math.inf
         if (own_s := self.own(worker.role, worker.state)) is not None:
             return own_s + RESTART_S
         return max(self.stall_s, self.start_s) if worker.state == "starting" else self.stall_s

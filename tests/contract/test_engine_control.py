@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlstreams.schemas.events import NO_VERSION
 from rlstreams.workers.engines.base import Engine, FinishReason, PauseMode, TokenSequence
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import WeightError
@@ -200,6 +201,34 @@ def test_a_failed_pull_never_labels_a_token(rig: Rig) -> None:
         await engine.pull(rig.publish(2), rig.channel)
         segments = await collect(engine, request())
         assert {s.policy_version for s in segments} == {2}
+
+    drive(rig.engine(), scenario)
+
+
+def test_who_slept_samples_nothing_before_it_holds_a_version_again(rig: Rig) -> None:
+    """Sleep cuts what runs and keeps what comes; afterwards the same tokens are sampled as before,
+    by an engine that lost its weights not before a pull."""
+
+    async def scenario(engine: Engine) -> None:
+        await engine.pull(rig.publish(0), rig.channel)
+        before = await collect(engine, rig.long_request())
+        rig.hold()
+        running = asyncio.create_task(collect(engine, rig.endless_request("1/0/0")))
+        await rig.until_sampling(engine)
+        await engine.sleep()
+        assert (await running)[-1].finish_reason is FinishReason.ABORT
+        rig.hasten()
+        waiting = asyncio.create_task(collect(engine, rig.long_request()))
+        await asyncio.sleep(0.05)
+        assert engine.num_sampled == sum(len(s.token_ids) for s in [*before, *await running])
+        await engine.wake()
+        if engine.policy_version == NO_VERSION:
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await engine.pull(rig.publish(0), rig.channel)
+        after = await waiting
+        assert {segment.policy_version for segment in after} == {0}
+        np.testing.assert_array_equal(tokens(before), tokens(after))
 
     drive(rig.engine(), scenario)
 

@@ -79,6 +79,19 @@ def test_versions_are_held_side_by_side(rig: Rig) -> None:
         score_one(scorer, PROMPT, 0)
 
 
+def test_what_was_off_loaded_scores_to_the_same_bits(rig: Rig) -> None:
+    """Versions stay held on the host, may be dropped there, and come back bit for bit."""
+    scorer = rig.scorer()
+    for version in (0, 1):
+        scorer.pull(rig.publish(version), rig.channel)
+    before = score_one(scorer, PROMPT, 1)
+    scorer.off_load()
+    scorer.drop(0)
+    scorer.load_back()
+    assert list(scorer.versions) == [1]
+    assert score_one(scorer, PROMPT, 1).logprobs.tolist() == before.logprobs.tolist()
+
+
 def test_versions_come_and_go_while_it_scores(rig: Rig) -> None:
     """Every bit as without them: what is held is never written to."""
     scorer = rig.scorer()

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from rlstreams.workers.weights.link.experts import each_expert
+from rlstreams.workers.weights.link.mapping import each_expert
 from tests.gpu.model_folder import write_model
 from tests.gpu.model_rows import Shape, dense_rows, trainer_rows
 

@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
-from rlstreams.workers.weights.link.experts import each_expert
+from rlstreams.workers.weights.link.mapping import each_expert
 from rlstreams.workers.weights.report_listener import ReportListener, describe
 from tests.gpu.model_folder import write_model
 from tests.gpu.model_rows import SHAPES

@@ -70,12 +70,18 @@ class MarkovServer:
         self.num_loads = 0
         self.label = START_LABEL
         self.paused = False
+        self.is_asleep = False
         self.jobs: dict[str, Job] = {}
 
     def load(self, folder: str) -> None:
         """A folder that holds `model.safetensors`."""
         self.table = load_file(Path(folder) / "model.safetensors")["table"]
         self.num_loads += 1
+
+    def sleep(self) -> None:
+        """Weights are lost."""
+        assert not self.jobs, "a real server dies of this, or refuses"
+        self.table, self.label, self.is_asleep = fake_weights(999)["table"], START_LABEL, True
 
     def pause(self, *, aborts: bool) -> None:
         """Freeze all jobs, or end them; whom `holds` held stands still until the resumption."""
@@ -119,6 +125,7 @@ class MarkovServer:
             self.jobs.pop(job.request_id, None)
 
     def _append(self, job: Job, draw: Draw) -> None:
+        assert not self.is_asleep, "it samples without memory"
         last = (job.token_ids or job.given)[-1]
         ids_N, logprobs_N = sample(self.table[last][None], draw)
         job.token_ids.append(int(ids_N))

@@ -82,8 +82,18 @@ class SglangRoutes:
             "context_length": MAX_TOKENS,
             "tp_size": self._server.ranks // self._server.replicas,
             "dp_size": self._server.replicas,
+            "enable_memory_saver": self._server.can_sleep,
         }
         return web.json_response(found)
+
+    async def release(self, request: web.Request) -> web.Response:
+        assert set((await request.json())["tags"]) == {"weights", "kv_cache"}
+        self._core.sleep()
+        return web.json_response(None)
+
+    async def resume_memory(self, _: web.Request) -> web.Response:
+        self._core.is_asleep = False
+        return web.json_response(None)
 
     def routes(self) -> list[web.RouteDef]:
         routes = [
@@ -95,6 +105,8 @@ class SglangRoutes:
             web.post("/update_weight_version", self.update_label),
             web.get("/health", fine),
             web.get("/server_info", self.info),
+            web.post("/release_memory_occupation", self.release),
+            web.post("/resume_memory_occupation", self.resume_memory),
         ]
         if self._server.has_spans:
             routes.append(web.post("/begin_weight_update", fine))

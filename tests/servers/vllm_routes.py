@@ -108,6 +108,20 @@ class VllmRoutes:
         replicas = 1 if is_whole else self._server.replicas
         return web.json_response({"world_size": self._server.ranks // replicas})
 
+    async def sleep(self, request: web.Request) -> web.Response:
+        assert request.query["level"] == "2"
+        self._core.sleep()
+        return web.Response()
+
+    async def wake_up(self, _: web.Request) -> web.Response:
+        self._core.is_asleep = self._core.paused = False
+        return web.Response()
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        assert request.query["config_format"] == "json"
+        model_config = {"enable_sleep_mode": self._server.can_sleep}
+        return web.json_response({"vllm_config": {"model_config": model_config}})
+
     def routes(self) -> list[web.RouteDef]:
         routes = [
             web.post("/inference/v1/generate", self.generate),
@@ -117,6 +131,9 @@ class VllmRoutes:
             web.get("/health", fine),
             web.get("/get_world_size", self.world_size),
             web.get("/version", self.version),
+            web.post("/sleep", self.sleep),
+            web.post("/wake_up", self.wake_up),
+            web.get("/server_info", self.server_info),
             web.get("/v1/models", self.models),
         ]
         if self._server.version == "0.32.0":

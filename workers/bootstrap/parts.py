@@ -343,16 +343,18 @@ def _weight_server(context: Context) -> WeightServer:
     from rlstreams.workers.weights.sender import Limits
 
     check_address("weights.host", weights.host)
+    # Room that shards leave on rank 0's GPU is not room for whole versions; on a GPU that is
+    # shared nothing may stay.
     section = context.config.trainer
     is_cut = section.ranks > 1 or section.backend == MEGATRON
+    is_pinned = is_cut or context.config.shared_device("trainer")
     return CollectiveWeightServer(
         weights.channel,
         host=weights.host,
         secret=_secret(context),
         log=get_log(context.role, context.worker, context.instance),
         limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
-        # Room that shards leave on rank 0's GPU is not room for whole versions.
-        place="pinned" if is_cut and weights.snapshot == "auto" else weights.snapshot,
+        place="pinned" if is_pinned and weights.snapshot == "auto" else weights.snapshot,
         hold_s=weights.hold_s,
     )
 

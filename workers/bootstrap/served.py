@@ -99,7 +99,7 @@ def report_listener_of(config: RunConfig) -> ReportListener:
 
 def settings_of(config: RunConfig) -> ServedSettings:
     """Limits and deadlines."""
-    engine = config.engine
+    engine, device = config.engine, config.shared_device("rollout")
     return ServedSettings(
         kind=Kind(config.rollout.engine),
         model=model_folder(config.model.path),
@@ -112,6 +112,8 @@ def settings_of(config: RunConfig) -> ServedSettings:
         answer_s=engine.answer_s,
         start_s=engine.start_s,
         silent_s=engine.silent_s,
+        change_s=device.change_s if device is not None else engine.answer_s,
+        must_sleep=device is not None and bool(engine.urls),
         allow_untested=engine.allow_untested,
     )
 
@@ -160,6 +162,7 @@ def command_of(
         and read_shape(model_folder(config.model.path)).num_experts > 0,
         load=engine.load,
         log_level=engine.log_level,
+        sleeps=config.shared_device("rollout") is not None,
         plugin=plugin,
         args=engine.args,
         environment={name: _text(value) for name, value in engine.env.items()},

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import WITHOUT_GROUPS
+from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.config.trainer import MEGATRON
@@ -39,6 +40,7 @@ def check_across(config: RunConfig) -> None:
         )
     _check_environment(config)
     _check_place(config)
+    _check_devices(config)
     temperatures = {
         "rollout.temperature": config.rollout.temperature,
         "prompts.evaluate_temperature": prompts.evaluate_temperature,
@@ -125,6 +127,75 @@ def _check_place(config: RunConfig) -> None:
             f"{told}.kl_coef is {loss.kl_coef:g} with trainer.ranks {config.trainer.ranks}: the "
             'reference would lie whole on rank 0; set logprob.place = "separate"'
         )
+
+
+def _check_devices(config: RunConfig) -> None:
+    """Who shares a GPU, with whom, and by what means weights come to it."""
+    devices = config.devices
+    for number, device in enumerate(devices):
+        for other in devices[:number]:
+            taken: dict[str, set[str]] = {
+                "name": {device.name} & {other.name},
+                "roles": {*map(str, device.roles)} & {*map(str, other.roles)},
+                "gpus": {*map(str, device.gpus)} & {*map(str, other.gpus)},
+            }
+            for what, found in taken.items():
+                if found:
+                    raise ConfigError(
+                        f"devices.{what} names {min(found)!r} twice, in {other.name!r} "
+                        f"and in {device.name!r}: each name, role and GPU belongs to one device"
+                    )
+        _check_device(config, device)
+
+
+def _check_device(config: RunConfig, device: Device) -> None:
+    workers = {"rollout": config.rollout.workers, "logprob": config.logprob.workers}
+    own_device = {
+        "rollout": config.rollout.device,
+        "logprob": config.logprob.device,
+        "trainer": config.trainer.device,
+    }
+    for role in device.roles:
+        if workers.get(role, 1) > 1:
+            raise ConfigError(
+                f"{role}.workers is {workers[role]}, but the role shares device {device.name!r}: "
+                "one worker of a role takes turns; set it to 1"
+            )
+        if role == "rollout" and config.rollout.engine != "builtin":
+            continue  # a server chooses its own
+        allowed = [f"cuda:{gpu}" for gpu in device.gpus] or ["cpu"]
+        name = "cuda:0" if own_device[role] == "cuda" else own_device[role]
+        if name not in allowed:
+            raise ConfigError(
+                f"{role}.device is {own_device[role]!r}, but device {device.name!r} that the role "
+                f"shares has gpus {list(device.gpus)}: set {role}.device to {allowed[0]!r}"
+            )
+    _check_gives_up(config, device)
+    if "trainer" not in device.roles:
+        return
+    if config.weights.channel != "file" and config.weights.snapshot in ("device", "none"):
+        raise ConfigError(
+            f"weights.snapshot is {config.weights.snapshot!r}, but the trainer shares device "
+            f"{device.name!r}, where nothing of it stays: set it to 'pinned' or 'auto'"
+        )
+
+
+def _check_gives_up(config: RunConfig, device: Device) -> None:
+    """Who shares a device must be able to leave its memory."""
+    trainer, logprob = config.trainer, config.logprob
+    wanted: dict[str, tuple[object, object]] = {
+        "trainer.ranks": (trainer.ranks, 1),
+        "trainer.backend": (trainer.backend, "fsdp2"),
+        "logprob.ranks": (logprob.ranks, 1),
+        "logprob.backend": (logprob.backend, "builtin"),
+        "logprob.place": (logprob.place, "separate"),
+    }
+    for name, (value, only) in wanted.items():
+        if name.partition(".")[0] in device.roles and value != only:
+            raise ConfigError(
+                f"{name} is {value!r}, but its role shares device {device.name!r}: only with "
+                f"{only!r} does it give its memory up"
+            )
 
 
 def check_start(config: RunConfig) -> None:

@@ -84,7 +84,9 @@ def field_docs() -> Sequence[FieldDoc]:
 
 def section_docs() -> Mapping[str, str]:
     """The sentence of each table, by dotted name."""
-    return {name: inspect.getdoc(cls) or "" for name, cls in sections() if name}
+    found = {name: inspect.getdoc(cls) or "" for name, cls in sections() if name}
+    tables = ((name, item_of(kind)) for name, kind in types_of(RunConfig).items())
+    return found | {f"[{name}]": inspect.getdoc(item) or "" for name, item in tables if item}
 
 
 def page() -> str:
@@ -102,7 +104,7 @@ def page() -> str:
     for name, docs in _by_section(field_docs()):
         lines += ["", f"## `[{name}]`", "", of_sections[name], ""]
         for doc in docs:
-            setting = doc.name.removeprefix(name + ".")
+            setting = doc.name.removeprefix(_prefix(name))
             if doc.default:
                 setting += f" = {doc.default}"
             unit = "" if doc.name.endswith(_UNITS_IN_NAMES) else doc.unit
@@ -161,14 +163,19 @@ def toml_key(key: str) -> str:
 def _by_section(docs: Sequence[FieldDoc]) -> Iterator[tuple[str, list[FieldDoc]]]:
     names = list(section_docs())
     for name in names:
+        prefix = _prefix(name)
         below = [
             d
             for d in docs
-            if d.name.startswith(f"{name}.")
-            and "." not in d.name.removeprefix(f"{name}.").split("[")[0]
+            if d.name.startswith(prefix) and "." not in d.name.removeprefix(prefix).split("[")[0]
         ]
         if below:
             yield name, below
+
+
+def _prefix(section: str) -> str:
+    """Of the names of a section's fields; an array of tables is `[name]`, its fields `name[].`."""
+    return f"{section[1:-1]}[]." if section.startswith("[") else f"{section}."
 
 
 def _of_class(cls: Any, prefix: str, symptoms: Mapping[str, str]) -> Iterator[FieldDoc]:  # noqa: ANN401

@@ -95,7 +95,8 @@ def wanted(kind: Any) -> str:  # noqa: ANN401
     if typing.get_origin(kind) is typing.Literal:
         return "one of " + ", ".join(repr(choice) for choice in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
-        return "an array of tables" if item_of(kind) else "an array of texts"
+        texts = "an array of whole numbers" if int in typing.get_args(kind) else "an array of texts"
+        return "an array of tables" if item_of(kind) else texts
     if is_free_table(kind):
         return "a table"
     names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}

@@ -1,4 +1,4 @@
-"""The sections of a configuration about operation: deadlines, limits, trackers, demo kills."""
+"""Sections of a configuration about operation: deadlines, trackers, shared devices, kills."""
 
 from __future__ import annotations
 
@@ -116,6 +116,45 @@ class TrackSection:
             "tensorboard": self.tensorboard.folder,
         }
         return {name: asdict(getattr(self, name)) for name, place in on.items() if place}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """GPUs whose roles take turns."""
+
+    name: str
+    """What events and messages call it."""
+    roles: tuple[Literal["trainer", "rollout", "logprob"], ...]
+    """Roles that share it, at least two, one worker each; one at a time has its memory there."""
+    gpus: tuple[int, ...] = ()
+    """Numbers of its GPUs; empty: the roles compute on the CPU, and turns save no memory."""
+    turn_s: float = 2.0
+    """Smallest turn: so long a role keeps the device once it has it."""
+    longest_turn_s: float = 120.0
+    """After this long the device goes to whoever else has work."""
+    change_s: float = 120.0
+    """Time limit for a role to give its memory up, or to load it back; then it is killed."""
+
+    def __post_init__(self) -> None:
+        positive("devices", change_s=self.change_s, longest_turn_s=self.longest_turn_s)
+        not_negative("devices", turn_s=self.turn_s)
+        if not self.name:
+            raise ConfigError("devices.name is empty: messages and events call the device by it")
+        if len(set(self.roles)) != len(self.roles) or len(self.roles) < 2:
+            raise ConfigError(
+                f"devices.roles of {self.name!r} is {list(self.roles)}: name at least two roles, "
+                "each once"
+            )
+        if len(set(self.gpus)) != len(self.gpus) or min(self.gpus, default=0) < 0:
+            raise ConfigError(
+                f"devices.gpus of {self.name!r} is {list(self.gpus)}: name each GPU once, by a "
+                "number from 0"
+            )
+        if self.turn_s > self.longest_turn_s:
+            raise ConfigError(
+                f"devices.turn_s of {self.name!r} is {self.turn_s:g}, above longest_turn_s "
+                f"{self.longest_turn_s:g}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

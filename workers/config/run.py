@@ -14,6 +14,7 @@ from rlstreams.workers.config.operation import (
     DeadLettersSection,
     DeadlinesSection,
     DemoSection,
+    Device,
     TrackSection,
 )
 from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
@@ -202,8 +203,8 @@ class LogprobSection:
     ranks: int = 1
     """Processes of a replica, each with a share of the model (FSDP2), for one that fits no GPU."""
     device: str = "cpu"
-    """Device: `cpu`, `cuda` or `cuda:N`; with channel `nccl`, not the trainer's GPU. Further ranks,
-    and with `up` further replicas, take the GPUs behind it."""
+    """Device: `cpu`, `cuda` or `cuda:N`. Further ranks, and with `up` further replicas, take the
+    GPUs behind it."""
     backend: Literal["builtin", "megatron"] = "builtin"
     """What computes: layers of Hugging Face, or of megatron-core as in `trainer.backend`."""
     token_budget: int = 16384
@@ -236,7 +237,8 @@ class WeightsSection:
     """Weight transfer."""
 
     channel: Literal["file", "gloo", "nccl"] = "file"
-    """`file`: safetensors under the run's folder; `gloo` (CPU), `nccl` (GPU): broadcast."""
+    """`file`: safetensors under the run's folder; `gloo` (CPU), `nccl` (GPU): broadcast, on the
+    trainer's own GPU by CUDA IPC."""
     host: str = "127.0.0.1"
     """Address of the network interface on which the trainer serves weights."""
     secret: str = ""
@@ -297,6 +299,12 @@ class RunConfig:
     dead_letters: DeadLettersSection = field(default_factory=DeadLettersSection)
     track: TrackSection = field(default_factory=TrackSection)
     demo: DemoSection = field(default_factory=DemoSection)
+    devices: tuple[Device, ...] = ()
+    """GPUs that roles share by turns, one table `[[devices]]` each."""
+
+    def shared_device(self, role: str) -> Device | None:
+        """The device that `role` has by turns; None: it has its own."""
+        return next((device for device in self.devices if role in device.roles), None)
 
     @property
     def folder(self) -> str:

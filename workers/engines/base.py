@@ -165,6 +165,15 @@ class Engine(Protocol):
     async def resume(self) -> None:
         """Go on sampling."""
 
+    async def sleep(self) -> None:
+        """Cut what runs (`ABORT`), sample nothing, and give the device's memory up.
+
+        No pull may be under way, and none begins before `wake`.
+        """
+
+    async def wake(self) -> None:
+        """Load back. What sleep threw away makes it hold no version until a pull."""
+
     async def health(self) -> Health:
         """Answers at once, whatever the engine does."""
 
@@ -211,6 +220,12 @@ class Scorer(Protocol):
 
     def drop(self, policy_version: int) -> None:
         """Hold this version no longer."""
+
+    def off_load(self) -> None:
+        """Give the device's memory up; versions stay held, on the host. Nothing may be scored."""
+
+    def load_back(self) -> None:
+        """Score again, under the same bits."""
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float

@@ -42,6 +42,7 @@ from rlstreams.workers.model.model import (
     right_padded,
     weights_of,
 )
+from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.routing_check import check_replay
@@ -89,9 +90,11 @@ class BuiltinScorer:
         self._device = torch.device(device)
         self._routers: RouterShape | None = None
         self.why_eager = "rows are padded, to lengths of many kinds"
+        self._buffers: tuple[Tensor, ...] = ()
         self._load(Path(folder), dtype, replay_routes)
         self._release()  # of the folder's weights nothing is scored
         self._forward = Forward(self._scorer, self._device, self._routers)
+        self._off_load = OffLoad(self._device)
         # Threads change it, each by one operation: a copy that replaced it would undo the other's.
         self._held: dict[int, Mapping[str, Tensor]] = {}
         self._side = torch.cuda.Stream() if device != CPU else None  # type: ignore[no-untyped-call]
@@ -108,6 +111,7 @@ class BuiltinScorer:
             self.why_eager = compile_for_bins(scorer, self._token_budget, learns=False)
         self._layout = layout_of(weights_of(model))
         self._tensors = _tensors_of(model)
+        self._buffers = tuple(model.buffers())
 
     @property
     def versions(self) -> Sequence[int]:
@@ -143,6 +147,15 @@ class BuiltinScorer:
     def drop(self, policy_version: int) -> None:
         """Hold this version no longer; a `score` under it that has begun ends as it would."""
         self._held.pop(policy_version, None)
+
+    def off_load(self) -> None:
+        """Move all versions that are held to the host."""
+        held = (tensor for weights in self._held.values() for tensor in weights.values())
+        self._off_load.give_up((*held, *self._buffers))
+
+    def load_back(self) -> None:
+        """Move them back."""
+        self._off_load.take_back()
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float

@@ -19,6 +19,7 @@ from rlstreams.workers.engines.sampling import Draw, sample, uniforms
 from rlstreams.workers.model.attention import Mask, attention_of
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.model import load_weights
+from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.model.routing import RouterCapture
 
 _FIRST_COLUMNS = 64  # of the cache; it grows by doubling
@@ -152,7 +153,9 @@ class CacheDecoder:
         self._model = model
         self._device = next(model.parameters()).device
         self._attention = attention_of(model)
+        self._slots = slots
         self._cache = SlotCache(slots)
+        self._off_load = OffLoad(self._device)
         self._end = 0  # all running sequences' next column
         capture = RouterCapture(model) if capture_experts and num_experts else None
         self._capture = capture if capture is not None and capture.num_layers else None
@@ -204,6 +207,15 @@ class CacheDecoder:
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copy `weights` into the model; raises WeightError if they do not fit."""
         load_weights(self._model, weights)
+
+    def off_load(self) -> None:
+        """Weights go to the host; the cache has nothing to keep."""
+        self._cache, self._end = SlotCache(self._slots), 0
+        self._off_load.give_up((*self._model.parameters(), *self._model.buffers()))
+
+    def load_back(self) -> None:
+        """Weights come back in place."""
+        self._off_load.take_back()
 
     def close(self) -> None:
         """Detach from the model."""

@@ -53,7 +53,7 @@ class TableDecoder:
         self.running: list[Generation] = []
         self.num_sampled = 0
         self._step_s = step_s
-        self._table = fake_weights(0)["table"]
+        self._table = self._away = fake_weights(0)["table"]
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """See `Decoder`."""
@@ -72,6 +72,14 @@ class TableDecoder:
     def remove(self, sequence: Generation) -> None:
         """See `Decoder`."""
         self.running.remove(sequence)
+
+    def off_load(self) -> None:
+        """See `Decoder`."""
+        self._away, self._table = self._table, torch.empty(0)
+
+    def load_back(self) -> None:
+        """See `Decoder`."""
+        self._table = self._away
 
     def close(self) -> None:
         """See `Decoder`."""
@@ -111,6 +119,7 @@ class FakeScorer:
     def __init__(self, *, deadline_s: float = 10.0) -> None:
         self._deadline_s = deadline_s
         self._tables: dict[int, torch.Tensor] = {}
+        self.is_away = False
 
     @property
     def versions(self) -> Sequence[int]:
@@ -129,12 +138,21 @@ class FakeScorer:
         """Hold this version no longer."""
         self._tables.pop(policy_version, None)
 
+    def off_load(self) -> None:
+        """Score nothing."""
+        self.is_away = True
+
+    def load_back(self) -> None:
+        """Score again."""
+        self.is_away = False
+
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
     ) -> Sequence[Scores]:
         """Score under `policy_version`; see `Scorer.score`."""
         if policy_version not in self._tables:
             raise EngineError(f"policy version {policy_version} is not held, only {self.versions}")
+        assert not self.is_away, "its memory was given up"
         check_sequences(sequences, self.vocab_size, self.max_tokens)
         logprobs_VV = torch.log_softmax(self._tables[policy_version] / (temperature or 1.0), -1)
         entropy_V = -(logprobs_VV.exp() * logprobs_VV).sum(-1)

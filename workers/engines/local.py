@@ -146,6 +146,16 @@ class LocalEngine:
         """Go on sampling."""
         await self._ask(self._scheduler.resume, "resuming")
 
+    async def sleep(self) -> None:
+        """Cut what runs; the version that it holds comes back with `wake`."""
+        await self.pause(PauseMode.ABORT)
+        await self._ask(self._decoder.off_load, "off-loading")
+
+    async def wake(self) -> None:
+        """Load back, and go on."""
+        await self._ask(self._decoder.load_back, "loading back")
+        await self.resume()
+
     async def health(self) -> Health:
         """Answers at once, whatever the decode thread does."""
         running, waiting = len(self._decoder.running), len(self._scheduler.waiting)

@@ -48,6 +48,12 @@ class Decoder(Protocol):
     def remove(self, sequence: Generation) -> None:
         """Take a running sequence out."""
 
+    def off_load(self) -> None:
+        """Give the device's memory up; nothing is running."""
+
+    def load_back(self) -> None:
+        """Be as before."""
+
     def close(self) -> None:
         """Let go of the model."""
 

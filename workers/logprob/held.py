@@ -40,7 +40,12 @@ class HeldVersions:
         return found
 
     def follow(
-        self, first: Set[int], others: Set[int], under_way: Sequence[Collection[int]]
+        self,
+        first: Set[int],
+        others: Set[int],
+        under_way: Sequence[Collection[int]],
+        *,
+        may_pull: bool = True,
     ) -> None:
         """Keep what came, drop what is needed no longer, start the next pull.
 
@@ -59,7 +64,7 @@ class HeldVersions:
             if version not in needed:
                 self._scorer.drop(version)
         newest = self._puller.newest()
-        if newest is None or len(self._scorer.versions) > self._limit:
+        if not may_pull or newest is None or len(self._scorer.versions) > self._limit:
             return
         wanted = self._next(first, others, newest.policy_version)
         published = None if wanted is None else self._puller.view.get(wanted)

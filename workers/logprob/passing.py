@@ -38,6 +38,12 @@ class PassingScorer:
     def drop(self, policy_version: int) -> None:
         """There is nothing to drop."""
 
+    def off_load(self) -> None:
+        """There is no memory to give up."""
+
+    def load_back(self) -> None:
+        """Likewise."""
+
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
     ) -> Sequence[Scores]:

@@ -21,6 +21,7 @@ from rlstreams.workers.logprob.scoring import Reference, num_tokens, score_recor
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, set_aside
+from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Handover
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import Finished, StageLoop
 from rlstreams.workers.loop.validation import check_trajectory
@@ -76,6 +77,12 @@ class LogprobStage:
         self._windows: deque[_Window] = deque()  # being scored, and one behind it
         self._num_windows = 0
         self._passed: list[Finished] = []
+        self._scorers = [scorer] if reference is None else [scorer, reference.scorer]
+        self._may_begin = True  # False: it has no turn on its device, or its turn ends
+        self._handover = Handover(
+            lambda: self._compute.submit(self._for_scorers, "off_load"),
+            lambda: self._compute.submit(self._for_scorers, "load_back"),
+        )
 
     def room(self) -> int:
         """Room for two windows: they are filled while others are scored."""
@@ -116,8 +123,9 @@ class LogprobStage:
             frozenset().union(*(wanted[one.versions] for one in oldest)),
             frozenset().union(*wanted.values()),
             [window.versions for window in self._windows],
+            may_pull=self._may_begin,
         )
-        if self._backlog.is_due(len(self._windows)):
+        if self._may_begin and self._backlog.is_due(len(self._windows)):
             held = self._held.now
             scorable = [one for one in ready if wanted[one.versions] <= held]
             if scorable and (not is_prescribed or len(scorable) == len(ready)):
@@ -153,6 +161,21 @@ class LogprobStage:
         """Forget what waits of these partitions; a window that is being scored goes on."""
         self._reporter.count(given_up=self._backlog.forget(partitions))
 
+    def give_up_device(self) -> bool:
+        """Off-load, once what is being scored and pulled is there."""
+        self._may_begin = False
+        is_busy = bool(self._windows) or self._puller.pulling is not None
+        return not is_busy and self._handover.to(here=False)
+
+    def take_device(self) -> bool:
+        """Load the held versions back."""
+        self._may_begin = self._handover.to(here=True)
+        return self._may_begin
+
+    def _for_scorers(self, method: str) -> None:
+        for scorer in self._scorers:
+            getattr(scorer, method)()
+
     def isolating(self, raw: RawRecord, tries: int) -> None:
         """Count it; the report is also what shows the supervisor that this worker came so far."""
         self._reporter.count(isolated=1)
@@ -161,7 +184,9 @@ class LogprobStage:
     def announcements(self) -> Sequence[Outgoing]:
         """Pulls and reports."""
         self._reporter.policy_version = max(self._scorer.versions, default=-1)
-        if self._windows:
+        if not self._may_begin:
+            self._reporter.state(OFFLOADED, AWAITS_TURN)
+        elif self._windows:
             self._reporter.state("working")
         elif self._puller.pulling is not None:
             self._reporter.state("pulling", f"policy version {self._puller.pulling}")

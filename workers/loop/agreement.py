@@ -157,8 +157,14 @@ def check_alone(config: RunConfig) -> None:
     """What a worker that `up` did not start needs beyond a valid configuration.
 
     Raises:
-        ConfigError: workers of several hosts are to pull, and have no common secret.
+        ConfigError: workers of several hosts are to pull, and have no common secret; or roles share
+            a device.
     """
+    if config.devices:
+        raise ConfigError(
+            f"devices has {config.devices[0].name!r}, but only `rlstreams up` grants turns on it: "
+            "start the run with it, or remove [[devices]] and give each role its own GPU"
+        )
     weights = config.weights
     if weights.channel == "file" or weights.secret or is_loopback(weights.host):
         return

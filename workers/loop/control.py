@@ -1,4 +1,5 @@
-"""The desired state of the run: a fold of `control`, its reader, and the role that follows it."""
+"""The desired state of the run, and leases on its devices: a fold of `control`, its reader, and the
+role that follows it."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from rlstreams.schemas.events import ControlState
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.topics import CONTROL
+from rlstreams.streams.views.leases import Leases
 from rlstreams.workers.loop.foreign import ForeignRecords
-from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround
+from rlstreams.workers.loop.lease import DeviceTurns
+from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround, Sharing
 
 RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
 EVERY_S = 0.5
@@ -24,20 +27,23 @@ def desired(run: str, state: str, *, by: str) -> ControlState:
 class ControlFollower:
     """Knows the last state, polled from the role's loop: RUNNING, PAUSED or DRAINING."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, every_s: float | None = None) -> None:
         self.state = RUNNING  # until one is read
+        self.leases = Leases()
+        self._every_s = EVERY_S if every_s is None else every_s
         self._reader = bus.reader(bus.beginnings(CONTROL.name))
         self._foreign = ForeignRecords(CONTROL.name, bus.schemas())
         self._next = 0.0
 
     def poll(self) -> ControlFollower:
-        """Read what is new, at most every `EVERY_S`; never waits."""
+        """Read what is new, at most every `every_s`; never waits."""
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + EVERY_S
-            for record in self._foreign.readable(self._reader.poll(100, 0.0)):
+            self._next = now + self._every_s
+            for record in self._foreign.readable(self._reader.poll(1000, 0.0)):
                 if isinstance(record.event, ControlState):
                     self.state = record.event.state
+                self.leases.apply(record.event)
         return self
 
     def close(self) -> None:
@@ -46,21 +52,36 @@ class ControlFollower:
 
 
 class ControlledRole(RoleAround):
-    """A `Role` around a `Role`: pauses and drains it as `control` says.
+    """A `Role` around a `Role`: pauses and drains it as `control` says, and changes its device's
+    hands.
 
     Args:
         paused: the role that takes nothing new while it is paused; `role` may be one around it.
+        control: read by this role from now on.
+        turns: of a role that shares its device, which `paused` then gives up and takes; closed
+            with this role.
     """
 
-    def __init__(self, role: Role, paused: Pausable, bus: Bus) -> None:
+    def __init__(
+        self,
+        role: Role,
+        paused: Pausable,
+        control: ControlFollower,
+        turns: DeviceTurns | None = None,
+    ) -> None:
         super().__init__(role)
         self._paused = paused
-        self._control = ControlFollower(bus)
+        self._control = control
+        self._turns = turns
 
     def turn(self) -> None:
         """See `Role`."""
         state = self._control.poll().state
-        self._paused.is_paused = state == PAUSED
+        may_work = True
+        if self._turns is not None:
+            assert isinstance(self._paused, Sharing)
+            may_work = self._turns.turn(self._paused)
+        self._paused.is_paused = state == PAUSED or not may_work
         if state == DRAINING:
             self.drain()
         super().turn()
@@ -68,4 +89,6 @@ class ControlledRole(RoleAround):
     def close(self) -> None:
         """See `Role`."""
         self._control.close()
+        if self._turns is not None:
+            self._turns.close()
         super().close()

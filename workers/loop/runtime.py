@@ -16,7 +16,7 @@ import time
 import traceback
 from enum import IntEnum
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlstreams.streams.log.errors import ConfigError, FencedError, StreamsError, TopicMismatchError
 
@@ -62,6 +62,17 @@ class Pausable(Role, Protocol):
     """A role that can be paused."""
 
     is_paused: bool  # finish what is begun, begin nothing new
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A role whose memory can leave a device; both are called in each turn until True."""
+
+    def give_up_device(self) -> bool:
+        """Begin nothing there; True once nothing runs there and its memory is free."""
+
+    def take_device(self) -> bool:
+        """Load back what was given up; True once the role may work there."""
 
 
 class RoleAround:

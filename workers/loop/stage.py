@@ -84,6 +84,12 @@ class Stage(Protocol):
     def num_open(self) -> int:
         """Records begun and not yet returned as finished."""
 
+    def give_up_device(self) -> bool:
+        """See `Sharing`."""
+
+    def take_device(self) -> bool:
+        """See `Sharing`."""
+
     def close(self) -> None:
         """Give up what is open; release everything."""
 
@@ -138,6 +144,14 @@ class StageLoop:
         """Take nothing new; what is unfinished after `drain_s` stays in flight."""
         self._drain_until = time.monotonic() + self._context.config.deadlines.drain_s
         self._waiting = []
+
+    def give_up_device(self) -> bool:
+        """See `Sharing`."""
+        return self._stage.give_up_device()
+
+    def take_device(self) -> bool:
+        """See `Sharing`."""
+        return self._stage.take_device()
 
     @property
     def done(self) -> bool:

@@ -14,7 +14,9 @@ import asyncio
 import itertools
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -49,6 +51,39 @@ def sampling_of(section: RolloutSection) -> Sampling:
     )
 
 
+class SampleClock:
+    """Deadlines of samples under way. They stand still while the engine sleeps."""
+
+    def __init__(self) -> None:
+        self._left_s: dict[asyncio.Timeout, float] = {}  # as of the last stop
+        self._is_stopped = False
+
+    @asynccontextmanager
+    async def limit(self, seconds: float) -> AsyncIterator[None]:
+        """As `asyncio.timeout`."""
+        async with asyncio.timeout(None if self._is_stopped else seconds) as timeout:
+            self._left_s[timeout] = seconds
+            try:
+                yield
+            finally:
+                del self._left_s[timeout]
+
+    def stop(self) -> None:
+        """No deadline is met from now on."""
+        self._is_stopped, now_s = True, asyncio.get_running_loop().time()
+        for timeout in self._left_s:
+            if (until_s := timeout.when()) is not None and not timeout.expired():
+                self._left_s[timeout] = until_s - now_s
+                timeout.reschedule(None)
+
+    def go_on(self) -> None:
+        """Each sample has the time that it had left."""
+        self._is_stopped, now_s = False, asyncio.get_running_loop().time()
+        for timeout, left_s in self._left_s.items():
+            if timeout.when() is None:
+                timeout.reschedule(now_s + left_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
     """All that a sample needs."""
@@ -61,6 +96,7 @@ class Sampler:
     turns: Turns | None = None  # None: a sample is one answer
     max_attempts: int
     deadline_s: float
+    clock: SampleClock = field(default_factory=SampleClock)
 
     async def roll_out(self, prompt: Prompt) -> Played:
         """Generate and judge one sample.
@@ -98,7 +134,7 @@ class Sampler:
         played = Played(prompt_ids=prompt.token_ids.numpy().astype(np.int32, copy=False))
         num_failed, lost = 0, ""
         try:
-            async with asyncio.timeout(self.deadline_s):
+            async with self.clock.limit(self.deadline_s):
                 for attempt in itertools.count():
                     played = Played(prompt_ids=played.prompt_ids, attempt=attempt)
                     try:

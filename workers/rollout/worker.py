@@ -15,6 +15,7 @@ from rlstreams.workers.engines.base import Engine, PromptTooLongError
 from rlstreams.workers.engines.thread import EngineThread
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import set_aside
+from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Handover
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import Finished, StageLoop
 from rlstreams.workers.loop.validation import check_prompt
@@ -66,6 +67,10 @@ class RolloutStage:
         self._running: dict[Hashable, Record[Prompt]] = {}  # begun and not finished
         self._ended: dict[Hashable, asyncio.Task[Played]] = {}  # of these, and not concluded
         self._num_sampled = 0
+        self._may_begin = True  # False: it has no turn on its device, or its turn ends
+        self._handover = Handover(
+            lambda: self._loop.submit(self._sleep()), lambda: self._loop.submit(self._wake())
+        )
         self._loop.wait(engine.start(), START_S, f"engine {engine.name}")
 
     def room(self) -> int:
@@ -89,9 +94,10 @@ class RolloutStage:
         """Samples that ended, as trajectories or dead letters."""
         self._puller.poll()
         newest = self._puller.newest()
-        if newest is not None and self._engine.wants(newest):
+        if self._may_begin and newest is not None and self._engine.wants(newest):
             self._puller.start(newest)
-        self._start_waiting()
+        if self._may_begin:
+            self._start_waiting()
         self._ended.update(self._loop.ended())
         found = [self._conclude(key) for key in list(self._ended)]
         return [one for one in found if one is not None]
@@ -154,6 +160,24 @@ class RolloutStage:
             del self._running[key], self._ended[key]
         self._loop.cancel(running)
 
+    def give_up_device(self) -> bool:
+        """Cut what is sampled, once no pull is under way; it goes on in the next turn."""
+        self._may_begin = False
+        return self._puller.pulling is None and self._handover.to(here=False)
+
+    def take_device(self) -> bool:
+        """Load back; where that lost the weights, a pull is next."""
+        self._may_begin = self._handover.to(here=True)
+        return self._may_begin
+
+    async def _sleep(self) -> None:
+        self._sampler.clock.stop()
+        await self._engine.sleep()
+
+    async def _wake(self) -> None:
+        await self._engine.wake()
+        self._sampler.clock.go_on()
+
     def isolating(self, raw: RawRecord, tries: int) -> None:
         """Count it; the report is also what shows the supervisor that this worker came so far."""
         self._reporter.count(isolated=1)
@@ -167,7 +191,11 @@ class RolloutStage:
         sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled
         self._reporter.count(sampled_tokens=self._num_sampled - sampled)
         state, detail = "waiting", "for prompts"
-        if self._running:
+        if not self._may_begin:
+            state, detail = OFFLOADED, AWAITS_TURN
+        elif self._handover.was_used and self._puller.pulling is not None:
+            state, detail = "pulling", f"policy version {self._puller.pulling}"
+        elif self._running:
             state, detail = "working", ""
         elif self._waiting:
             wanted = min(record.event.min_policy_version for record in self._waiting)

@@ -39,7 +39,11 @@ from rlstreams.workers.weights.channel import Manifest, WeightServer
 
 HEARTBEAT_S = 2.0
 POINTED_S = 10.0  # between two heartbeats, whatever else is written: they point to the claim
-_ROUTINE = ("training", "waiting")  # who goes from one to the other tells it when it is time
+_ROUTINE = (
+    "training",
+    "waiting",
+    "offloaded",
+)  # who goes from one to the other tells it when it is time
 _REPORTED = {"training": "working", "redo": "starting", "done": "stopped"}  # as any role says it
 
 

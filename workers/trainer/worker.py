@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -27,6 +28,7 @@ from rlstreams.workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced
 from rlstreams.workers.trainer.samples import Samples
 from rlstreams.workers.trainer.training.step_cost import waits
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
+from rlstreams.workers.trainer.turns import TrainerTurns
 from rlstreams.workers.weights.channel import WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
@@ -66,7 +68,8 @@ class TrainerWorker:
             context, claimed.producer, epoch, self._reporter, at, self._step + 1
         )
         self._target = claimed.claim.step_target
-        self._draining = self._done = self.is_paused = False
+        self._done = self.is_paused = False
+        self._drain_until = 0.0  # monotonic; 0: it does not drain
         self._coroutine: Coroutine[None] = self._live()
         self._waits_for: Future[Any] | None = None
         self._later_claims = LaterClaims(context, bus, claimed)
@@ -75,6 +78,7 @@ class TrainerWorker:
             if self._config.on_expired == "drop":
                 drop_expired(bus, ledger, writer, self._log)
             self._recovery = Recovery(context, bus, ledger, training, self._compute, writer)
+            self._turns = TrainerTurns(training, writer, self._compute)
             self._samples = Samples(
                 context, bus, ledger, training, writer, self._reporter, writer.while_reading
             )
@@ -84,7 +88,10 @@ class TrainerWorker:
         yield from self._redo()
         yield from self._publisher.publish(self._compute, self._step, self._version)
         idle_ms = 0
-        while self._step < self._target and not self._draining:
+        while self._step < self._target and not self._drain_until:
+            yield from self._turns.between_steps(self._may_wait)
+            if self._drain_until:
+                continue
             if self._recovery.is_due(self._step, self._samples.positions):
                 yield from self._recovery.save(self._step, self._version)
                 continue  # who was asked to drain meanwhile begins no step
@@ -101,8 +108,12 @@ class TrainerWorker:
             yield from self._publisher.publish(self._compute, self._step, self._version)
             idle_ms = 0
         self._samples.drop(self._version, at_once=True)  # what is open stays open
-        yield from self._recovery.save(self._step, self._version)
-        if not self._draining:
+        yield from self._turns.between_steps(self._may_wait)
+        if self._turns.is_here:  # else the steps since the last checkpoint are done again
+            yield from self._recovery.save(self._step, self._version)
+        if not self._drain_until:
+            if self._context.config.shared_device("trainer"):
+                yield from self._turns.end()
             self._writer.tell("waiting", "until workers have the last version")
             yield self._compute(self._publisher.finish)
         self._writer.tell("done", "")
@@ -183,7 +194,18 @@ class TrainerWorker:
 
     def drain(self) -> None:
         """Finish the step, write a checkpoint."""
-        self._draining = True
+        self._drain_until = time.monotonic() + self._context.config.deadlines.drain_s
+
+    def give_up_device(self) -> bool:
+        """See `Sharing`."""
+        return self._turns.give_up()
+
+    def take_device(self) -> bool:
+        """See `Sharing`."""
+        return self._turns.take()
+
+    def _may_wait(self) -> bool:
+        return not self._drain_until or time.monotonic() < self._drain_until
 
     @property
     def done(self) -> bool:

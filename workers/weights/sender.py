@@ -20,6 +20,7 @@ from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Frame
 from rlstreams.workers.weights.link.group import gpu_of
+from rlstreams.workers.weights.link.ipc import IPC
 from rlstreams.workers.weights.members import Listener, Member
 from rlstreams.workers.weights.membership import Membership, apart
 from rlstreams.workers.weights.snapshot import Snapshots
@@ -78,7 +79,8 @@ class Sender:
         self._limits = limits
         self._log = log
         self._membership = Membership()
-        self._groups = Groups(backend, device, limits.stall_s)
+        self._backend = backend
+        self._groups = Groups(device, limits.stall_s)
         self._form_s = self._send_s = 0.0  # what the last of each took
         self._stopping = False
         self._withdrawal: _Withdrawal | None = None
@@ -227,7 +229,6 @@ class Sender:
             if member.wants != version:
                 continue
             try:
-                self._check_gpu(member)
                 kind = member.layout, member.mode, member.hello.rank, member.ranks
                 plans[member] = prepared(snapshot.layout, *kind)
             except PullError as err:
@@ -236,25 +237,28 @@ class Sender:
         if oldest not in plans:
             self._snapshots.give_back(snapshot)
             return None
-        same = [member for member in plans if plans[member].wire == plans[oldest].wire]
-        order = sorted(apart(oldest, same), key=lambda m: (m.hello.receiver, m.hello.rank))
+        backend = self._backend_of(oldest)
+        same = [
+            member
+            for member in plans
+            if plans[member].wire == plans[oldest].wire
+            and self._backend_of(member) == self._backend
+        ]
+        together = apart(oldest, same) if backend == self._backend else [oldest]
+        order = sorted(together, key=lambda m: (m.hello.receiver, m.hello.rank))
         sent = {member: plans[member] for member in order}
-        return Transfer(version, snapshot, sent, self._look, self._limits.stall_s)
+        return Transfer(version, snapshot, sent, self._look, self._limits.stall_s, backend)
 
-    def _check_gpu(self, member: Member) -> None:
-        """NCCL would find out too late, and break the others' transfer."""
-        if member.gpu and member.gpu == gpu_of(self._device):
-            raise PullError(
-                "refused",
-                f"{member.label} is on the trainer's own GPU {member.gpu}, and NCCL sends from one "
-                "GPU to another: give it another one (logprob.device, or CUDA_VISIBLE_DEVICES of a "
-                "model server in engine.env), or pull over another channel",
-            )
+    def _backend_of(self, member: Member) -> str:
+        """NCCL sends from one GPU to another; on one card CUDA IPC does, or else host memory."""
+        if not member.gpu or member.gpu != gpu_of(self._device):
+            return self._backend
+        return "gloo" if member.has_no_ipc else IPC
 
     def _send(self, transfer: Transfer) -> None:
         """One try; who is alive after a broken one stays ready."""
         num_members = len(self._membership.members)
-        group_id, group, is_new = self._groups.get(transfer.members, num_members)
+        group_id, group, is_new = self._groups.get(transfer.members, num_members, transfer.backend)
         started_s = time.monotonic()
         try:
             transfer.begin(group_id, group, self._listener, self._limits.form_s, is_new=is_new)
@@ -266,6 +270,8 @@ class Sender:
             self._abort(transfer, err)
             return
         self._settle(transfer, "")
+        if transfer.backend != self._backend:
+            self._free_staged()
         self._form_s = formed_s - started_s if is_new else self._form_s
         self._send_s = sent_s - formed_s
         self._log.info(
@@ -277,12 +283,22 @@ class Sender:
             send_s=round(sent_s - formed_s, 4),
         )
 
+    @staticmethod
+    def _free_staged() -> None:
+        """Who is on the same card needs what was staged there."""
+        import torch
+
+        torch.cuda.empty_cache()
+
     def _abort(self, transfer: Transfer, error: BrokenError) -> None:
         """Wait for the living to say that they heard of it."""
         reason = str(error)
         version = transfer.policy_version
         self._log.warning("transfer_broken", policy_version=version, reason=reason)
         self._groups.drop(transfer.members, reason)
+        if transfer.backend == IPC:
+            self._log.warning("no_cuda_ipc", puller=transfer.members[0].label, instead="gloo")
+            transfer.members[0].has_no_ipc = True
         until_s = time.monotonic() + ABORT_GRACE_S
         while transfer.silent() and time.monotonic() < until_s and not self._stopping:
             self._take(LOOK_EVERY_S)

@@ -20,6 +20,7 @@ from rlstreams.workers.weights.layout import parse_layout
 from rlstreams.workers.weights.link.checksum import Checksum
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.group import Group, Pending
+from rlstreams.workers.weights.link.ipc import IPC, Crossing, IpcGroup, make_group
 from rlstreams.workers.weights.link.mapping import Plan, make_plan
 from rlstreams.workers.weights.link.pieces import batches
 from rlstreams.workers.weights.link.receiver import AHEAD, LOOK_EVERY_S
@@ -77,13 +78,14 @@ class Groups:
     recently used ones beyond what is kept go.
     """
 
-    def __init__(self, backend: str, device: torch.device, stall_s: float) -> None:
-        self._backend = backend
+    def __init__(self, device: torch.device, stall_s: float) -> None:
         self._device = device
         self._stall_s = stall_s
-        self._kept: dict[tuple[Member, ...], tuple[str, Group]] = {}
+        self._kept: dict[tuple[Member, ...], tuple[str, Group | IpcGroup]] = {}
 
-    def get(self, members: Sequence[Member], connected: int) -> tuple[str, Group, bool]:
+    def get(
+        self, members: Sequence[Member], connected: int, backend: str
+    ) -> tuple[str, Group | IpcGroup, bool]:
         """Id, group, and whether it must be formed first.
 
         Args:
@@ -96,7 +98,7 @@ class Groups:
         kept = self._kept.pop(key, None)
         is_new = kept is None
         if kept is None:
-            group = Group(self._backend, self._device, stall_s=self._stall_s)
+            group = make_group(backend, self._device, stall_s=self._stall_s)
             kept = (secrets.token_hex(8), group)
         self._kept[key] = kept
         while len(self._kept) > max(GROUPS_KEPT, KEPT_BY_MEMBER * connected):
@@ -131,7 +133,9 @@ class Transfer:
         plans: Mapping[Member, Prepared],
         look: Callable[[], None],
         stall_s: float,
+        backend: str,
     ) -> None:
+        self.backend = backend
         self.policy_version = policy_version
         self.snapshot = snapshot
         self.members = list(plans)
@@ -148,7 +152,13 @@ class Transfer:
         return self._plan.num_bytes
 
     def begin(
-        self, group_id: str, group: Group, listener: Listener, form_s: float, *, is_new: bool
+        self,
+        group_id: str,
+        group: Group | IpcGroup,
+        listener: Listener,
+        form_s: float,
+        *,
+        is_new: bool,
     ) -> None:
         """Tell each member its group, rank and plan; a new group's members meet.
 
@@ -184,11 +194,12 @@ class Transfer:
                 "size": 1 + len(self.members),
                 "form_s": form_s,
                 "stall_s": self._stall_s,
+                "backend": self.backend,
                 "pieces": plan.rows,
             }
             member.tell(frame)
 
-    def send(self, group: Group, device: torch.device) -> None:
+    def send(self, group: Group | IpcGroup, device: torch.device) -> None:
         """Broadcast all pieces, and tell the members their checksum.
 
         Raises:
@@ -197,7 +208,8 @@ class Transfer:
         self._progress()
         streams = SideStreams(device)
         checksum = Checksum()
-        under_way: deque[tuple[list[torch.Tensor], Pending]] = deque()
+        ahead = 0 if self.backend == IPC else AHEAD  # what is staged takes room on a shared card
+        under_way: deque[tuple[list[torch.Tensor], Pending | Crossing]] = deque()
 
         def settle() -> None:
             tensors, pending = under_way.popleft()
@@ -213,7 +225,7 @@ class Transfer:
                 with streams.moving():
                     tensors = [self.snapshot.bytes_of(piece, part) for piece, part in batch]
                     under_way.append((tensors, group.broadcast(tensors)))
-                if len(under_way) > AHEAD:
+                if len(under_way) > ahead:
                     settle()
             while under_way:
                 settle()

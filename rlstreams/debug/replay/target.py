@@ -15,7 +15,7 @@ from rlstreams.streams.log.topics import SCHEMAS
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.streams.run.places import CONFIG_FILE, other_than_run
-from rlstreams.up.supervisor.run_lock import locked_run
+from rlstreams.streams.run.run_lock import locked_run
 from rlstreams.workers.bootstrap.parts import (
     bootstrap_of,
     client_options,

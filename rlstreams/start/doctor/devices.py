@@ -154,14 +154,11 @@ def number(args: Mapping[str, str | int | float | bool], name: str) -> float | N
         return None
 
 
-def gpu_checks(
-    inventory: GpuInventory, roles: Sequence[GpuPlacement], *, nccl: bool = False
-) -> Iterator[Check]:
+def gpu_checks(inventory: GpuInventory, roles: Sequence[GpuPlacement]) -> Iterator[Check]:
     """What is there against what is asked for.
 
     Args:
         roles: of `placements`.
-        nccl: weights go to the other roles through NCCL, which refuses two processes on one GPU.
     """
     wanted = ", ".join(one.field for one in roles)
     where = f"asked for: {wanted}" if wanted else "every role computes on the CPU"
@@ -185,15 +182,6 @@ def gpu_checks(
         )
     else:
         yield ok("gpus", f"{found}; {where}")
-    sender = next((one.gpus[0] for one in roles if one.role == "trainer" and one.gpus), None)
-    shared = [one.field for one in roles if one.role != "trainer" and sender in one.gpus]
-    if nccl and shared:
-        yield fail(
-            "weights.channel",
-            f"'nccl', but {' and '.join(shared)} means the GPU from which the trainer sends: NCCL "
-            "refuses two processes on one GPU",
-            'name another GPU, or set weights.channel = "file"',
-        )
 
 
 class Need(NamedTuple):
@@ -263,8 +251,16 @@ def gpu_memory_checks(
                 each_mb = (next(filter(None, named), None) or USUAL_FRACTION) * gpu.total_mb
             parts[gpu][place.role] = place.processes * each_mb
     for gpu, by_role in sorted(parts.items(), key=lambda item: item[0].index):
-        total_mb, name = sum(by_role.values()), f"gpu {gpu.index} memory"
+        by_turns = {
+            r: mb
+            for r, mb in by_role.items()
+            if config.shared_device("rollout" if r == SERVER else r)
+        }
+        total_mb = sum(by_role.values()) - sum(by_turns.values())
+        total_mb += max(by_turns.values(), default=0.0)
+        name = f"gpu {gpu.index} memory"
         told = " + ".join(f"{role} {mb / 1000:.1f}" for role, mb in by_role.items())
+        told += f" ({', '.join(by_turns)} by turns)" if by_turns else ""
         told += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
         if total_mb > gpu.total_mb:
             less = f"{_LESS}; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"

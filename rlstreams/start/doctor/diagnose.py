@@ -44,10 +44,9 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
     model, checks = _model(config, host)
     weights_mb = 0.0 if model is None else model.mb_in("float32")
     places = list(placements(config, inventory.gpus, host, os.environ.get(VISIBLE)))
-    nccl = config.weights.channel == "nccl" and not host.is_alone
     checks = [
         *machine(config, host, is_broker_up=bootstrap is not None, weights_mb=weights_mb),
-        *gpu_checks(inventory, places, nccl=nccl),
+        *gpu_checks(inventory, places),
         *_all("run.dir", lambda: _folder(config, host)),
         probed("secrets", lambda: secrets_check(config, host)),
         *_all("role", lambda: alone_checks(config, host)),

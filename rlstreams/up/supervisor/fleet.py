@@ -164,9 +164,19 @@ class Fleet:
         self._spawn(worker)
 
     @property
+    def replaced(self) -> Sequence[Child]:
+        """The processes that live on beside their successors."""
+        return tuple(self._replaced)
+
+    @property
     def num_replaced(self) -> int:
         """Processes that live on beside their successors."""
         return len(self._replaced)
+
+    def child_of(self, instance: str) -> Child | None:
+        """The process of this instance; None: it has ended, or is none of ours."""
+        children = [*(worker.child for worker in self.workers), *self._replaced]
+        return next((c for c in children if c is not None and c.spec.instance == instance), None)
 
     def excuse_all(self, why: str) -> None:
         """What all processes depend on is about to be struck."""

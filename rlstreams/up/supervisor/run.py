@@ -18,6 +18,7 @@ from typing import Any, Self
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.up.live.words import ProcessInfo
 from rlstreams.up.supervisor.broker import BrokerKeeper
+from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.drain import SAY_S, Drain
 from rlstreams.up.supervisor.fault_hook import FaultHook, Outcome
 from rlstreams.up.supervisor.fleet import Fleet, Worker
@@ -68,12 +69,14 @@ class Supervisor:
         config: RunConfig,
         fleet: Fleet,
         watcher: Watcher,
+        devices: DeviceScheduler | None = None,
         *,
         broker: BrokerKeeper | None,
         interrupts: Interrupts,
         hook: FaultHook | None = None,
     ) -> None:
         self._config = config
+        self._devices = devices
         self._fleet = fleet
         self._watcher = watcher
         self._broker = broker
@@ -95,6 +98,8 @@ class Supervisor:
             self._poll()
             self._fleet.tick()
             self._advance()
+            if self._devices is not None and not self._watcher.is_broker_away:
+                self._devices.tick(is_draining=self._drain is not None)
             if self._hook is not None:
                 self._hook.tick(is_running=self._is_running)
             self._watcher.draw([_info(worker) for worker in self._fleet.workers])

@@ -20,15 +20,16 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.topics import CONTROL, STEPS
+from rlstreams.streams.run.run_lock import locked_run
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.up.live.output import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.child import make_spawner
+from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, UpOptions
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.next_commands import program_name
 from rlstreams.up.supervisor.run import Interrupts, Supervisor
-from rlstreams.up.supervisor.run_lock import locked_run
 from rlstreams.up.supervisor.summary import show, summarize
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
@@ -79,18 +80,19 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             stack.enter_context(trackers(folder, config.track.used, watcher.say, show))
             stack.enter_context(_nothing_lost(options))
             _say_running(bus, config)
-            say, room_s, counts = watcher.say, config.deadlines.stall_s, num_workers(config)
+            say, room_s = watcher.say, config.deadlines.stall_s
             fleet = Fleet(
-                spawner, folder, counts, progress=watcher.progress, say=say, room_s=room_s
-            )
+                spawner, folder, num_workers(config),
+                progress=watcher.progress, say=say, room_s=room_s)  # fmt: skip
             stack.callback(fleet.close)
             keeper = BrokerKeeper(broker, say, room_s=room_s) if broker else None
             stack.enter_context(keeper or nullcontext())
             if hook is not None:
                 hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
+            devices = stack.enter_context(DeviceScheduler(config, fleet, watcher, bus))
             with Interrupts() as interrupts:
                 outcome = Supervisor(
-                    config, fleet, watcher, broker=keeper, interrupts=interrupts, hook=hook
+                    config, fleet, watcher, devices, broker=keeper, interrupts=interrupts, hook=hook
                 ).run()
             outlasting(watcher.finish, keeper)
         ended = Ended(

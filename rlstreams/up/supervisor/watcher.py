@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.run.place import BROKER_FOLDER
 from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
+from rlstreams.streams.views.leases import TurnsView
 from rlstreams.up.live.figures import Figures
 from rlstreams.up.live.screen import LiveView
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
@@ -55,6 +56,7 @@ class Watcher:
         self._config = config
         self._views = Views()
         self.progress = Progress()
+        self.turns = TurnsView()
         self._since_ms = now_ms()  # what was before is history
         self._poison = PoisonWatch(config, since_ms=self._since_ms)
         self.stall = StallWatch(config, lambda: ask_facts(bus, config))
@@ -85,6 +87,7 @@ class Watcher:
     def apply(self, event: Event) -> None:
         """Take one event of the feed."""
         self._views.apply(event)
+        self.turns.apply(event)
         self.progress.apply(event)
         if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
             for line in passed_over_lines([event]):
@@ -105,6 +108,11 @@ class Watcher:
     def state(self) -> ViewState:
         """What the topics say, as far as they were read."""
         return self._views.state
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """Samples that wait for the reader of a topic, by topic."""
+        return self._views.flow.state.waiting
 
     @property
     def step(self) -> int:

@@ -58,8 +58,7 @@ def checks(count: int, *words: str, host: Host = EVERYTHING) -> dict[str, Check]
     config = load([DEMO], words)
     inventory = GpuInventory(gpus=gpus(count))
     places = list(placements(config, inventory.gpus, host, os.environ.get(VISIBLE)))
-    nccl = config.weights.channel == "nccl"
-    return {check.name: check for check in gpu_checks(inventory, places, nccl=nccl)}
+    return {check.name: check for check in gpu_checks(inventory, places)}
 
 
 def install_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, status: int = 0) -> None:
@@ -129,16 +128,6 @@ def test_the_gpus_of_a_server_are_named_by_its_environment() -> None:
     assert checks(3, *words, "--engine.args.tensor_parallel_size=2")["gpus"].level is Level.OK
     lacking = checks(3, *words, "--engine.args.tp-size=3")["gpus"]
     assert "none for engine.env.CUDA_VISIBLE_DEVICES = 1,2" in lacking.found
-
-
-def test_nccl_takes_no_puller_on_the_gpu_of_the_trainer() -> None:
-    """Told before the pull would fail; by files it may."""
-    words = ["--trainer.device=cuda:0", "--logprob.device=cuda:0", "--weights.channel=nccl"]
-    check = checks(1, *words)["weights.channel"]
-    assert check.level is Level.FAIL
-    assert "logprob.device = cuda:0 means the GPU from which the trainer sends" in check.found
-    assert "weights.channel" not in checks(1, *words, "--weights.channel=file")
-    assert "weights.channel" not in checks(2, *words, "--logprob.device=cuda:1")
 
 
 def test_a_role_by_itself_is_asked_of_its_own_gpu_alone() -> None:

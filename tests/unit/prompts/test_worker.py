@@ -12,7 +12,7 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, FencedError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS
 from rlstreams.streams.memory.log import Fault
-from rlstreams.workers.loop.control import ControlledRole
+from rlstreams.workers.loop.control import ControlFollower, ControlledRole
 from rlstreams.workers.model.base import EngineError
 from tests.factories import control_state, dropped_group, groups_dropped
 from tests.unit.prompts.world import PARTITIONS, ROWS, World, started, step, turns, until
@@ -202,7 +202,7 @@ def test_a_paused_run_issues_nothing(tmp_path: Path) -> None:
     world.says(control_state(state="paused"), topic=CONTROL)
     world.says(started())
     worker = world.worker()
-    role = ControlledRole(worker, worker, world.bus)
+    role = ControlledRole(worker, worker, ControlFollower(world.bus))
     turns(role)
     assert not world.issued()
     world.says(control_state(state="running"), topic=CONTROL)

@@ -29,6 +29,7 @@ TOPIC_OF = {
     "ReplacementRequested": "dead-letters",
     "WorkerReport": "worker-events",
     "ControlState": "control",
+    "DeviceLease": "control",
 }
 
 

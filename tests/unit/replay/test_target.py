@@ -11,7 +11,7 @@ import pytest
 
 from rlstreams.debug.replay.target import fresh_run
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.up.supervisor.run_lock import locked_run
+from rlstreams.streams.run.run_lock import locked_run
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig, RunSection
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.up.supervisor.run_lock import locked_run
+from rlstreams.streams.run.run_lock import locked_run
 
 
 def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:

@@ -88,15 +88,15 @@ def test_receivers_without_a_gpu_share_a_broadcast() -> None:
 def test_ranks_that_take_turns_keep_their_groups() -> None:
     """A server of eight ranks: no group is formed anew for the second version."""
     ranks = [member("server", rank=number) for number in range(2 * GROUPS_KEPT)]
-    groups = Groups("gloo", torch.device("cpu"), 60.0)
-    told = [groups.get([one], len(ranks)) for _ in range(2) for one in ranks]
+    groups = Groups(torch.device("cpu"), 60.0)
+    told = [groups.get([one], len(ranks), "gloo") for _ in range(2) for one in ranks]
     assert [is_new for _, _, is_new in told] == [True] * len(ranks) + [False] * len(ranks)
 
 
 def test_groups_that_nobody_uses_go() -> None:
     """Two members and many sets of them: the least recently used group is formed anew."""
     members = [member("server", rank=number) for number in range(GROUPS_KEPT + 1)]
-    groups = Groups("gloo", torch.device("cpu"), 60.0)
-    assert [groups.get([one], 1)[2] for one in members] == [True] * len(members)
-    assert groups.get([members[-1]], 1)[2] is False
-    assert groups.get([members[0]], 1)[2] is True
+    groups = Groups(torch.device("cpu"), 60.0)
+    assert [groups.get([one], 1, "gloo")[2] for one in members] == [True] * len(members)
+    assert groups.get([members[-1]], 1, "gloo")[2] is False
+    assert groups.get([members[0]], 1, "gloo")[2] is True

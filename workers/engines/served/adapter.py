@@ -62,6 +62,14 @@ class Adapter(ABC):
         """Name the weights that it holds, where it keeps such a name; no request is touched."""
 
     @abstractmethod
+    async def sleep(self, deadline_s: float) -> None:
+        """Give up the GPU's memory, weights and cache; nothing runs."""
+
+    @abstractmethod
+    async def wake(self, deadline_s: float) -> None:
+        """Have the memory again; what the weights are is unknown until they are loaded."""
+
+    @abstractmethod
     async def load_folder(self, folder: str, deadline_s: float) -> None:
         """Load a Hugging Face folder by the server's own means; what it holds after an error is
         unknown."""

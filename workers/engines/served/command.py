@@ -84,6 +84,7 @@ class Start:
     capture_experts: bool
     load: str  # "dummy" or "auto"
     log_level: str
+    sleeps: bool  # it is to give its memory up on demand
     plugin: Mapping[str, str]  # environment that brings our plugin in; empty: it is installed
     args: Mapping[str, Value]
     environment: Mapping[str, str]
@@ -132,12 +133,15 @@ def _vllm_args(start: Start) -> dict[str, Value]:
     args["return-tokens-as-token-ids"] = True
     if not is_older(start.version, (0, 26)):
         args["enable-scale-out"] = True  # before, the token route was always there
+    if start.sleeps:
+        args["enable-sleep-mode"] = True
     return {**args, "weight-transfer-config": '{"backend":"rlstreams"}'}
 
 
 def _sglang_args(start: Start) -> dict[str, Value]:
     loader: dict[str, Value] = {"custom-weight-loader": "rlstreams_server.sglang.receive"}
-    return _args(start, "model-path") | loader
+    saver: dict[str, Value] = {"enable-memory-saver": True} if start.sleeps else {}
+    return _args(start, "model-path") | loader | saver
 
 
 def _environment(start: Start) -> dict[str, str]:

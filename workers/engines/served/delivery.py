@@ -22,7 +22,7 @@ from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.facts import ask_facts
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.weights.channel import WeightChannel, WeightError
-from rlstreams.workers.weights.link.experts import each_expert
+from rlstreams.workers.weights.link.mapping import each_expert
 
 PROBE_S = 40.0
 PLUGIN = "plugin"  # the name of a delivery by it

@@ -180,6 +180,27 @@ class ServedEngine:
         await asyncio.gather(*(s.resume() for s in self._servers if s.is_up))
         self.dispatch()
 
+    async def sleep(self) -> None:
+        """Have every server give its memory up, once it is up; none is started meanwhile.
+
+        Raises:
+            EngineError: one has its memory still, long after.
+        """
+        await asyncio.gather(*self._pulls.values(), return_exceptions=True)
+        for monitor in self._monitors:
+            monitor.server.is_resting = True
+            monitor.look()
+        until_s = time.monotonic() + self._settings.start_s + self._settings.change_s
+        while awake := [m.server.url for m in self._monitors if not m.is_at_rest]:
+            if time.monotonic() > until_s:
+                raise EngineError(f"servers {', '.join(awake)} did not give their memory up")
+            await asyncio.sleep(_POLL_S)
+
+    async def wake(self) -> None:
+        """Have every server up again; each holds no version until it has pulled."""
+        await asyncio.gather(*(monitor.wake() for monitor in self._monitors))
+        self.dispatch()
+
     async def health(self) -> Health:
         """Ready while a server is in service, or is brought back into it."""
         lost = [monitor.failure for monitor in self._monitors if monitor.failure]

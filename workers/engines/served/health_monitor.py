@@ -55,9 +55,33 @@ class HealthMonitor:
                 await self._mind(self._process)
             if not self.failure and (self._process is None or self._process.is_serving):
                 await (self._check() if self.server.is_up else self._greet())
+                await self._rest()
             pause_s = self._settings.beat_s if self.server.is_up else self._settings.beat_s / 4
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._look.wait(), pause_s)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the server has no memory: it sleeps, or is not there."""
+        is_gone = self.server.is_gone if self._process is None else not self._process.is_running
+        return self.server.is_asleep or is_gone
+
+    async def _rest(self) -> None:
+        """Put it to sleep, if it is to rest; also one that came up just now."""
+        if self.server.is_resting and self.server.is_up and not self.server.is_asleep:
+            try:
+                await self.server.sleep()
+            except ServerError as err:
+                self._give_up(f"it did not give its memory up: {err}")
+
+    async def wake(self) -> None:
+        """Have it up again; one that does not wake is given up."""
+        try:
+            await self.server.wake()
+        except ServerError as err:
+            self.server.is_resting = False
+            self._give_up(f"it did not wake up: {err}")
+        self.look()
 
     def close(self) -> None:
         """End the server if it is ours."""
@@ -73,7 +97,8 @@ class HealthMonitor:
             self._lose(f"{before}; {why}" if before else why)
             if process.num_failures >= MAX_FAILED_STARTS:
                 self._fail(f"{process.num_failures} starts failed; the last time {why}")
-        if process.may_start and not self.failure and not await self._is_taken():
+        may_start = process.may_start and not self.failure and not self.server.is_resting
+        if may_start and not await self._is_taken():
             before = process.waits_for
             if process.take_turn():
                 process.start()

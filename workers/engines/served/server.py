@@ -27,7 +27,7 @@ from rlstreams.workers.engines.served.delivery import (
     FolderDelivery,
     Order,
 )
-from rlstreams.workers.engines.served.facts import Kind, ServerFacts, ask_usable
+from rlstreams.workers.engines.served.facts import Kind, ServerFacts, ask_usable, check_sleeps
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.routing import Router
 from rlstreams.workers.engines.served.running import Requests, Running, generate_request
@@ -77,6 +77,8 @@ class Server:
             router.aborts.append(self._abort)
         self._labels: dict[str, Held] = {}
         self._requests = Requests(self._tell_to_end, settings)
+        self.is_resting = False  # it is to give its memory up, or has done so
+        self.is_asleep = False  # it has given its memory up
         self._is_held_back = False  # paused by `pause`, until `resume`
         self._is_doubted = False  # it broke off, and was not looked at since
 
@@ -98,12 +100,12 @@ class Server:
     @property
     def may_pull(self) -> bool:
         """Whether a pull may begin."""
-        return self.is_up and not self.is_pulling and not self.hang
+        return self.is_up and not (self.is_pulling or self.hang or self.is_resting)
 
     @property
     def is_open(self) -> bool:
         """Whether a request may leave for it now."""
-        is_shut = self.is_pulling or self._is_held_back or self._is_doubted
+        is_shut = self.is_pulling or self._is_held_back or self._is_doubted or self.is_resting
         return self.is_up and self.held is not None and not is_shut
 
     @property
@@ -126,6 +128,8 @@ class Server:
         facts = await ask_usable(
             self.http, settings.kind, settings.answer_s, allow_untested=settings.allow_untested
         )
+        if settings.must_sleep:
+            await check_sleeps(self.http, facts, settings.answer_s)
         adapter = ADAPTERS[facts.kind](self.http, facts, settings.answer_s)
         await self._delivery.prepare(adapter)
         if self._router is not None:
@@ -133,6 +137,7 @@ class Server:
         self.held, self._labels = None, self._no_labels()
         self.adapter, self.why_shut = adapter, "holds no version that we gave it"
         self._is_doubted, self.hang, self.trouble = False, "", ""
+        self.is_asleep = False
 
     async def is_alive(self, deadline_s: float) -> bool:
         """Whether it answers `/health` as one that works: see `Adapter.alive`."""
@@ -198,6 +203,25 @@ class Server:
         if self._is_held_back and self.held is not None and not self.is_pulling:
             await self._met.resume()
         self._is_held_back = False
+
+    async def sleep(self) -> None:
+        """Cut what it samples, give its memory up, and hold no version: only a pull opens its gate.
+
+        Raises:
+            ServerError: it did not; its memory may still be taken.
+        """
+        self.is_resting = True
+        await self._stop(PauseMode.ABORT)
+        self.held, self.why_shut = None, "sleeps"
+        await self._met.sleep(self._settings.change_s)
+        self.is_asleep = True
+
+    async def wake(self) -> None:
+        """Have the memory again, if it is up; raises ServerError, if it does not."""
+        if self.is_asleep and self.adapter is not None:
+            await self.adapter.wake(self._settings.change_s)
+            self.why_shut = "holds no version since it slept"
+        self.is_resting = self.is_asleep = False
 
     async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
         """Hold `published`. The gate is shut meanwhile.

@@ -27,6 +27,7 @@ from rlstreams.workers.engines.served.wire import (
 
 _MODES = {PauseMode.KEEP: "in_place", PauseMode.ABORT: "abort"}
 _LABEL_ROUTE = "/update_weight_version"
+_MEMORY = {"tags": ["kv_cache", "weights"]}
 
 
 class SglangAdapter(Adapter):
@@ -101,6 +102,14 @@ class SglangAdapter(Adapter):
             )
         body = {"new_version": label, "abort_all_requests": False}
         await self._post(_LABEL_ROUTE, body, f"naming {label}")
+
+    async def sleep(self, deadline_s: float) -> None:
+        """`/release_memory_occupation`, which the server refuses while a request runs."""
+        await self._post("/release_memory_occupation", _MEMORY, "going to sleep", deadline_s)
+
+    async def wake(self, deadline_s: float) -> None:
+        """`/resume_memory_occupation`."""
+        await self._post("/resume_memory_occupation", _MEMORY, "waking up", deadline_s)
 
     async def load_folder(self, folder: str, deadline_s: float) -> None:
         """`/update_weights_from_disk`: it keeps the old weights if that fails."""

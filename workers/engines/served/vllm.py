@@ -97,6 +97,14 @@ class VllmAdapter(Adapter):
         elif path in self.facts.routes:
             await self._post(path, body, f"naming {label}")
 
+    async def sleep(self, deadline_s: float) -> None:
+        """Level 2: the weights are not copied to the host, for a pull brings them."""
+        await self._post("/sleep?level=2", None, "going to sleep", deadline_s)
+
+    async def wake(self, deadline_s: float) -> None:
+        """Weights and cache at once: it goes on scheduling only with both."""
+        await self._post("/wake_up", None, "waking up", deadline_s)
+
     async def load_folder(self, folder: str, deadline_s: float) -> None:
         """By `collective_rpc`: each of its workers runs `reload_weights`."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -346,6 +346,11 @@ class Learner:
         """
         values = {f"{name}:{VALUE}": tensor for name, tensor in self._trained.extra().items()}
         return self._adam.tensors() | values
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that stays on the device between two steps."""
+        yield from (*self._model.parameters(), *self._model.buffers())
+        yield from (*self._adam.gradients.values(), *self._adam.tensors().values())
 
     def load(
         self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], step: int

@@ -238,6 +238,15 @@ class RanksScorer:
         """Hold this version no longer: ranks let go of it with what they do next."""
         self._versions.discard(policy_version)
 
+    def off_load(self) -> None:
+        """
+        Raises:
+            EngineError: always; a configuration that would ask for it is refused.
+        """
+        raise EngineError("a scorer of several ranks does not give its memory up")
+
+    load_back = off_load
+
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
     ) -> Sequence[Scores]:

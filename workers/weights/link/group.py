@@ -157,13 +157,13 @@ class Group:
             while not first.done() and time.monotonic() < until_s:
                 time.sleep(0.001)
 
-    def broadcast(self, tensors: Sequence[torch.Tensor]) -> Pending:
-        """Send (rank 0) or receive one batch of flat uint8 tensors, on the current stream."""
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, root: int = 0) -> Pending:
+        """Send (rank `root`) or receive one batch of flat uint8 tensors, on the current stream."""
         group = self._group
         if group is None:
             raise PullError("link", "the group was aborted")
         options = dist.BroadcastOptions()
-        options.rootRank = 0
+        options.rootRank = root
         try:
             if self._backend == "gloo":
                 options.timeout = self._stall

@@ -9,13 +9,16 @@ by name. Sources for the names: vLLM's and SGLang's Qwen3-MoE and Llama model fi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from .errors import PullError
 from .pieces import SIZES, Piece
 from .shards import Part, parts_of, split
 from .target import Row
+
+if TYPE_CHECKING:
+    import torch
 
 _SHOWN = 3
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -125,3 +128,25 @@ def _difference(unmapped: Sequence[Row], left: Sequence[str], held: Held) -> str
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (", ".join(names[:_SHOWN]) or "none") + more
+
+
+def each_expert(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and views: an expert's matrices under the names of model folders, the rest as it is.
+
+    `mlp.experts.gate_up_proj` (experts, 2 x width, hidden) holds gate above up;
+    `mlp.experts.down_proj` is (experts, hidden, width).
+    """
+    for name, tensor in tensors:
+        stem, _, leaf = name.rpartition(".")
+        if not stem.endswith(".experts") or leaf not in ("gate_up_proj", "down_proj"):
+            yield name, tensor
+            continue
+        for expert, matrix in enumerate(tensor):
+            if leaf == "down_proj":
+                yield f"{stem}.{expert}.down_proj.weight", matrix
+                continue
+            gate, up = matrix.chunk(2)
+            yield f"{stem}.{expert}.gate_proj.weight", gate
+            yield f"{stem}.{expert}.up_proj.weight", up

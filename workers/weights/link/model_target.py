@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .errors import PullError
-from .experts import each_expert
+from .mapping import each_expert
 from .pieces import Piece
 from .target import Target, dtype_name
 

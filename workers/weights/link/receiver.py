@@ -18,6 +18,7 @@ from .errors import PullError
 from .frames import Connection, Frame, dial
 from .group import Group, Pending, gpu_of
 from .handshake import Hello, introduce
+from .ipc import Crossing, IpcGroup, make_group
 from .pieces import Piece, batches, from_rows
 from .rendezvous import LinkStore
 from .side_streams import SideStreams
@@ -62,7 +63,7 @@ class Receiver:
         self._device = device
         self._engine = engine
         self._link: Connection | None = None
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, Group | IpcGroup] = {}
         self._join_s = 0.0
 
     def receive(self, policy_version: int, target: Target, until_s: float) -> Received:
@@ -159,11 +160,11 @@ class Receiver:
         )
 
     def _receive_pieces(
-        self, pieces: Sequence[Piece], group: Group, target: Target, watch: _Watch
+        self, pieces: Sequence[Piece], group: Group | IpcGroup, target: Target, watch: _Watch
     ) -> str:
         streams = SideStreams(self._device)
         checksum = Checksum()
-        under_way: deque[tuple[Sequence[Piece], list[torch.Tensor], Pending]] = deque()
+        under_way: deque[tuple[Sequence[Piece], list[torch.Tensor], Pending | Crossing]] = deque()
 
         def settle() -> None:
             batch, buffers, pending = under_way.popleft()
@@ -185,14 +186,15 @@ class Receiver:
         with streams.summing():
             return checksum.hexdigest()
 
-    def _group(self, link: Connection, frame: Frame, watch: _Watch) -> Group:
+    def _group(self, link: Connection, frame: Frame, watch: _Watch) -> Group | IpcGroup:
         group_id = str(frame["group"])
         if group_id in self._groups:
             return self._groups[group_id]
         started_s = time.monotonic()
         until_s = started_s + float(frame["form_s"])
         store_link = self._dial(f"group/{group_id}", until_s)
-        group = Group(self.address.backend, self._device, stall_s=float(frame["stall_s"]))
+        backend = str(frame.get("backend") or self.address.backend)
+        group = make_group(backend, self._device, stall_s=float(frame["stall_s"]))
         try:
             store = LinkStore(store_link, until_s)
             rank, size = int(frame["rank"]), int(frame["size"])

@@ -1,0 +1,256 @@
+"""Scheduler of shared devices: grants and recalls turns; a turn whose holder ended is lost.
+
+Its state is the log: it writes one event, and decides again once it has read it back. A holder that
+does not answer within `devices.change_s` is killed, and named. A lease is free only when its
+process is known to have given its memory up, or to have ended, with the server that it started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlstreams.schemas.events import DeviceLease
+from rlstreams.streams.log.bus import Bus, Closing, Commit, Producer
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.owner_lock import OwnedError, take
+from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.views.leases import GRANTED, HELD, LOST, RECALLED, Lease
+from rlstreams.streams.views.turns import Demand, next_role, why_recall
+from rlstreams.up.supervisor.child import Child
+from rlstreams.up.supervisor.fleet import LOGS, Fleet, Worker
+from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.workers.config.operation import Device
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.control import PAUSED
+from rlstreams.workers.loop.lease import lock_file
+
+IDLE_S = 2.0  # a holder that says so long that it waits has nothing to do
+AGAIN_S = 10.0  # before a role that had nothing to do is granted a turn for the same samples
+READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again from the log
+
+
+class DeviceScheduler(Closing):
+    """All shared devices of a run; `tick` often, it never waits."""
+
+    def __init__(self, config: RunConfig, fleet: Fleet, watcher: Watcher, bus: Bus) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._watcher = watcher
+        self._bus = bus
+        self._producer: Producer | None = None
+        self._under_way: tuple[Commit, float] | None = None
+        self._written: dict[str, tuple[int, str, float]] = {}  # by device: turn, state, when
+        self._idle: dict[str, tuple[int, int, float]] = {}  # by role: samples, version, when
+        self._killed: set[str] = set()  # instances
+
+    def tick(self, *, is_draining: bool = False) -> None:
+        """Advance every device by at most one event; who was replaced leaves at once."""
+        for child in self._fleet.replaced:
+            role = child.spec.worker.rpartition("-")[0]
+            if (device := self._config.shared_device(role)) is not None:
+                why = f"{child.spec.worker} was replaced, and shares device {device.name!r}"
+                self._kill(child, why)
+        if not self._is_settled():
+            return
+        for device in self._config.devices:
+            lease = self._watcher.turns.leases[device.name]
+            if self._has_read(device, lease) and (
+                event := self._next(device, lease, is_draining=is_draining)
+            ):
+                self._write(event)
+                return
+
+    def close(self) -> None:
+        """Release the producer."""
+        if self._producer is not None:
+            self._producer.close()
+
+    def _next(self, device: Device, lease: Lease, *, is_draining: bool) -> DeviceLease | None:
+        demands = self._demands(device, lease, is_draining=is_draining)
+        if lease.is_free:
+            return self._grant(device, lease, demands)
+        role = lease.holder.rpartition("-")[0]
+        held_s = (now_ms() - lease.since_ms) / 1000
+        child = self._fleet.child_of(lease.instance)
+        if child is None:
+            if self._is_there(lease):
+                return None  # of an `up` that was killed: its workers drain
+            return self._event(device, lease, LOST, f"{lease.holder} ended", seconds=held_s)
+        if lease.state == HELD:
+            return self._recall(device, lease, role, held_s, demands)
+        has_begun = lease.instance in lease.begun  # a start has limits of its own
+        if held_s > device.change_s and (has_begun or lease.state == RECALLED):
+            what = "take" if lease.state == GRANTED else "give up"
+            self._kill(
+                child,
+                f"{lease.holder} did not {what} device {device.name!r} within {held_s:.0f} s "
+                f"(devices.change_s is {device.change_s:g})",
+            )
+        return None
+
+    def _grant(
+        self, device: Device, lease: Lease, demands: Mapping[str, Demand]
+    ) -> DeviceLease | None:
+        role = "" if self._has_server(lease) else next_role(demands)
+        if not role:
+            return None
+        child = self._worker(role).child
+        assert child is not None, "who asks has a process"
+        return DeviceLease(
+            run=self._config.run.id,
+            device=device.name,
+            turn=lease.turn + 1,
+            state=GRANTED,
+            holder=child.spec.worker,
+            instance=child.spec.instance,
+            reason=f"{role} waits for {demands[role]}",
+            waiting={role: float(demand.samples) for role, demand in demands.items()},
+            by="up",
+            at_ms=now_ms(),
+        )
+
+    def _recall(
+        self, device: Device, lease: Lease, role: str, held_s: float, demands: Mapping[str, Demand]
+    ) -> DeviceLease | None:
+        idle_s = self._watcher.turns.idle_s(lease.instance, lease.held_ms, now_ms())
+        why = why_recall(
+            role,
+            held_s,
+            demands,
+            turn_s=device.turn_s,
+            longest_turn_s=device.longest_turn_s,
+            is_idle=idle_s >= IDLE_S,
+        )
+        if not why:
+            return None
+        if role in demands and idle_s >= IDLE_S:
+            version = self._watcher.policy_version
+            self._idle[role] = (demands[role].samples, version, time.monotonic())
+        return self._event(device, lease, RECALLED, why, demands)
+
+    def _event(
+        self,
+        device: Device,
+        lease: Lease,
+        state: str,
+        reason: str,
+        demands: Mapping[str, Demand] | None = None,
+        seconds: float = 0.0,
+    ) -> DeviceLease:
+        return DeviceLease(
+            run=self._config.run.id,
+            device=device.name,
+            turn=lease.turn,
+            state=state,
+            holder=lease.holder,
+            instance=lease.instance,
+            reason=reason,
+            seconds=seconds,
+            waiting={role: float(demand.samples) for role, demand in (demands or {}).items()},
+            by="up",
+            at_ms=now_ms(),
+        )
+
+    def _demands(self, device: Device, lease: Lease, *, is_draining: bool) -> dict[str, Demand]:
+        """Of every role of the device that has a process; nothing while the run is paused."""
+        if self._watcher.control == PAUSED and not is_draining:
+            return {}
+        waiting, trainer = self._watcher.waiting, self._config.trainer
+        scored = waiting[SCORED.name]
+        if scored < trainer.groups_per_step * self._config.prompts.group_size:
+            scored = 0
+        if is_draining or self._watcher.progress.at_target:
+            scored = max(scored, 1)  # its checkpoint, and its end
+        samples = {
+            "rollout": waiting[PROMPTS.name],
+            "logprob": waiting[TRAJECTORIES.name],
+            "trainer": scored,
+        }
+        found: dict[str, Demand] = {}
+        for role in device.roles:
+            child = self._worker(role).child
+            if child is not None and child.poll() is None:
+                is_starting = child.spec.instance not in lease.begun
+                demand = Demand(samples=samples[role], is_starting=is_starting)
+                holds = lease.is_of(child.spec.instance)
+                if is_starting or holds or not self._was_idle(role, samples[role]):
+                    found[role] = demand
+        return found
+
+    def _was_idle(self, role: str, samples: int) -> bool:
+        """Whether it had nothing to do when as much waited for it, a moment ago."""
+        known = self._idle.get(role)
+        if known is None or time.monotonic() - known[2] > AGAIN_S:
+            return False
+        return known[:2] == (samples, self._watcher.policy_version)
+
+    def _worker(self, role: str) -> Worker:
+        return self._fleet.of(role)[0]  # one worker a role: configuration sees to it
+
+    def _is_there(self, lease: Lease) -> bool:
+        """Whether a process that is none of ours still holds what it locked with its device."""
+        try:
+            os.close(take(lock_file(Path(self._config.folder), lease.holder)))
+        except OwnedError:
+            return True
+        return False
+
+    def _has_server(self, lease: Lease) -> bool:
+        """Whether the server of a rollout worker that ended is still there: its guard ends it."""
+        if not lease.holder.startswith("rollout-") or self._fleet.child_of(lease.instance):
+            return False
+        name = f"{self._config.rollout.engine}-{lease.holder.rpartition('-')[2]}.pid"
+        return (Path(self._config.folder) / LOGS / name).exists()
+
+    def _kill(self, child: Child, why: str) -> None:
+        """Once; its end is seen as any other."""
+        if child.spec.instance not in self._killed:
+            self._killed.add(child.spec.instance)
+            self._watcher.say(f"{why}: it is killed")
+            child.signal(signal.SIGKILL)
+
+    def _write(self, event: DeviceLease) -> None:
+        if self._producer is None:
+            self._producer = self._bus.producer("up.lease")
+        now_s = time.monotonic()
+        self._written[event.device] = (event.turn, event.state, now_s)
+        try:
+            self._under_way = (self._producer.start([outgoing(CONTROL, event)]), now_s)
+        except StreamsError as err:
+            self._give_up(err)
+
+    def _is_settled(self) -> bool:
+        """Whether the last event was committed, or failed: what happened is in the log."""
+        if self._under_way is None:
+            return True
+        commit, _ = self._under_way
+        try:
+            if not commit.wait(0.0):
+                return False
+            commit.result()
+        except StreamsError as err:
+            self._give_up(err)
+        self._under_way = None
+        return True
+
+    def _give_up(self, err: StreamsError) -> None:
+        """Another producer decides anew, from the log."""
+        self._watcher.say(f"a change of a device's lease could not be written: {err}")
+        self._under_way = None
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+
+    def _has_read(self, device: Device, lease: Lease) -> bool:
+        """Whether the lease shows what was written last."""
+        if device.name not in self._written:
+            return True
+        turn, state, at_s = self._written[device.name]
+        shown = {LOST: lease.is_free, RECALLED: lease.state not in (GRANTED, HELD)}
+        is_there = lease.turn > turn or (lease.turn == turn and shown.get(state, True))
+        return is_there or time.monotonic() > at_s + READ_BACK_S

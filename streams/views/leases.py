@@ -1,0 +1,100 @@
+"""Leases on devices that roles share: a fold of `control`. Pure.
+
+A turn is granted by `up`, held by its process once its memory is loaded, recalled by `up`, and
+released by the process once its memory is given up; `up` writes `lost` for a process that has
+ended. What does not follow from the state before is void, so a record of a process that lost its
+lease changes nothing, and no device ever has two holders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlstreams.schemas.events import DeviceLease, Event, WorkerReport
+
+FREE, GRANTED, HELD, RECALLED, RELEASED, LOST = (
+    "free", "granted", "held", "recalled", "released", "lost"
+)  # fmt: skip
+_FOLLOWS = {
+    GRANTED: (FREE,),
+    HELD: (GRANTED,),
+    RECALLED: (GRANTED, HELD),
+    RELEASED: (GRANTED, HELD, RECALLED),
+    LOST: (GRANTED, HELD, RECALLED),
+}
+
+
+@dataclass(slots=True)
+class Lease:
+    """The lease on one device, as of the last event."""
+
+    turn: int = 0
+    state: str = FREE
+    holder: str = ""  # worker; also of a lease that is free: who held it last
+    instance: str = ""
+    since_ms: int = 0  # of this state
+    held_ms: int = 0  # since when the holder has its memory; 0: not yet
+    begun: set[str] = field(default_factory=set)  # processes that ever held it
+    num_void: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody holds it."""
+        return self.state == FREE
+
+    def is_of(self, instance: str) -> bool:
+        """Whether the present turn is this process's."""
+        return not self.is_free and self.instance == instance
+
+
+class Leases:
+    """Folds `DeviceLease` events, by device."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+
+    def __getitem__(self, device: str) -> Lease:
+        return self._leases.setdefault(device, Lease())
+
+    def apply(self, event: Event) -> bool:
+        """Take one event in log order; False: it is void, or about something else."""
+        if not isinstance(event, DeviceLease):
+            return False
+        lease = self[event.device]
+        is_next = event.turn == lease.turn + (event.state == GRANTED)
+        is_own = event.state == GRANTED or event.instance == lease.instance
+        does_follow = is_next and is_own and lease.state in _FOLLOWS.get(event.state, ())
+        if not does_follow and lease.turn:  # else a compacted log begins in the middle of a turn
+            lease.num_void += 1
+            return False
+        lease.turn, lease.since_ms = event.turn, event.at_ms
+        lease.holder, lease.instance = event.holder, event.instance
+        lease.state = FREE if event.state in (RELEASED, LOST) else event.state
+        if event.state == HELD:
+            lease.held_ms = event.at_ms
+            lease.begun.add(event.instance)
+        elif event.state == GRANTED:
+            lease.held_ms = 0
+        return True
+
+
+class TurnsView:
+    """Leases, and since when each process has waited: folds of `control` and `worker-events`."""
+
+    def __init__(self) -> None:
+        self.leases = Leases()
+        self._idle_ms: dict[str, int] = {}  # by instance
+
+    def apply(self, event: Event) -> None:
+        """Take one event."""
+        self.leases.apply(event)
+        if isinstance(event, WorkerReport):
+            if event.state == "waiting":
+                self._idle_ms.setdefault(event.instance, event.at_ms)
+            else:
+                self._idle_ms.pop(event.instance, None)
+
+    def idle_s(self, instance: str, since_ms: int, now_ms: int) -> float:
+        """How long a process has said that it waits, of the time since `since_ms`."""
+        begun_ms = self._idle_ms.get(instance)
+        return 0.0 if begun_ms is None else (now_ms - max(begun_ms, since_ms)) / 1000

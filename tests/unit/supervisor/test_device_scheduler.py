@@ -1,0 +1,394 @@
+"""Turns on a shared device: who is next, and a protocol that kills, hangs and zombies cannot break.
+
+The scheduler of `up` and the processes' own half of the protocol run on the in-memory log. The
+device is a budget of memory that holds one role at a time; processes die at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlstreams.schemas.events import DeviceLease
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Leases, TurnsView
+from rlstreams.streams.views.turns import Demand, next_role, why_recall
+from rlstreams.up.supervisor import device_scheduler
+from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
+from rlstreams.workers.config.operation import Device
+from rlstreams.workers.config.run import PromptsSection, RunConfig, RunSection
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.loop import lease
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.control import ControlFollower, ControlledRole
+from tests.control_events import device_lease
+from tests.factories import worker_report
+from tests.logs import made_log
+
+ROLES = ("trainer", "logprob", "rollout")
+STEP = 4  # samples
+Demands = dict[str, Demand]
+
+
+def demands(**samples: int) -> Demands:
+    return {role: Demand(samples=num) for role, num in samples.items()}
+
+
+@pytest.mark.parametrize(
+    ("asking", "chosen"),
+    [
+        (demands(), ""),
+        (demands(rollout=9, trainer=0), "rollout"),
+        (demands(rollout=900, logprob=1), "logprob"),
+        (demands(rollout=900, logprob=1, trainer=4), "trainer"),
+        ({**demands(trainer=4), "rollout": Demand(samples=0, is_starting=True)}, "rollout"),
+    ],
+)
+def test_the_most_downstream_work_is_next_and_a_start_before_it(
+    asking: Demands, chosen: str
+) -> None:
+    assert next_role(asking) == chosen
+
+
+@pytest.mark.parametrize(
+    ("held_s", "is_idle", "asking", "why"),
+    [
+        (1.9, True, demands(rollout=0, logprob=9), ""),  # its smallest turn
+        (3.0, False, demands(rollout=0, logprob=9), "rollout has nothing to do, logprob waits"),
+        (3.0, True, demands(rollout=5, trainer=9), "rollout has nothing to do, trainer waits"),
+        (3.0, False, demands(rollout=2, logprob=15), ""),  # its tail is worth finishing
+        (3.0, False, demands(rollout=2, logprob=16), "rollout has 2 samples left"),
+        (3.0, False, demands(logprob=1, rollout=99), ""),  # upstream work can wait
+        (60.0, False, demands(logprob=1, rollout=9), "logprob had its longest turn"),
+        (99.0, True, demands(logprob=1, rollout=0), ""),  # nobody else has a use for it
+    ],
+)
+def test_a_turn_ends_for_a_reason(held_s: float, is_idle: bool, asking: Demands, why: str) -> None:
+    holder = next(iter(asking))
+    limits = {"turn_s": 2.0, "longest_turn_s": 60.0}
+    found = why_recall(holder, held_s, asking, **limits, is_idle=is_idle)
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
+
+
+def test_what_does_not_follow_changes_no_lease() -> None:
+    """A late word of a process that lost its lease, a second grant, another's release."""
+    leases = Leases()
+    granted = device_lease(turn=1, state="granted", instance="a")
+    assert leases.apply(granted)
+    for void in (
+        granted,
+        device_lease(turn=2, state="granted", instance="b"),
+        device_lease(turn=1, state="held", instance="b"),
+        device_lease(turn=1, state="released", instance="b"),
+    ):
+        assert not leases.apply(void)
+    assert leases.apply(device_lease(turn=1, state="held", instance="a"))
+    assert leases.apply(device_lease(turn=1, state="lost", instance="a"))
+    assert not leases.apply(device_lease(turn=1, state="released", instance="a"))
+    assert leases.apply(device_lease(turn=2, state="granted", instance="b"))
+    assert (leases["card"].holder, leases["card"].num_void) == ("trainer-0", 5)
+
+
+@dataclass
+class Card:
+    """Memory for one role; and what waits, sample by sample, through the stages."""
+
+    held: set[str] = field(default_factory=set)  # instances
+    unsampled: int = 4 * STEP
+    unscored: int = 0
+    scored: int = 0
+    steps: int = 0
+
+    def take(self, instance: str) -> None:
+        assert not self.held - {instance}, f"{instance} loads beside {self.held}"
+        self.held.add(instance)
+
+    def work(self, role: str, instance: str) -> None:
+        assert self.held == {instance}, f"{role} works without its memory"
+        if role == "rollout" and self.unsampled:
+            self.unsampled, self.unscored = self.unsampled - 1, self.unscored + 1
+        elif role == "logprob" and self.unscored:
+            self.unscored, self.scored = self.unscored - 1, self.scored + 1
+        elif role == "trainer" and self.scored >= STEP:
+            self.scored, self.unsampled = self.scored - STEP, self.unsampled + STEP
+            self.steps += 1
+
+
+class FakeRole:
+    """Loads and off-loads in some turns; works whenever it may."""
+
+    def __init__(self, card: Card, role: str, instance: str) -> None:
+        self.is_paused, self.done, self.hangs = False, False, False
+        self._card, self._role, self._instance = card, role, instance
+        self._turns_left = 0
+        card.take(instance)
+
+    def give_up_device(self) -> bool:
+        return self._change() and not self._card.held.discard(self._instance)
+
+    def take_device(self) -> bool:
+        return self._change() and not self._card.take(self._instance)
+
+    def _change(self) -> bool:
+        if self.hangs:
+            return False
+        self._turns_left = self._turns_left - 1 if self._turns_left else 2
+        return not self._turns_left
+
+    def turn(self) -> None:
+        if not self.is_paused:
+            self._card.work(self._role, self._instance)
+
+    def drain(self) -> None:
+        self.done = True
+
+    def close(self) -> None:
+        pass
+
+
+class World:
+    """Processes, the fleet that starts them again, and the scheduler."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, change_s: float) -> None:
+        device = Device(name="card", roles=ROLES, turn_s=0.0, change_s=change_s)
+        self.config = RunConfig(
+            run=RunSection(id="demo", dir=str(folder)),
+            prompts=PromptsSection(group_size=2),
+            trainer=TrainerSection(groups_per_step=STEP // 2),
+            devices=(device,),
+        )
+        self.bus, self.card = MemoryBus(made_log("demo", 1), "demo"), Card()
+        self.locks: dict[str, list[int]] = {}  # by instance, as long as it lives
+        self.starting = ""
+        take = lease.take
+
+        def remember(path: Path) -> int:
+            self.locks.setdefault(self.starting, []).append(fd := take(path))
+            return fd
+
+        monkeypatch.setattr(lease, "take", remember)
+        monkeypatch.setattr(device_scheduler, "AGAIN_S", 0.02)
+        self.turns, self.said, self.number = TurnsView(), list[str](), 0
+        self._reader = self.bus.reader(self.bus.beginnings(CONTROL.name))
+        self.workers = {role: SimpleNamespace(child=None) for role in ROLES}
+        self.replaced: list[Any] = []
+        for role in ROLES:
+            self.start(role)
+        self.begin()
+
+    def begin(self) -> None:
+        """A new `up`: another scheduler, which knows the log alone."""
+        self.scheduler = DeviceScheduler(self.config, self, self, self.bus)  # type: ignore[arg-type]
+
+    def start(self, role: str) -> None:
+        self.number += 1
+        instance, control = f"{role}/{self.number}", ControlFollower(self.bus, 0.0)
+        context = Context(config=self.config, bus=self.bus, role=role, ordinal=0, instance=instance)
+        turns = lease.DeviceTurns(context, self.config.devices[0], control.leases)
+        spec = SimpleNamespace(instance=instance, worker=f"{role}-0")
+        process = SimpleNamespace(spec=spec, status=None, role=None, control=control, turns=turns)
+        process.poll = lambda: process.status
+        process.signal = lambda number: self.kill(process, number)
+        self.workers[role].child = process
+
+    def kill(self, process: Any, number: int = signal.SIGKILL) -> None:
+        process.status = -number
+        self.card.held.discard(process.spec.instance)
+        for fd in self.locks.pop(process.spec.instance, ()):
+            os.close(fd)
+
+    def turn(self) -> None:
+        """One of everybody, and one of `up`."""
+        for role, worker in self.workers.items():
+            if worker.child.status is not None:
+                self.start(role)
+            self.live(role, worker.child)
+        for process in self.replaced:
+            self.live(process.spec.worker.partition("-")[0], process)
+        for raw in self._reader.poll(100, 0.0):
+            self.turns.apply(decoded(raw).event)
+        self.scheduler.tick()
+
+    def live(self, role: str, process: Any) -> None:
+        if process.status is not None:
+            return
+        if process.role is None:
+            looks = iter([True, False])
+            self.starting = process.spec.instance
+            if process.turns.await_first(lambda: bool(process.control.poll()) and next(looks)):
+                fake = FakeRole(self.card, role, process.spec.instance)
+                process.role = ControlledRole(fake, fake, process.control, process.turns)
+            return
+        process.role.turn()
+
+    def until(self, reached: Any, limit_s: float = 60.0) -> None:
+        until_s = time.monotonic() + limit_s
+        while not reached():
+            assert time.monotonic() < until_s, (self.card, self.turns.leases["card"])
+            self.turn()
+
+    # What the scheduler asks of fleet and watcher.
+
+    def of(self, role: str) -> list[Any]:
+        return [self.workers[role]]
+
+    def child_of(self, instance: str) -> Any:
+        living = [*(w.child for w in self.workers.values()), *self.replaced]
+        found = (p for p in living if p.spec.instance == instance and p.status is None)
+        return next(found, None)
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        card = self.card
+        counts = {PROMPTS: card.unsampled, TRAJECTORIES: card.unscored, SCORED: card.scored}
+        return {topic.name: count for topic, count in counts.items()}
+
+    control, progress = "running", SimpleNamespace(at_target=False)
+
+    @property
+    def policy_version(self) -> int:
+        return self.card.steps
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def events(world: World) -> list[DeviceLease]:
+    reader = world.bus.reader(world.bus.beginnings(CONTROL.name))
+    found = [decoded(raw).event for raw in reader.poll(100_000, 0.0)]
+    return [event for event in found if isinstance(event, DeviceLease)]
+
+
+def test_no_kill_ever_gives_a_device_two_holders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 kills at any moment, some of `up` too: steps are made, each turn has one holder, and every
+    one of them ended in the log."""
+    world, chance = World(tmp_path, monkeypatch, change_s=60.0), random.Random(1)
+    kills: Counter[str] = Counter()
+    while kills.total() < 40 or world.card.steps < 20:
+        world.until(lambda: chance.random() < 0.05)
+        role = chance.choice([*ROLES, "up"])
+        if role == "up":
+            world.begin()
+        elif world.workers[role].child.status is None:
+            world.kill(world.workers[role].child)
+        kills[role] += 1
+    steps = world.card.steps
+    world.until(lambda: world.card.steps >= steps + 3)
+    assert min(kills.values()) > 3
+    grants = [event for event in events(world) if event.state == "granted"]
+    assert [event.turn for event in grants] == list(range(1, len(grants) + 1))
+    ended = {event.turn for event in events(world) if event.state in (RELEASED, LOST)}
+    assert ended >= {event.turn for event in grants[:-1]}
+    assert {event.holder for event in events(world) if event.state == HELD} == {
+        f"{role}-0" for role in ROLES
+    }
+
+
+def test_who_does_not_give_up_is_killed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder that hangs costs its deadline; the others go on, and so does its successor."""
+    world = World(tmp_path, monkeypatch, change_s=1.5)
+    world.until(lambda: world.card.steps >= 2)
+    hanging = world.workers["rollout"].child
+    world.until(lambda: world.card.held == {hanging.spec.instance})
+    hanging.role._role.hangs = True
+    steps = world.card.steps
+    world.until(lambda: world.card.steps >= steps + 3)
+    (said,) = world.said
+    assert "rollout-0 did not give up device 'card' within" in said
+    assert "devices.change_s is 1.5): it is killed" in said
+
+
+def test_a_holder_that_was_replaced_makes_room_for_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept while its successor was started: that one gets the device, once it has ended."""
+    world = World(tmp_path, monkeypatch, change_s=60.0)
+    world.until(lambda: world.card.steps >= 1)
+    asleep = world.workers["trainer"].child
+    world.until(lambda: world.card.held == {asleep.spec.instance})
+    world.replaced.append(asleep)
+    world.start("trainer")
+    steps = world.card.steps
+    world.until(lambda: world.card.steps >= steps + 2)
+    assert asleep.status == -signal.SIGKILL
+    assert world.said == ["trainer-0 was replaced, and shares device 'card': it is killed"]
+
+
+def test_the_workers_of_a_killed_up_keep_the_device_until_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another `up` grants nothing while a stranger lives: its lock says so, whatever the log."""
+    world = World(tmp_path, monkeypatch, change_s=60.0)
+    world.until(lambda: world.card.steps >= 1)
+    stranger = world.workers["logprob"].child
+    world.until(lambda: world.card.held == {stranger.spec.instance})
+    turn = world.turns.leases["card"].turn
+    for role in ROLES:
+        world.start(role)  # in the new one's fleet there are only these
+    world.begin()
+    for _ in range(20):
+        world.turn()
+    assert (world.turns.leases["card"].turn, world.card.held) == (turn, {stranger.spec.instance})
+    world.kill(stranger)
+    world.until(lambda: world.card.steps >= 3)
+
+
+def test_a_holder_that_waits_lets_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples may wait for a version that is not there: who says that it waits is recalled, and not
+    granted again for the same samples."""
+    world = World(tmp_path, monkeypatch, change_s=60.0)
+    world.card.unsampled, world.card.scored = 0, STEP
+    world.until(lambda: not world.turns.leases["card"].is_free and not world.card.scored)
+    monkeypatch.setattr(device_scheduler, "AGAIN_S", 60.0)
+    world.until(lambda: world.card.held == {world.workers["rollout"].child.spec.instance})
+    monkeypatch.setattr(world.card, "work", lambda *_: None)  # nobody finishes anything
+    world.card.unsampled = world.card.unscored = 5
+    long_ago = int(1000 * (time.time() - 60))
+    for role in ("rollout", "logprob"):
+        instance = world.workers[role].child.spec.instance
+        report = worker_report(role=role, instance=instance, state="waiting", at_ms=long_ago)
+        world.turns.apply(report)
+    monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
+    turn = world.turns.leases["card"].turn
+    world.until(lambda: world.turns.leases["card"].turn == turn + 1)
+    until_s = time.monotonic() + 0.3
+    while time.monotonic() < until_s:
+        world.turn()
+    lease_ = world.turns.leases["card"]
+    assert (lease_.turn, lease_.holder) == (turn + 1, "logprob-0")
+
+
+def test_a_process_without_its_lease_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease was declared lost while it had its memory: it must not work there any more."""
+    world = World(tmp_path, monkeypatch, change_s=60.0)
+    world.until(lambda: world.card.steps >= 1)
+    found = world.turns.leases["card"]
+    holder = next(
+        p for w in world.workers.values() if (p := w.child).spec.instance == found.instance
+    )
+    world.until(lambda: found.state == HELD and found.is_of(holder.spec.instance))
+    lost = device_lease(
+        run="demo", turn=found.turn, state=LOST, holder=found.holder, instance=found.instance
+    )
+    with world.bus.producer("test") as pen:
+        pen.commit([outgoing(CONTROL, lost)])
+    with pytest.raises(lease.LeaseLostError, match="device 'card' was taken from"):
+        holder.role.turn()

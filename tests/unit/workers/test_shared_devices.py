@@ -1,0 +1,58 @@
+"""Configurations of devices that roles share: what cannot be is named, with what to set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.load import load
+from rlstreams.workers.loop.agreement import check_alone
+
+EXAMPLES = Path(__file__).parents[3] / "infra/examples"
+CARD = '[[devices]]\nname = "card"\nroles = ["trainer", "logprob"]\n'
+ON_CARD = ["--trainer.device=cuda:0", "--logprob.device=cuda:0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (CARD.replace('"logprob"', '"trainer"'), [], r"devices.roles of 'card' is \['trainer', "),
+        (CARD.replace('"trainer", ', ""), [], "name at least two roles, each once"),
+        (CARD.replace("logprob", "prompts"), [], "devices must be an array of tables"),
+        (CARD.replace("card", ""), [], "devices.name is empty"),
+        (CARD + CARD, [], "devices.name names 'card' twice"),
+        (CARD + CARD.replace("card", "b"), [], "devices.roles names 'logprob' twice, in 'card'"),
+        (CARD + "gpus = [0, 0]", [], r"devices.gpus of 'card' is \[0, 0\]: name each GPU once"),
+        (CARD + "gpus = [0]", [], "trainer.device is 'cpu', but device 'card' .* to 'cuda:0'"),
+        (CARD, ON_CARD, r"'cuda:0', but device 'card' .* has gpus \[\]: .* 'cpu'"),
+        (CARD, ["--logprob.workers=2"], "logprob.workers is 2, but the role shares device 'card'"),
+        (
+            CARD,
+            ["--weights.channel=gloo", "--weights.snapshot=none"],
+            "set it to 'pinned' or 'auto'",
+        ),
+        (
+            CARD + "gpus = [0]",
+            [*ON_CARD, "--trainer.ranks=2"],
+            "trainer.ranks is 2, but the trainer",
+        ),
+        (CARD + "turn_s = 200", [], "devices.turn_s of 'card' is 200, above longest_turn_s 120"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, text: str, words: list[str], message: str
+) -> None:
+    (tmp_path / "devices.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load([EXAMPLES / "demo.toml", tmp_path / "devices.toml"], words)
+
+
+def test_the_example_loads_and_is_for_up_alone() -> None:
+    """A worker that was started by hand would wait for a turn that nobody grants."""
+    config = load([EXAMPLES / "demo.toml", EXAMPLES / "one-gpu.toml"], [])
+    assert config.shared_device("rollout") == config.devices[0]
+    assert config.shared_device("prompts") is None
+    with pytest.raises(ConfigError, match="only `rlstreams up` grants turns on it"):
+        check_alone(config)

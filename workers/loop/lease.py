@@ -1,0 +1,157 @@
+"""Turns of one process on a device that roles share: it works there only while it holds the lease.
+
+`up` grants and recalls turns in `control`. This process answers in `control` too: `held` once its
+memory is loaded, `released` once it is given up. Before its first turn nothing is loaded: a process
+waits for it before it makes its role. One whose lease was given to somebody else ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from rlstreams.schemas.events import DeviceLease
+from rlstreams.streams.log.bus import Producer
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.owner_lock import OwnedError, take
+from rlstreams.streams.log.topics import CONTROL
+from rlstreams.streams.views.leases import GRANTED, HELD, RECALLED, RELEASED, Leases
+from rlstreams.workers.config.operation import Device
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.pending import commit
+from rlstreams.workers.loop.runtime import Sharing
+
+POLL_S = 0.05  # of `control`, while devices are shared
+OFFLOADED, AWAITS_TURN = "offloaded", "until its turn on the device"  # as a report says it
+
+
+class LeaseLostError(StreamsError):
+    """Somebody else may use the device by now."""
+
+
+def lock_file(folder: Path, worker: str) -> Path:
+    """Locked by a worker that may have memory on a device that it shares."""
+    return folder / f"{worker}.device.lock"
+
+
+class Handover:
+    """One change of hands at a time, in the background.
+
+    Args:
+        give_up, take: begin it.
+    """
+
+    def __init__(
+        self, give_up: Callable[[], Future[None]], take: Callable[[], Future[None]]
+    ) -> None:
+        self.is_here = True  # the memory, once no change is under way
+        self.was_used = False
+        self._begin = {False: give_up, True: take}
+        self._under_way: tuple[bool, Future[None]] | None = None
+
+    def to(self, *, here: bool) -> bool:
+        """Whether the memory is where it should be; raises what the change raised."""
+        if self._under_way is not None:
+            if not self._under_way[1].done():
+                return False
+            (self.is_here, future), self._under_way = self._under_way, None
+            future.result()
+        if self.is_here != here:
+            self._under_way, self.was_used = (here, self._begin[here]()), True
+        return self.is_here == here
+
+
+class DeviceTurns:
+    """The turns of this process.
+
+    Args:
+        leases: brought up to date by the reader of `control`.
+    """
+
+    def __init__(self, context: Context, device: Device, leases: Leases) -> None:
+        self._context = context
+        self._device = device.name
+        self._leases = leases
+        self._producer: Producer | None = None  # made once it is ours: it fences who was before
+        self._has_memory = False
+        self._since_s = 0.0  # when the change under way began
+
+    def await_first(self, poll: Callable[[], bool]) -> bool:
+        """Wait until this process is granted the device; False: it is to end before.
+
+        Args:
+            poll: reads `control`; False: this process is to end.
+        """
+        while poll():
+            self._context.beat()
+            lease = self._leases[self._device]
+            if lease.is_of(self._context.instance) and lease.state == GRANTED and self._locked():
+                self._has_memory = True  # by the role that is made now
+                self._since_s = time.monotonic()
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    def _locked(self) -> bool:
+        """Hold, until this process ends however it does, what shows that it may have memory there;
+        a predecessor of another `up` may still end."""
+        try:
+            take(lock_file(self._context.folder, self._context.worker))
+        except OwnedError:
+            return False
+        return True
+
+    def turn(self, role: Sharing) -> bool:
+        """Change hands if `control` says so; whether `role` may begin work on the device.
+
+        Raises:
+            LeaseLostError: the lease was declared lost while memory is held.
+        """
+        lease = self._leases[self._device]
+        if not lease.is_of(self._context.instance):
+            if self._has_memory:
+                raise LeaseLostError(
+                    f"device {self._device!r} was taken from {self._context.worker}, which had "
+                    "not given it up: it ends, to be started again"
+                )
+            return False
+        self._since_s = self._since_s or time.monotonic()
+        if lease.state == RECALLED:
+            if role.give_up_device():
+                self._has_memory = False
+                self._write(RELEASED)
+        elif lease.state == GRANTED:
+            self._has_memory = True
+            if role.take_device():
+                self._write(HELD)
+        elif lease.state == HELD:
+            self._since_s = 0.0
+        return lease.state == HELD
+
+    def close(self) -> None:
+        """Say nothing: `up` sees this process end, and only then its memory is free for sure."""
+        if self._producer is not None:
+            self._producer.close()
+
+    def _write(self, state: str) -> None:
+        lease = self._leases[self._device]
+        event = DeviceLease(
+            run=self._context.config.run.id,
+            device=self._device,
+            turn=lease.turn,
+            state=state,
+            holder=self._context.worker,
+            instance=self._context.instance,
+            seconds=time.monotonic() - self._since_s,
+            by=self._context.worker,
+            at_ms=now_ms(),
+        )
+        if self._producer is None:
+            name = f"{self._context.transactional_id}.lease"
+            self._producer = self._context.bus.producer(name)
+        commit(self._producer, [outgoing(CONTROL, event)])
+        self._leases.apply(event)  # what is read back is void
+        self._since_s = 0.0

@@ -1,0 +1,69 @@
+"""A trainer's turns on a device that it shares: between two steps its memory can leave and return.
+
+Only the training loop knows when nothing of a step is under way, so it asks here at that point;
+meanwhile the trainer reads, drops, serves weights from the host and reports as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED
+from rlstreams.workers.model.offload import OffLoad
+from rlstreams.workers.trainer.ledger_writer import LedgerWriter
+from rlstreams.workers.trainer.redo.redo import Compute, Coroutine
+from rlstreams.workers.trainer.training.training import Training
+
+
+class TrainerTurns:
+    """Where the trainer's memory is, and where it should be."""
+
+    def __init__(self, training: Training, writer: LedgerWriter, compute: Compute) -> None:
+        self._training = training
+        self._off_load = OffLoad(training.numerics.device)
+        self._writer = writer
+        self._compute = compute
+        self._is_wanted = True
+        self._is_ready = False  # the redo is behind it
+        self._is_over = False
+        self.is_here = True
+
+    def give_up(self) -> bool:
+        """See `Sharing.give_up_device`."""
+        self._is_wanted = False
+        return not self.is_here
+
+    def take(self) -> bool:
+        """See `Sharing.take_device`; after the last step there is nothing to load."""
+        self._is_wanted = True
+        return (self.is_here and self._is_ready) or self._is_over
+
+    def between_steps(self, may_wait: Callable[[], bool]) -> Coroutine[None]:
+        """Let the memory go if it is asked for, and wait until it is back.
+
+        Args:
+            may_wait: False: go on without it.
+        """
+        self._is_ready = True
+        if self._is_wanted:
+            return
+        yield from self._leave()
+        while self._is_away():
+            if not may_wait():
+                return
+            self._writer.tell(OFFLOADED, AWAITS_TURN)
+            yield None
+        yield self._compute(self._off_load.take_back)
+        self.is_here = True
+
+    def end(self) -> Coroutine[None]:
+        """Let it go for good: others have work that the last step's weights are for."""
+        self._is_over = True
+        yield from self._leave()
+
+    def _is_away(self) -> bool:
+        return not self._is_wanted
+
+    def _leave(self) -> Coroutine[None]:
+        yield self._compute(lambda: self._off_load.give_up(self._training.learner.tensors()))
+        self.is_here = False
