@@ -25,6 +25,7 @@ Standard output is the standard error, so nothing that user code prints can be t
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -254,7 +255,8 @@ class Link:
                 error = f"{place} returned {len(line):,} bytes; the limit is {MAX_REPLY_BYTES:,}"
         if error:
             line = json.dumps({"id": number, "error": error}).encode()
-        with self._lock:
+        # Where the worker is gone, the thread of the link ends this process and what it started.
+        with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(line + b"\n")
 
     def _read(self) -> None:

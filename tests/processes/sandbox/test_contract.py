@@ -24,6 +24,10 @@ DETACHED = (
     "int(subprocess.Popen(['setsid', 'sh', '-c', 'echo $$; exec sleep 3600'], "
     "stdout=subprocess.PIPE).stdout.readline())"
 )
+UNTIL_ORPHANED = (
+    "[time.sleep(1e-4) for parent in [os.getppid()]"
+    " for _ in iter(lambda: os.getppid() == parent, False)] and 1"
+)
 
 
 @pytest.fixture(params=KINDS)
@@ -176,14 +180,16 @@ def test_all_that_it_started_ends_when_it_is_closed(tmp_path: Path, kind: str, t
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descendants are found by /proc")
 def test_all_that_it_started_ends_when_the_worker_is_killed(tmp_path: Path, kind: str) -> None:
-    """By the process itself, which sees its link close."""
+    """By the process itself, which sees its link close, and has an answer that nobody takes."""
     worker = (
-        "import sys, time, pathlib\n"
+        "import sys, threading, time, pathlib\n"
         "from tests.processes.sandbox.either import Either\n"
         "one = Either(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
-        "print(int(one.ask(sys.argv[3]).reward), flush=True)\ntime.sleep(3600)"
+        "pid = int(one.ask(sys.argv[3]).reward)\n"
+        "threading.Thread(target=one.ask, args=[sys.argv[4]], daemon=True).start()\n"
+        "time.sleep(0.5)\nprint(pid, flush=True)\ntime.sleep(3600)"
     )
-    command = [sys.executable, "-c", worker, str(tmp_path), kind, DETACHED]
+    command = [sys.executable, "-c", worker, str(tmp_path), kind, DETACHED, UNTIL_ORPHANED]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         pid = int(running.stdout.readline())
