@@ -7,7 +7,6 @@ import torch
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.model import configure_torch
-from rlstreams.workers.trainer.learn.adam import lr_at
 from rlstreams.workers.trainer.learn.advantage import group_advantages
 from rlstreams.workers.trainer.learn.loss import policy_losses
 from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError
@@ -39,19 +38,6 @@ def hash_after(learner_, seeds) -> str:
     for seed in seeds:
         learner_.step(batch_of(seed))
     return weight_hash(learner_.weights())
-
-
-def test_the_learning_rate_is_a_function_of_the_step():
-    """Linear warm-up from the first step, then constant; no warm-up is constant at once."""
-    rates = [lr_at(step, SECTION) for step in (1, 2, 3, 4, 5, 500)]
-    assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
-    assert lr_at(1, OptimizerSection(lr=0.5, warmup_steps=0)) == 0.5
-
-
-def test_the_same_batches_give_the_same_bytes():
-    """Two learners with equal seeds and batches hold equal weights, and another seed does not."""
-    assert hash_after(learner(), range(4)) == hash_after(learner(), range(4))
-    assert hash_after(learner(), range(4)) != hash_after(learner(), [0, 1, 2, 4])
 
 
 def test_a_checkpoint_in_between_changes_nothing(tmp_path):

@@ -44,13 +44,6 @@ def test_a_plan_is_made_of_the_lowest_complete_groups():
     assert ids == [("2", 0), ("2", 1), ("3", 0), ("3", 1)]
 
 
-def test_too_few_complete_groups_give_no_plan():
-    """A step waits for `groups_per_step` complete groups."""
-    planner = filled(0, groups_per_step=2)
-    planner.add(seen(1, 0), 0.0)
-    assert planner.plan(0) is None
-
-
 def test_the_first_record_of_a_sample_wins():
     """A second record of a sample is counted and ignored, its position is not needed."""
     planner = filled(0)
@@ -227,15 +220,6 @@ def test_a_group_of_dead_letters_of_unknown_size_has_a_deadline():
 def test_a_complete_group_has_no_deadline():
     """What waits for siblings of the batch is not dropped."""
     assert reasons(filled(0, groups_per_step=2), now_s=1e6) == []
-
-
-def test_a_planned_group_is_out_of_reach():
-    """While its step runs a group is not planned again, and no dead letter or time drops it."""
-    planner = filled(0, max_staleness=1)
-    assert planner.plan(0) is not None
-    planner.dead(dead(0, -1), 0.0)
-    assert planner.plan(0) is None
-    assert reasons(planner, version=9, now_s=1e6) == []
 
 
 def test_a_group_closes_once():
