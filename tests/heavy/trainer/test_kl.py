@@ -13,11 +13,11 @@ from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.trainer.intake.validation import check_reference
-from rlstreams.workers.trainer.learn.advantage import group_advantages
 from rlstreams.workers.trainer.learn.optimizer import Learner, StepResult
 from rlstreams.workers.trainer.learn.packing import pack
 from tests.unit.trainer.trainer_builders import (
     TinyModel,
+    batch_of,
     floats,
     policy_segment,
     prompt_segment,
@@ -46,10 +46,7 @@ def step(
 ) -> tuple[StepResult, dict[str, torch.Tensor]]:
     torch.set_num_threads(1)
     learner = Learner(TinyModel(), OptimizerSection(lr=1e-2), LossSection(**loss))
-    advantages = group_advantages(
-        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
-    )
-    batch = pack(samples, advantages, [], policy_version=0, token_budget=20)
+    batch = batch_of(samples, token_budget=20)
     assert len(batch.micro_batches) > 1
     result = learner.step(batch)
     return result, {name: tensor.clone() for name, tensor in learner.weights().items()}

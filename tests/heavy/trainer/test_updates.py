@@ -34,6 +34,7 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
+from tests.unit.trainer import trainer_builders
 from tests.unit.trainer.trainer_builders import TinyModel, floats, random_samples
 
 configure_torch(1)
@@ -58,11 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def batch_of(by: LossSection, samples: list[ScoredTrajectory], **options: Any) -> Batch:
-    advantages = advantages_by(
-        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples], by
-    )
-    masked = options.pop("masked", [])
-    return pack(samples, advantages, masked, **{"policy_version": 3, "token_budget": 40} | options)
+    return trainer_builders.batch_of(samples, by=by, **{"policy_version": 3} | options)
 
 
 def stepped(by: LossSection, *batches: Batch) -> tuple[StepResult, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from rlstreams.streams.memory.log import Fault
 from rlstreams.workers.loop.control import ControlledRole
 from rlstreams.workers.model.base import EngineError
 from tests.factories import control_state, dropped_group, groups_dropped
-from tests.unit.prompts.world import PARTITIONS, ROWS, World, started, step, turns, until
+from tests.unit.prompts.world import PARTITIONS, World, started, step, turns, until
 
 
 def test_nothing_is_issued_before_the_claim(tmp_path: Path) -> None:
@@ -34,9 +33,7 @@ def test_nothing_is_issued_before_the_claim(tmp_path: Path) -> None:
 def test_samples_of_a_group_share_partition_and_row(tmp_path: Path) -> None:
     """Samples are 0..size-1 of one row, in the group's partition, with the newest version."""
     world = World(tmp_path)
-    world.says(started(policy_version=2))
-    worker = world.worker()
-    turns(worker)
+    worker = world.issuing(policy_version=2)
     rows = []
     for group_id, samples in world.groups().items():
         assert [sample.sample for sample in samples] == [0, 1]
@@ -48,22 +45,6 @@ def test_samples_of_a_group_share_partition_and_row(tmp_path: Path) -> None:
     text = samples[0].text
     assert (f"train {samples[0].row}", str(samples[0].row)) == (text, samples[0].answer)
     assert [ord(c) for c in text] == samples[0].token_ids.numpy().tolist()
-    worker.close()
-
-
-def test_closed_groups_make_room(tmp_path: Path) -> None:
-    """Open groups never exceed (staleness + 1) x groups per step; epochs follow one another."""
-    world = World(tmp_path)
-    world.says(started(step_target=10))
-    worker = world.worker()
-    for number in range(1, 5):
-        turns(worker)
-        assert len(world.groups()) == 3 * (number - 1) + 6
-        world.says(step(number, watermark=3 * number))
-    turns(worker)
-    rows = Counter((s[0].dataset_epoch, s[0].row) for s in world.groups().values())
-    assert set(rows.values()) == {1}
-    assert {(0, row) for row in range(ROWS)} < set(rows)
     worker.close()
 
 
@@ -83,25 +64,10 @@ def test_the_end_needs_no_spare_groups_and_one_evaluation(tmp_path: Path) -> Non
     worker.close()
 
 
-def test_evaluations_keep_their_distance(tmp_path: Path) -> None:
-    """Every second version is evaluated, each once."""
-    world = World(tmp_path, evaluate_every=2, evaluate_rows=1)
-    world.says(started())
-    worker = world.worker()
-    for number in range(1, 5):
-        turns(worker)
-        world.says(step(number, watermark=3 * number))
-    turns(worker)
-    assert world.evaluations() == ["e0-0", "e2-0", "e4-0"]
-    worker.close()
-
-
 def test_a_dropped_group_comes_again_under_a_new_number(tmp_path: Path) -> None:
     """The replacement has the same row and names the group; it is issued once, also by a heir."""
     world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
+    worker = world.issuing()
     row = world.groups()["1"][0].row
     dropped = dropped_group("1", row=row)
     closed = ClosedGroups(watermark=0, above=(1,))
@@ -119,9 +85,7 @@ def test_a_dropped_group_comes_again_under_a_new_number(tmp_path: Path) -> None:
 def test_a_restart_goes_on_where_the_log_ends(tmp_path: Path) -> None:
     """The heir issues neither a group nor an evaluation twice, and takes the next rows."""
     world = World(tmp_path)
-    world.says(started(step_target=10))
-    first = world.worker()
-    turns(first)
+    first = world.issuing(step_target=10)
     first.close()
     world.says(step(1, watermark=3))
     heir = world.worker()
@@ -137,9 +101,7 @@ def test_a_restart_goes_on_where_the_log_ends(tmp_path: Path) -> None:
 def test_a_torn_group_is_mended(tmp_path: Path) -> None:
     """Missing samples are written again alike; a group of which nothing is left comes new."""
     world = World(tmp_path)
-    world.says(started())
-    first = world.worker()
-    turns(first)
+    first = world.issuing()
     first.close()
     kept = [
         (at, prompt)
@@ -148,9 +110,7 @@ def test_a_torn_group_is_mended(tmp_path: Path) -> None:
     ]
     torn = World(tmp_path)
     torn.trainer.commit([outgoing(PROMPTS, prompt, partition=at) for at, prompt in kept])
-    torn.says(started())
-    heir = torn.worker()
-    turns(heir)
+    heir = torn.issuing()
     groups = torn.groups()
     assert {str(number): [0, 1] for number in range(6)} == {
         group_id: sorted(p.sample for p in samples) for group_id, samples in groups.items()
@@ -227,9 +187,7 @@ def test_drained_it_is_done(tmp_path: Path) -> None:
 def test_a_finished_run_that_is_to_go_on_is_not_done(tmp_path: Path) -> None:
     """The target of the old claim does not end a worker that was told of more steps."""
     world = World(tmp_path)
-    world.says(started(step_target=1))
-    first = world.worker()
-    turns(first)
+    first = world.issuing(step_target=1)
     world.says(step(1, watermark=3))
     turns(first)
     assert not first.done
