@@ -17,6 +17,7 @@ from rlstreams.streams.log.topics import DEAD_LETTERS
 from rlstreams.streams.memory.log import Fault
 from tests.factories import dropped_group, groups_dropped, replacement_requested
 from tests.unit.prompts.world import World, started, step, turns
+from tests.unit.workers.crashing import Killed, kill_at
 
 POINTS = [
     CrashPoint.POLL_BEFORE,
@@ -27,10 +28,6 @@ POINTS = [
     CrashPoint.COMMIT_BEFORE,
     CrashPoint.COMMIT_AFTER,
 ]
-
-
-class Crash(BaseException):
-    """The process is gone."""
 
 
 class Life:
@@ -51,7 +48,7 @@ class Life:
             try:
                 turns(self._worker, 1)
                 quiet = quiet + 1 if len(self.world.issued()) == before else 0
-            except (Crash, OutcomeUnknownError):
+            except (Killed, OutcomeUnknownError):
                 self._restart()
                 quiet = 0
         crash_points.arm(None)
@@ -60,7 +57,7 @@ class Life:
         self.num_deaths += 1
         try:
             self._worker = self.world.worker()
-        except (Crash, OutcomeUnknownError):
+        except (Killed, OutcomeUnknownError):
             self._restart()
 
     def run(self) -> None:
@@ -99,25 +96,12 @@ def disarmed() -> Iterator[None]:
     crash_points.arm(None)
 
 
-def death_at(point: CrashPoint, times: int) -> Hook:
-    """Die at the given time that the point is reached, once."""
-    left = times
-
-    def hook(reached: CrashPoint) -> None:
-        nonlocal left
-        left -= reached == point
-        if reached == point and left == 0:
-            raise Crash
-
-    return hook
-
-
 @pytest.mark.parametrize("point", POINTS)
 def test_a_death_at_any_moment_changes_nothing(tmp_path: Path, point: CrashPoint) -> None:
     """At every time that each point is reached, until the run is over before it dies."""
     for times in range(1, 100):
         life = Life(tmp_path)
-        life.hook = death_at(point, times)
+        life.hook = kill_at(point, times)
         life.run()
         life.check()
         if life.num_deaths == 0:

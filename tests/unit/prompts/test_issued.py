@@ -63,13 +63,11 @@ def test_a_stranger_in_the_topic_does_not_stop_an_heir(tmp_path: Path, kind: str
     turns(heir)
     assert (1, 7) == (heir._foreign.num, heir._issued.num_groups)
     assert heir._foreign.newest.startswith(f"prompts[{FOREIGN[kind].partition}]@")
-    heir.close()
 
 
 def test_a_stranger_in_steps_is_passed_by(tmp_path: Path) -> None:
     """The ledger goes on behind it."""
     world = World(tmp_path)
     world.trainer.commit([Outgoing(topic=STEPS.name, key=b"run", value=[b"rubbish"])])
-    worker = world.issuing()
+    world.issuing()
     assert 6 == len(world.groups())
-    worker.close()

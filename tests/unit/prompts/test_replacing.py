@@ -47,7 +47,6 @@ def test_a_permanent_letter_does_not_stand_against_a_request(tmp_path: Path) -> 
     world.says(step(1, watermark=1))
     turns(worker)
     assert [("7", "1", row, 1)] == answers(world)
-    worker.close()
 
 
 def test_a_request_is_answered_once_over_any_number_of_restarts(tmp_path: Path) -> None:
@@ -69,7 +68,6 @@ def test_a_request_is_answered_once_over_any_number_of_restarts(tmp_path: Path) 
     heir = world.worker()
     turns(heir)
     assert [("1", 1), (number, 2)] == [(of, count) for _, of, _, count in answers(world)]
-    heir.close()
 
 
 def test_a_request_for_an_open_group_waits_for_its_end(tmp_path: Path) -> None:
@@ -83,7 +81,6 @@ def test_a_request_for_an_open_group_waits_for_its_end(tmp_path: Path) -> None:
     world.says(step(1, watermark=3), drop("4", row=2, permanent=True))
     turns(worker)
     assert ["4"] == [of for _, of, _, _ in answers(world)]
-    worker.close()
 
 
 def test_requests_of_another_run_and_foreign_records_change_nothing(tmp_path: Path) -> None:
@@ -97,7 +94,6 @@ def test_requests_of_another_run_and_foreign_records_change_nothing(tmp_path: Pa
     turns(worker)
     assert [] == answers(world)
     assert worker._foreign.newest.startswith("dead-letters[0]@")
-    worker.close()
 
 
 @pytest.mark.parametrize("told", [-1, 10**9])
@@ -112,7 +108,6 @@ def test_a_drop_that_cannot_name_its_row_gets_it_from_its_prompts(
     world.says(drop("5", row=told))
     turns(worker)
     assert [("6", "5", row, 1)] == [(n, of, r, c) for n, of, r, c in answers(world)]
-    worker.close()
 
 
 def test_a_drop_whose_prompts_are_gone_is_given_up(tmp_path: Path) -> None:
@@ -125,7 +120,6 @@ def test_a_drop_whose_prompts_are_gone_is_given_up(tmp_path: Path) -> None:
     turns(worker)
     assert [] == answers(world)
     assert 7 == worker._issued.num_groups
-    worker.close()
 
 
 def test_numbers_stay_dense_when_requests_come_out_of_order(tmp_path: Path) -> None:
@@ -150,7 +144,6 @@ def test_numbers_stay_dense_when_requests_come_out_of_order(tmp_path: Path) -> N
     assert {"1", "2", "3"} == {of for _, of, _, _ in answers(world)}
     assert [str(number) for number in range(len(groups))] == sorted(groups, key=int)
     assert {2} == {len(samples) for samples in groups.values()}
-    heir.close()
 
 
 def test_a_drop_that_cannot_name_its_row_counts_against_the_maximum(tmp_path: Path) -> None:
@@ -172,7 +165,6 @@ def test_a_drop_that_cannot_name_its_row_counts_against_the_maximum(tmp_path: Pa
     world.says(step(1, watermark=2))
     turns(worker)
     assert [*expected, (answers(world)[-1][0], target, row, 3)] == answers(world)
-    worker.close()
 
 
 def test_a_request_before_the_drop_lifts_the_maximum_too(tmp_path: Path) -> None:
@@ -201,4 +193,3 @@ def test_a_drop_that_is_given_up_leaves_its_place_to_the_next(tmp_path: Path) ->
     world.says(groups_dropped(groups=drops, closed=closed))
     turns(worker)
     assert [("6", "1", row, 1)] == answers(world)
-    worker.close()

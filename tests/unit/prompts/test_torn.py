@@ -45,7 +45,6 @@ def go_on(world: World, steps: range) -> None:
         turns(heir)
         world.says(step(number, watermark=3 * number))
     turns(heir)
-    heir.close()
 
 
 @pytest.mark.parametrize("lost", [{"1"}, {"0"}, {"5"}, {"2", "5"}, {"0", "1", "4"}])

@@ -194,16 +194,9 @@ def test_evaluations_pass_by(tmp_path: Path) -> None:
     [
         (trajectory("9", segment(0, 5, 99)), "token_ids[1] must be below 16, got 99"),
         (
-            trajectory("9", segment(0, 5, logprob=0.5)),
-            "behavior_logprobs[0] must be finite and at most 0, got 0.5",
-        ),
-        (
             trajectory("9", segment(0, 5, logprob=float("nan"))),
             "behavior_logprobs[0] must be finite and at most 0, got nan",
         ),
-        (trajectory("9", segment(0, 5), reward=float("inf")), "within 1e+09 of 0, got inf"),
-        (trajectory("9"), "none by the policy has tokens"),
-        (trajectory("9", segment(0, *([5] * 200))), "202 tokens"),
     ],
 )
 def test_a_trajectory_that_cannot_be_is_buried(

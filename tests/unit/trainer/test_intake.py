@@ -53,18 +53,8 @@ def bytes_of(event: Event) -> bytes:
         ),
         (with_policy(weight_hash="f0" * 32), "segments[1].weight_hash of policy version 2 must be"),
         (with_policy(behavior_logprobs=floats(-1, float("nan"), -1)), "behavior_logprobs[1] must"),
-        (with_policy(behavior_logprobs=floats(-1, 0.5, -1)), "[1] must be finite and at most 0"),
-        (with_policy(behavior_logprobs=floats(-1, -1)), "behavior_logprobs must be floats [3]"),
         (with_policy(token_ids=factories.int32s(3, start=999)), "token_ids[1] must be below 1000"),
-        (
-            {"trajectory": {"reward": float("nan")}},
-            "reward must be finite",
-        ),
-        (
-            {"trajectory": {"reward": float("-inf")}},
-            "within 1e+09 of 0, got -inf",
-        ),
-        ({"scores": ()}, "scores must be of the policy segments [1], got []"),
+        ({"trajectory": {"reward": float("nan")}}, "reward must be finite"),
         (
             {"scores": (factories.score(weight_hash="f0" * 32),)},
             "scores[0].weight_hash of policy version 2 must be",
