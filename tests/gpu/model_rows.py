@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 Row = tuple[str, str, tuple[int, ...]]
 
@@ -44,8 +44,6 @@ SHAPES = {
         vocabulary=4096,
     ),
 }
-# A third of it in depth, for GPUs that hold more than one copy: 21.2 GB.
-SHAPES["30b-a3b-16"] = replace(SHAPES["30b-a3b"], layers=16)
 
 
 def trainer_rows(shape: Shape) -> list[Row]:

@@ -49,7 +49,7 @@ class Notes:
 class Trainer:
     """Weights, a weight server, and a worker's channel and listener."""
 
-    def __init__(self, args: argparse.Namespace, log: Notes | None = None) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         self.device = device_of(args.backend, 0)
         self.rows = trainer_rows(SHAPES[args.model])
         self._backend = args.backend
@@ -57,7 +57,7 @@ class Trainer:
             args.backend,
             host="127.0.0.1",
             secret=SECRET,
-            log=log or Notes(),
+            log=Notes(),
             limits=Limits(stall_s=20.0),
             place=args.place,
             device=self.device,
@@ -215,7 +215,6 @@ def main() -> None:
         port=18801,
         gpu=",".join(map(str, range(1, 1 + args.ranks))) if is_gpu else "",
         python=args.python,
-        backend="",
         ranks=args.ranks,
         arguments=args.arguments,
     ) as engine:

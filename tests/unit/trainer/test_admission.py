@@ -222,6 +222,15 @@ def test_a_complete_group_has_no_deadline():
     assert reasons(filled(0, groups_per_step=2), now_s=1e6) == []
 
 
+def test_a_planned_group_is_out_of_reach():
+    """While its step runs a group is not planned again, and no dead letter or time drops it."""
+    planner = filled(0, max_staleness=1)
+    assert planner.plan(0) is not None
+    planner.dead(dead(0, -1), 0.0)
+    assert planner.plan(0) is None
+    assert reasons(planner, version=9, now_s=1e6) == []
+
+
 def test_a_group_closes_once():
     """Closing a group twice is refused."""
     planner = filled(0, 1)
