@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -87,13 +86,6 @@ class Life:
         assert ["4", "5"] == sorted(g[0].replaces for g in groups.values() if g[0].replaces)
         wanted = sorted(f"e{version}-{row}" for version in (0, 3) for row in range(3))
         assert wanted == self.world.evaluations()
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    """No crash point outlives its test."""
-    yield
-    crash_points.arm(None)
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,6 @@ from tests.unit.workers.crashing import Killed, kill_at
 NUM_STEPS = 3
 # The trainer commits no positions of a group: OFFSETS_* are not on its way.
 POINTS = [point for point in CrashPoint if not point.startswith("offsets")]
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    arm(None)
 
 
 def live(log: MemoryLog, config: RunConfig, death: Hook, lives: int) -> bool:

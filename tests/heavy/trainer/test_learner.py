@@ -8,7 +8,7 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.trainer.learn.loss import policy_losses
-from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError
+from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.weights.channel import WeightError
@@ -31,20 +31,6 @@ def hash_after(learner_, seeds) -> str:
     for seed in seeds:
         learner_.step(made(seed))
     return weight_hash(learner_.weights())
-
-
-def test_a_checkpoint_in_between_changes_nothing(tmp_path):
-    """Saved, loaded into another model and gone on with: the same bytes as without."""
-    expected = hash_after(learner(), range(5))
-    first = learner()
-    hash_after(first, range(2))
-    manifest = Manifest(run="r", epoch=1, step=2, policy_version=2, weight_hash="")
-    store = CheckpointStore(tmp_path)
-    store.save(manifest, first.weights(), first.optimizer_tensors())
-    second = learner(seed=9)
-    second.load(*store.load(manifest), step=2)
-    assert second.step_number == 2
-    assert hash_after(second, range(2, 5)) == expected
 
 
 def test_a_checkpoint_of_a_fresh_learner_is_loaded(tmp_path):
@@ -147,20 +133,6 @@ def test_metrics_are_complete_and_finite():
     assert set(result.metrics) == expected
     assert np.isfinite(list(result.metrics.values())).all()
     assert result.metrics["grad_norm"] > 0
-
-
-def test_a_step_without_finite_numbers_does_not_happen():
-    """NaN is named with its step; weights, optimizer and step number are as before."""
-    taught = learner()
-    taught.step(made())
-    expected = weight_hash(taught.weights())
-    broken = made(1)
-    broken.micro_batches[0].proximal_logprobs_BT[broken.micro_batches[0].loss_mask_BT] = np.nan
-    with pytest.raises(NumericsError, match="step 2: loss is nan"):
-        taught.step(broken)
-    assert (weight_hash(taught.weights()), taught.step_number) == (expected, 1)
-    untouched = learner()
-    assert hash_after(untouched, [0, 3]) == hash_after(taught, [3])
 
 
 def test_a_checkpoint_of_another_model_is_refused():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,12 +63,6 @@ class Sleep:
         if self._left <= 0:
             self.asleep.set()
             assert self.wake.wait(WAIT_S)
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    arm(None)
 
 
 @pytest.mark.parametrize(
