@@ -4,7 +4,7 @@
 
 One process sends transactions with positions and done set, another reads committed messages to
 numpy arrays; a broker of one node lies between. Payloads: S 1,024 tokens with log-probs, M 16,384,
-L 8,192 with routed experts (48 layers, top 8). Latency: one message a transaction.
+L 8,192 with routed experts (48 layers, top 8).
 
 The broker first serves as many small transactions as a minute of a run has, for it interprets its
 code until its compiler has seen enough of it, and compiles beside the measurement otherwise.
@@ -63,11 +63,10 @@ class Plan:
 
     rounds: int
     send_s: float
-    light_share: float  # of the messages of a full latency round
 
 
-FULL = Plan(rounds=7, send_s=2.5, light_share=1.0)
-QUICK = Plan(rounds=3, send_s=1.5, light_share=0.4)
+FULL = Plan(rounds=7, send_s=2.5)
+QUICK = Plan(rounds=3, send_s=1.5)
 MEMORY = Path("/dev/shm")
 ROOM_BYTES = 8_000_000_000  # a round writes up to 4 GB, and the one before is just removed
 
@@ -94,7 +93,7 @@ def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 
 
 def measure(bench: Bench, name: str, plan: Plan) -> dict[str, Any]:
-    """One payload: rounds in turns, then latency."""
+    """One payload: rounds in turns."""
     for row in ROWS:
         bench.throughput(row, name, 1.0)  # the broker's compiler and caches warm up
     found: dict[str, Rounds] = {row: [] for row in ROWS}
@@ -103,10 +102,6 @@ def measure(bench: Bench, name: str, plan: Plan) -> dict[str, Any]:
             found[row].append(bench.throughput(row, name, plan.send_s))
     per_s = {row: [round_["per_s"] for round_ in found[row]] for row in ROWS}
     rows = {row: _medians(found[row]) for row in ROWS}
-    for row in ("bare", "ours"):
-        latency = bench.latency_ms(row, name, plan.light_share)
-        rows[row]["p50_ms"] = round(float(np.percentile(latency, 50)), 2)
-        rows[row]["p99_ms"] = round(float(np.percentile(latency, 99)), 2)
     return {
         "bytes": pool(name)[0].num_bytes,
         "rows": rows,
@@ -130,14 +125,14 @@ def _medians(rounds: Rounds) -> dict[str, float]:
 def table(results: Mapping[str, Any]) -> str:
     """The results as lines of text."""
     lines = [
-        f"   {'row':8} {'per s':>8} {'MB/s':>6} {'p50 ms':>7} {'p99 ms':>7} {'CPU s/GB':>9}"
+        f"   {'row':8} {'per s':>8} {'MB/s':>6} {'CPU s/GB':>9}"
         f" {'of sender':>9} {'of reader':>9} {'txn ms':>6}"
     ]
     for name, result in results.items():
         for row, r in result["rows"].items():
             lines.append(
                 f"{name:2} {row:8} {r['per_s']:8,.0f} {r['mb_per_s']:6,.0f}"
-                f" {r.get('p50_ms', ''):>7} {r.get('p99_ms', ''):>7} {r['cpu_s_per_gb']:9.2f}"
+                f" {r['cpu_s_per_gb']:9.2f}"
                 f" {r['sender_cpu_s_per_gb']:9.2f} {r['receiver_cpu_s_per_gb']:9.2f}"
                 f" {r['transaction_ms']:6.0f}"
             )

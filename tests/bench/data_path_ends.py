@@ -51,27 +51,14 @@ class Payload:
     shape: tuple[int, ...]  # tokens, and with routed experts layers and top-k
     pool: int  # different samples that take turns
     per_transaction: int  # at first; what is sent in about 100 ms on two cores
-    light_hz: float  # of the latency rounds
-    light_messages: int
 
 
 PAYLOADS = {
     p.name: p
     for p in (
-        Payload(
-            name="S", shape=(1024,), pool=256, per_transaction=2560, light_hz=50, light_messages=100
-        ),
-        Payload(
-            name="M", shape=(16384,), pool=64, per_transaction=224, light_hz=50, light_messages=100
-        ),
-        Payload(
-            name="L",
-            shape=(8192, 48, 8),
-            pool=8,
-            per_transaction=14,
-            light_hz=10,
-            light_messages=30,
-        ),
+        Payload(name="S", shape=(1024,), pool=256, per_transaction=2560),
+        Payload(name="M", shape=(16384,), pool=64, per_transaction=224),
+        Payload(name="L", shape=(8192, 48, 8), pool=8, per_transaction=14),
     )
 }
 

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import resource
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle, islice
@@ -119,18 +118,6 @@ class SenderProcess:
             "cpu_s": cpu_s() - used_s,
         }
 
-    def send_light(self, row: str, payload: str, topic: str, count: int) -> list[float]:
-        """One message a transaction at a fixed rate; when each was begun, before it was encoded."""
-        period_s = 1 / PAYLOADS[payload].light_hz
-        begun_s = []
-        next_s = time.monotonic()
-        for sample in islice(cycle(pool(payload)), count):
-            time.sleep(max(0.0, next_s - time.monotonic()))
-            begun_s.append(time.monotonic())
-            self._senders[row].send(topic, [sample])
-            next_s += period_s
-        return begun_s
-
 
 class ReceiverProcess:
     """What the parent asks the reading process for."""
@@ -160,12 +147,6 @@ class ReceiverProcess:
                     assert np.array_equal(was, is_), f"message {num_read} of {row} is not as sent"
             num_read += 1
         return {"num_read": num_read, "end_s": time.monotonic(), "cpu_s": cpu_s() - used_s}
-
-    def receive_light(self, row: str, payload: str) -> list[tuple[int, float]]:
-        """Which sample of the pool came when."""
-        numbers = {_name(s.arrays()): number for number, s in enumerate(pool(payload))}
-        came = self._until_told(row, payload)
-        return [(numbers[_name(arrays)], time.monotonic()) for arrays in came]
 
     def _until_told(self, row: str, payload: str) -> Iterator[Arrays]:
         receiver, shape = self._receivers[row], PAYLOADS[payload].shape
@@ -286,21 +267,6 @@ class Bench:
             "sender_cpu_s_per_gb": sent["cpu_s"] / num_gb,
             "receiver_cpu_s_per_gb": read["cpu_s"] / num_gb,
         }
-
-    def latency_ms(self, row: str, payload: str, share: float) -> list[float]:
-        """From before the encoding to the arrays, under a light load."""
-        count = round(PAYLOADS[payload].light_messages * share)
-        with self._topic(row, payload) as topic:
-            self.receiver.begin("receive_light", row=row, payload=payload)
-            what = {"row": row, "payload": payload, "topic": topic, "count": count}
-            begun_s = self.sender.call("send_light", **what)
-            self.receiver.tell(count)
-            arrived = self.receiver.result()
-        # A sample has one key, so its copies come in the order in which they were sent.
-        sent: dict[int, deque[float]] = defaultdict(deque)
-        for number, at_s in zip(cycle(range(PAYLOADS[payload].pool)), begun_s, strict=False):
-            sent[number].append(at_s)
-        return [(at_s - sent[number].popleft()) * 1e3 for number, at_s in arrived]
 
     def close(self) -> None:
         """End both processes."""

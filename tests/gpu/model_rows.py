@@ -45,8 +45,6 @@ SHAPES = {
     ),
 }
 SHAPES["16gb"] = replace(SHAPES["30b-a3b"], layers=12)  # as many bytes as 8B weights have
-# A third of it in depth, for GPUs that hold more than one copy: 21.2 GB.
-SHAPES["30b-a3b-16"] = replace(SHAPES["30b-a3b"], layers=16)
 
 
 def trainer_rows(shape: Shape) -> list[Row]:

@@ -31,7 +31,6 @@ class ModelServer:
         port: int,
         gpu: str,
         python: str,
-        backend: str,
         arguments: list[str],
         ranks: int = 1,
     ) -> None:
@@ -44,7 +43,7 @@ class ModelServer:
         )
         if gpu:
             environment |= {"CUDA_VISIBLE_DEVICES": gpu}
-        command = [python, *self.command(model, port, backend), *arguments]
+        command = [python, *self.command(model, port), *arguments]
         self._process = subprocess.Popen(
             command,
             env=environment | self.environment(),
@@ -53,7 +52,7 @@ class ModelServer:
             start_new_session=True,
         )
 
-    def command(self, model: Path, port: int, backend: str) -> list[str]:
+    def command(self, model: Path, port: int) -> list[str]:
         """Arguments after the interpreter."""
         raise NotImplementedError
 
@@ -111,9 +110,9 @@ class ModelServer:
 class Vllm(ModelServer):
     """vLLM 0.25.1; 0.32.0 on a CPU with `--enable-scale-out` among the arguments."""
 
-    def command(self, model: Path, port: int, backend: str) -> list[str]:
-        """Development routes, our plugin or the server's own engine, dummy weights."""
-        transfer = json.dumps({"backend": backend or payloads.VLLM_BACKEND})
+    def command(self, model: Path, port: int) -> list[str]:
+        """Development routes, our plugin, dummy weights."""
+        transfer = json.dumps({"backend": payloads.VLLM_BACKEND})
         command = ["-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
         command += ["--port", str(port), "--model", str(model), "--load-format", "dummy"]
         command += ["--skip-tokenizer-init", "--weight-transfer-config", transfer]
@@ -162,7 +161,7 @@ class Vllm(ModelServer):
 class Sglang(ModelServer):
     """SGLang 0.5.17."""
 
-    def command(self, model: Path, port: int, backend: str) -> list[str]:
+    def command(self, model: Path, port: int) -> list[str]:
         """The Triton backend: the packed server is without FlashAttention."""
         command = ["-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init"]

@@ -14,7 +14,6 @@ import json
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,7 +49,7 @@ class Notes:
 class Trainer:
     """Weights, a weight server, and a worker's channel and listener."""
 
-    def __init__(self, args: argparse.Namespace, log: Notes | None = None) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         self.device = device_of(args.backend, 0)
         self.rows = trainer_rows(SHAPES[args.model])
         self._backend = args.backend
@@ -58,7 +57,7 @@ class Trainer:
             args.backend,
             host="127.0.0.1",
             secret=SECRET,
-            log=log or Notes(),
+            log=Notes(),
             limits=Limits(stall_s=20.0),
             place=args.place,
             device=self.device,
@@ -187,53 +186,6 @@ def beside_a_request(
     return pulled | {"was_running": was_running, "tokens": tokens, "finish_reason": reason}
 
 
-def native_vllm(args: argparse.Namespace, folder: Path, repeats: int) -> list[float]:
-    """Seconds in `/update_weights` of vLLM's own packed NCCL path, fused names: its best case."""
-    from vllm.distributed.weight_transfer.nccl_engine import (
-        NCCLTrainerSendWeightsArgs,
-        NCCLWeightTransferEngine,
-    )
-
-    device = device_of("nccl", 0)
-    weights = make(trainer_rows(SHAPES[args.model]), device, 0)
-    seconds = []
-    model = write_model(folder / "model", SHAPES[args.model])
-    with Vllm(
-        model,
-        folder,
-        port=18802,
-        gpu="1",
-        python=args.python,
-        backend="nccl",
-        arguments=args.arguments,
-    ) as engine:
-        where = {"master_address": "127.0.0.1", "master_port": 29777, "world_size": 2}
-        init = {"init_info": where | {"rank_offset": 1}}
-        thread = threading.Thread(target=engine.post, args=("/init_weight_transfer_engine", init))
-        thread.start()
-        group = NCCLWeightTransferEngine.trainer_init(where)
-        thread.join()
-        info = {
-            "names": list(weights),
-            "dtype_names": ["bfloat16"] * len(weights),
-            "shapes": [list(tensor.shape) for tensor in weights.values()],
-            "packed": True,
-        }
-        for _ in range(repeats + 1):
-            engine.pause()
-            engine.post("/start_weight_update", {})
-            sending = NCCLTrainerSendWeightsArgs(group=group, packed=True)
-            with ThreadPoolExecutor(1) as pool:
-                started_s = time.monotonic()
-                update = pool.submit(engine.post, "/update_weights", {"update_info": info})
-                NCCLWeightTransferEngine.trainer_send_weights(iter(weights.items()), sending)
-                update.result(120)
-                seconds.append(time.monotonic() - started_s)
-            engine.post("/finish_weight_update", {})
-            engine.resume()
-    return seconds[1:]
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=sorted(SERVERS), required=True)
@@ -242,7 +194,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--place", choices=["auto", "device", "pinned"], default="device")
     parser.add_argument("--python", default=PYTHON, help="the interpreter that has the server")
-    parser.add_argument("--native", action="store_true", help="vLLM's own path too")
     parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel size, from GPU 1 on")
     parser.add_argument("--out", type=Path)
     parser.add_argument("arguments", nargs="*", help="after --: more arguments of the server")
@@ -264,7 +215,6 @@ def main() -> None:
         port=18801,
         gpu=",".join(map(str, range(1, 1 + args.ranks))) if is_gpu else "",
         python=args.python,
-        backend="",
         ranks=args.ranks,
         arguments=args.arguments,
     ) as engine:
@@ -277,13 +227,6 @@ def main() -> None:
             raise
         finally:
             trainer.server.close()
-    trainer.weights.clear()
-    trainer.server.retire(0)
-    del trainer
-    if args.native:
-        if is_gpu:
-            torch.cuda.empty_cache()
-        result["own_path_s"] = native_vllm(args, folder, 3)
     text = json.dumps(result, indent=1)
     if args.out:
         args.out.write_text(text + "\n", encoding="utf-8")

@@ -106,7 +106,6 @@ def start(
         port=port,
         gpu="" if args.cpu else ",".join(map(str, range(args.ranks))),
         python=args.python,
-        backend="",
         ranks=args.ranks,
         arguments=["--load-format", load, *sharing, *args.arguments],
     )

@@ -55,14 +55,13 @@ class Notes:
 class Puller:
     """A puller process and the pipe to it."""
 
-    def __init__(self, stand: Any, index: int, gpu: int | None = None) -> None:
-        """It has GPU `index`, unless another one is named."""
+    def __init__(self, stand: Stand, index: int) -> None:
+        """It has GPU `index`."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.name = f"puller{index}"
         shape = SHAPES[stand.args.model]
-        gpu = index if gpu is None else gpu
-        arguments = (theirs, stand.args.backend, gpu, server_rows(shape), trainer_rows(shape))
+        arguments = (theirs, stand.args.backend, index, server_rows(shape), trainer_rows(shape))
         self.process = context.Process(target=run, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
@@ -188,7 +187,7 @@ class Steps(threading.Thread):
         }
 
 
-def measure_plain(stand: Any, pullers: list[Puller], repeats: int) -> dict[str, Any]:
+def measure_plain(stand: Stand, pullers: list[Puller], repeats: int) -> dict[str, Any]:
     """The yardstick, with the same processes on the same GPUs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -246,7 +245,7 @@ def forget_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def speed(stand: Any, seconds: list[float]) -> dict[str, Any]:
+def speed(stand: Stand, seconds: list[float]) -> dict[str, Any]:
     """Median of the repeats, as a speed too."""
     median_s = statistics.median(seconds) if seconds else float("nan")
     return {"median_s": median_s, "gb_per_s": stand.num_bytes / median_s / 1e9, "seconds": seconds}

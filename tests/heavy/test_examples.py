@@ -13,7 +13,7 @@ from rlstreams.workers.config.load import load
 
 EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
 # Nothing to try here: overlays, and two that need a connection; one wants GPUs too.
-OVERLAYS = ("slower.toml", "demo-vllm.toml", "demo-gpu.toml", "demo-sglang.toml")
+OVERLAYS = ("slower.toml", "demo-vllm.toml", "demo-gpu.toml", "demo-sglang.toml", "one-gpu.toml")
 ELSEWHERE = "reasoning_gym.toml"
 ON_GPUS = "gsm8k-2gpu.toml"
 TRIED = sorted({path.name for path in EXAMPLES.glob("*.toml")} - {*OVERLAYS, ELSEWHERE, ON_GPUS})

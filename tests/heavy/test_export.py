@@ -17,7 +17,6 @@ from rlstreams.schemas.shapes import fields_of, shape_of
 from rlstreams.show.export.event_table import EVENT_TABLES, TENSORS, event_row, event_schema
 from rlstreams.show.export.sample_table import SCHEMA, sample_rows
 from rlstreams.show.export.write import batches, write
-from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Position, RawRecord, Record
 from tests import factories as f
 from tests.unit.inspect import told_run
@@ -192,9 +191,3 @@ def test_refusals(
     """One line, exit 78."""
     assert 78 == main([folder if word == "FOLDER" else word for word in words])
     assert expected in capsys.readouterr().err
-
-
-def test_names_are_checked_before_anything_is_read(tmp_path: Path) -> None:
-    """A suffix that no format has."""
-    with pytest.raises(ConfigError, match=r"got 'x\.txt'"):
-        write(iter([]), SCHEMA, "x.txt")

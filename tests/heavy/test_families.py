@@ -21,14 +21,12 @@ from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.families import EAGER, SDPA, library_model
 from rlstreams.workers.model.folder import read_config
 from rlstreams.workers.model.model import load_model, model_class, weights_of
-from rlstreams.workers.trainer.learn.advantage import group_advantages
-from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
 from tests.contract.engine_rigs import announced, collect, drive, request
-from tests.unit.trainer.trainer_builders import random_samples
+from tests.unit.trainer.trainer_builders import batch_of, random_samples
 
 TOLERANCE = 1e-4  # nats
 PROMPTS = ([1, 5, 9, 20, 30, 7, 8], [4], [3, 3, 40, 41, 11])
@@ -85,12 +83,7 @@ def trained_hash(folder: Path) -> tuple[str, str]:
     """Before and after two steps."""
     training = Training(folder, TrainerSection(), threads=1)
     for seed in range(2):
-        samples = random_samples(8, seed)
-        advantages = group_advantages(
-            [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
-        )
-        batch = pack(samples, advantages, [], policy_version=0, token_budget=40)
-        training.learner.step(batch)
+        training.learner.step(batch_of(random_samples(8, seed)))
     return training.model_hash, weight_hash(training.learner.weights())
 
 

@@ -11,14 +11,12 @@ import torch
 
 from rlstreams.workers.config.trainer import LoraSection, TrainerSection
 from rlstreams.workers.model.model import load_model, load_weights
-from rlstreams.workers.trainer.learn.advantage import group_advantages
-from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.trainer.learn.trainable import Adapters
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import layout_of, weight_hash
 from tests import families
-from tests.unit.trainer.trainer_builders import random_samples
+from tests.unit.trainer.trainer_builders import batch_of, random_samples
 
 LORA = LoraSection(rank=4, alpha=8.0)
 FAMILIES = ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"]
@@ -31,12 +29,7 @@ def training(folder: Path, lora: LoraSection = LORA) -> Training:
 def learned(trained: Training, seeds: range) -> str:
     """The hash after a step for each seed."""
     for seed in seeds:
-        samples = random_samples(8, seed)
-        advantages = group_advantages(
-            [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
-        )
-        batch = pack(samples, advantages, [], policy_version=0, token_budget=40)
-        trained.learner.step(batch)
+        trained.learner.step(batch_of(random_samples(8, seed)))
     return weight_hash(trained.learner.weights())
 
 

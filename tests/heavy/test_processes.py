@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "infra/examples/demo.toml"
 DEMO_MODEL = ROOT / "infra/examples/demo/model"
@@ -60,42 +62,26 @@ def test_help_is_quick():
     assert min(seconds) < 0.5
 
 
-def test_nothing_heavy_is_imported_for_help():
-    """Neither torch nor a Kafka client stands between a user and the help."""
-    code = (
-        "import sys; from rlstreams.__main__ import parser_of_all; parser_of_all().format_help(); "
-        "print(sorted({'torch', 'transformers', 'confluent_kafka', 'kafka', 'rich', 'matplotlib', "
-        "'msgspec', 'numpy', 'pyarrow'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "[]" == done.stdout.strip()
-
-
-def test_the_doctor_imports_nothing_heavy() -> None:
-    """Headers are read instead of weights: torch would take seconds."""
-    code = (
-        "import sys; from rlstreams.__main__ import main; "
-        f"main(['doctor', {str(DEMO)!r}]); print('torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "False" == done.stdout.splitlines()[-1]
-
-
-def test_the_tokenizer_imports_neither_torch_nor_transformers() -> None:
-    """The prompts role starts in a moment."""
-    program = (
-        "import sys; from rlstreams.workers.model.tokenizer import Tokenizer; "
-        f"Tokenizer({str(DEMO_MODEL)!r});"
-        "print([m for m in ('torch', 'transformers', 'jinja2') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize(
+    ("program", "heavy"),
+    [
+        (
+            "from rlstreams.__main__ import parser_of_all; parser_of_all().format_help()",
+            "torch transformers confluent_kafka kafka rich matplotlib msgspec numpy pyarrow",
+        ),
+        (f"from rlstreams.__main__ import main; main(['doctor', {str(DEMO)!r}])", "torch"),
+        (
+            "from rlstreams.workers.model.tokenizer import Tokenizer; "
+            f"Tokenizer({str(DEMO_MODEL)!r})",
+            "torch transformers jinja2",
+        ),
+    ],
+    ids=["help", "doctor", "tokenizer"],
+)
+def test_nothing_heavy_is_imported(program: str, heavy: str) -> None:
+    """Nothing that takes seconds is between a user and an answer, or a role and its start."""
+    done = ended(f"{program}; import sys; print(sorted(set({heavy.split()}) & set(sys.modules)))")
+    assert (0, "[]") == (done.returncode, done.stdout.splitlines()[-1])
 
 
 def test_a_turn_that_never_ends() -> None:
@@ -119,7 +105,5 @@ def test_a_process_dies_at_the_asked_count():
         "reach(CrashPoint.COMMIT_BEFORE); print('once', flush=True)\n"
         "reach(CrashPoint.COMMIT_BEFORE); print('twice', flush=True)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True
-    )
-    assert (-signal.SIGKILL, "once\n") == (ended.returncode, ended.stdout)
+    done = ended(script)
+    assert (-signal.SIGKILL, "once\n") == (done.returncode, done.stdout)

@@ -145,7 +145,7 @@ SGLANG_SPOILED = {
         meta("output_token_logprobs", lambda rows: [[None, t, None] for _, t, _ in rows]),
         r"output_token_logprobs\[0\]",
     ),
-    "fewer log-probs": (
+    "rows without the first": (
         meta("output_token_logprobs", lambda rows: rows[1:]),
         "output_token_logprobs has 3 entries for 4 tokens",
     ),
@@ -153,29 +153,14 @@ SGLANG_SPOILED = {
 }
 
 
-@pytest.mark.parametrize("name", SGLANG_SPOILED)
-def test_a_wrong_answer_of_sglang_is_named(world: World, name: str) -> None:
-    """As for vLLM: an error of the request, not of the worker."""
-    spoil, message = SGLANG_SPOILED[name]
-    server = world.serve("sglang-0.5.17")
-
-    async def scenario(engine: ServedEngine) -> None:
-        await engine.pull(world.publish(0), world.channel)
-        server.spoil = spoil
-        with pytest.raises(EngineError, match=message) as caught:
-            await collect(engine, request("3/1/0", max_new_tokens=4))
-        assert server.url in str(caught.value)
-        server.spoil = None
-        assert await collect(engine, request(max_new_tokens=4))
-
-    world.run(scenario)
-
-
-@pytest.mark.parametrize("name", SPOILED)
-def test_a_wrong_answer_is_named(world: World, name: str) -> None:
+@pytest.mark.parametrize(
+    ("flavour", "name"),
+    [*(("vllm-0.32.0", name) for name in SPOILED), *(("sglang-0.5.17", n) for n in SGLANG_SPOILED)],
+)
+def test_a_wrong_answer_is_named(world: World, flavour: str, name: str) -> None:
     """Server, request and field are in the message, and the next good answer is taken."""
-    spoil, message = SPOILED[name]
-    server = world.serve()
+    spoil, message = (SPOILED | SGLANG_SPOILED)[name]
+    server = world.serve(flavour)
 
     async def scenario(engine: ServedEngine) -> None:
         await engine.pull(world.publish(0), world.channel)

@@ -119,8 +119,11 @@ class VllmRoutes:
 
     async def server_info(self, request: web.Request) -> web.Response:
         assert request.query["config_format"] == "json"
-        model_config = {"enable_sleep_mode": self._server.can_sleep}
-        return web.json_response({"vllm_config": {"model_config": model_config}})
+        config = {
+            "model_config": {"enable_sleep_mode": self._server.can_sleep},
+            "parallel_config": {"pipeline_parallel_size": 1},
+        }
+        return web.json_response({"vllm_config": config})
 
     def routes(self) -> list[web.RouteDef]:
         routes = [

@@ -38,9 +38,8 @@ def check_across(config: RunConfig) -> None:
             f"engine.urls names {len(config.engine.urls)} servers, but rollout.workers is "
             f"{config.rollout.workers}: a server belongs to one worker"
         )
-    _check_environment(config)
-    _check_place(config)
-    _check_devices(config)
+    for check in (_check_environment, _check_place, _check_devices):
+        check(config)
     temperatures = {
         "rollout.temperature": config.rollout.temperature,
         "prompts.evaluate_temperature": prompts.evaluate_temperature,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from rlstreams.streams.log.topics import DEAD_LETTERS
 from rlstreams.streams.memory.log import Fault
 from tests.factories import dropped_group, groups_dropped, replacement_requested
 from tests.unit.prompts.world import World, started, step, turns
+from tests.unit.workers.crashing import Killed, kill_at
 
 POINTS = [
     CrashPoint.POLL_BEFORE,
@@ -27,10 +27,6 @@ POINTS = [
     CrashPoint.COMMIT_BEFORE,
     CrashPoint.COMMIT_AFTER,
 ]
-
-
-class Crash(BaseException):
-    """The process is gone."""
 
 
 class Life:
@@ -51,7 +47,7 @@ class Life:
             try:
                 turns(self._worker, 1)
                 quiet = quiet + 1 if len(self.world.issued()) == before else 0
-            except (Crash, OutcomeUnknownError):
+            except (Killed, OutcomeUnknownError):
                 self._restart()
                 quiet = 0
         crash_points.arm(None)
@@ -60,7 +56,7 @@ class Life:
         self.num_deaths += 1
         try:
             self._worker = self.world.worker()
-        except (Crash, OutcomeUnknownError):
+        except (Killed, OutcomeUnknownError):
             self._restart()
 
     def run(self) -> None:
@@ -92,32 +88,12 @@ class Life:
         assert wanted == self.world.evaluations()
 
 
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    """No crash point outlives its test."""
-    yield
-    crash_points.arm(None)
-
-
-def death_at(point: CrashPoint, times: int) -> Hook:
-    """Die at the given time that the point is reached, once."""
-    left = times
-
-    def hook(reached: CrashPoint) -> None:
-        nonlocal left
-        left -= reached == point
-        if reached == point and left == 0:
-            raise Crash
-
-    return hook
-
-
 @pytest.mark.parametrize("point", POINTS)
 def test_a_death_at_any_moment_changes_nothing(tmp_path: Path, point: CrashPoint) -> None:
     """At every time that each point is reached, until the run is over before it dies."""
     for times in range(1, 100):
         life = Life(tmp_path)
-        life.hook = death_at(point, times)
+        life.hook = kill_at(point, times)
         life.run()
         life.check()
         if life.num_deaths == 0:

@@ -9,11 +9,11 @@ import numpy as np
 
 from rlstreams.schemas.events import ScoredTrajectory, Tensor
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
-from rlstreams.workers.trainer.learn.advantage import group_advantages
-from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.parallel.team import PROGRAM, Team
 from rlstreams.workers.trainer.training.training import Training
 from tests import families
+from tests.unit.trainer import trainer_builders
 from tests.unit.trainer.trainer_builders import random_samples
 
 SECTION = TrainerSection(
@@ -45,17 +45,7 @@ def batch_of(
     samples = random_samples(count, seed)
     if is_routed:
         samples = [_routed(sample, seed) for sample in samples]
-    advantages = group_advantages(
-        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
-    )
-    return pack(
-        samples,
-        advantages,
-        [],
-        policy_version=0,
-        token_budget=token_budget,
-        replay_routes=is_routed,
-    )
+    return trainer_builders.batch_of(samples, token_budget=token_budget, replay_routes=is_routed)
 
 
 def _routed(sample: ScoredTrajectory, seed: int) -> ScoredTrajectory:

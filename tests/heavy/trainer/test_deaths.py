@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlstreams.debug.rerun.steps import steps_again
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, PolicyPublished, StepsRedone
-from rlstreams.streams.log.crash_points import CrashPoint, arm
+from rlstreams.streams.log.crash_points import CrashPoint, Hook, arm
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
@@ -29,43 +28,21 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
+from tests.unit.workers.crashing import Killed, kill_at
 
 NUM_STEPS = 3
 # The trainer commits no positions of a group: OFFSETS_* are not on its way.
 POINTS = [point for point in CrashPoint if not point.startswith("offsets")]
 
 
-class Crashed(BaseException):
-    """The process is gone: nothing catches it."""
-
-
-class Death:
-    """Dies when `point` is reached for the `count`-th time."""
-
-    def __init__(self, point: CrashPoint, count: int) -> None:
-        self.point = point
-        self.left = count
-
-    def __call__(self, point: CrashPoint) -> None:
-        self.left -= point == self.point
-        if self.left == 0 and point == self.point:
-            raise Crashed
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    arm(None)
-
-
-def live(log: MemoryLog, config: RunConfig, death: Death, lives: int) -> bool:
+def live(log: MemoryLog, config: RunConfig, death: Hook, lives: int) -> bool:
     """One life; whether it came to its end."""
     trainer = None
     arm(death)
     try:
         trainer = make_trainer(log, config, f"life-{lives}", takeover=True)
         turn_until(trainer, lambda: trainer.done)
-    except Crashed:
+    except Killed:
         return False
     finally:
         arm(None)
@@ -118,7 +95,7 @@ def test_it_may_die_anywhere(tmp_path: Path, point: CrashPoint) -> None:
         *(scored(group, sample, 0) for group in (2, 3, 4) for sample in range(2)),
     )
     count = lives = 1
-    while not live(log, config, Death(point, count), lives):
+    while not live(log, config, kill_at(point, count), lives):
         count, lives = count + 1 + count // 4, lives + 1
     assert lives > 1, "it never died"
     check(log, config)

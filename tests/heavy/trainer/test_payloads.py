@@ -181,13 +181,17 @@ def test_a_trainer_that_waits_holds_nothing_of_what_is_closed(tmp_path: Path) ->
     trainer.close()
 
 
+def trajectories() -> int:
+    return sum(isinstance(found, Trajectory) for found in living())
+
+
 class Counting(Training):
     """Counts the samples in memory at each step's begin."""
 
     counts: ClassVar[list[int]] = []
 
     def train(self, *args: Any) -> Trained:
-        self.counts.append(sum(isinstance(found, Trajectory) for found in living()))
+        self.counts.append(trajectories())
         return super().train(*args)
 
 
@@ -198,7 +202,7 @@ def test_a_redo_holds_one_step_s_samples_at_a_time(
     counts: list[int] = []
 
     def counted(*args: Any) -> Any:
-        counts.append(sum(isinstance(found, Trajectory) for found in living()))
+        counts.append(trajectories() - before)
         return read_step(*args)
 
     monkeypatch.setattr("rlstreams.workers.trainer.redo.redo.read_step", counted)
@@ -207,11 +211,12 @@ def test_a_redo_holds_one_step_s_samples_at_a_time(
     train(log, first, 3)
     bury(first)
     del first
+    before = trajectories()  # of other tests
     Counting.counts.clear()
     second = make_trainer(log, config, "two", takeover=True, hardware=Counting)
     turn_until(second, lambda: second._reporter.policy_version == 3)
     second.close()
-    assert [2, 2, 2] == Counting.counts
+    assert [2, 2, 2] == [count - before for count in Counting.counts]
     assert [0, 0, 0] == counts  # nothing is left of a step when the next one is read
 
 

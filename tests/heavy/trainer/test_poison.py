@@ -317,33 +317,6 @@ def test_a_truncated_sample_is_compared_and_not_learnt_from(tmp_path: Path) -> N
     assert step.staleness == {"0": 5}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"trainer__loss__kind": "gspo", "trainer__loss__reduce": "sequence"},
-        {"trainer__loss__kind": "cispo"},
-        {"trainer__loss__reduce": "constant", "trainer__loss__constant_tokens": 8},
-    ],
-)
-def test_every_loss_is_redone_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
-    """With micro-batches of one and two samples; the successor's exact redo would stop."""
-    log = make_log()
-    config = make_config(
-        tmp_path, trainer__steps=2, trainer__groups_per_step=2,
-        rollout__max_new_tokens=5, trainer__micro_batch_tokens=16, **options,
-    )  # fmt: skip
-    first = make_trainer(log, config)
-    send(log, *(scored(group, sample, 0) for group in (0, 1) for sample in range(2)))
-    run_steps(log, first, 1)
-    bury(first)
-    second = make_trainer(log, config, "two", takeover=True)
-    send(log, *(scored(group, sample, 1) for group in (2, 3) for sample in range(2)))
-    run_steps(log, second, 2)
-    second.close()
-    assert steps(log)[0].micro_batches == (2, 2)
-    assert np.isfinite(steps(log)[1].loss)
-
-
 def test_a_long_step_tells_of_its_micro_batches(tmp_path: Path) -> None:
     """Progress that the stall watches see, also before the first step is done."""
     log, config = make_log(), make_config(tmp_path, trainer__steps=1)

@@ -18,29 +18,19 @@ from rlstreams.workers.model.model import load_model, right_padded
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.learn.adam import halves, joined
-from rlstreams.workers.trainer.learn.advantage import group_advantages
-from rlstreams.workers.trainer.learn.packing import Batch, pack
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from rlstreams.workers.weights.layout import layout_of, weight_hash
 from tests import families
 from tests.contract.engine_rigs import announced
-from tests.unit.trainer.trainer_builders import random_samples
+from tests.unit.trainer.trainer_builders import batch_of, random_samples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 
 BF16 = "bfloat16"
 FAST = OptimizerSection(lr=1e-2, warmup_steps=0)
 QWEN3 = "Qwen3ForCausalLM"
-
-
-def batch_of(seed: int) -> Batch:
-    samples = random_samples(8, seed)
-    advantages = group_advantages(
-        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
-    )
-    return pack(samples, advantages, [], policy_version=0, token_budget=40)
 
 
 def trained(folder: Path, *, dtype: str = BF16, **section: Any) -> Training:
@@ -50,7 +40,7 @@ def trained(folder: Path, *, dtype: str = BF16, **section: Any) -> Training:
 def learned(training: Training, seeds: range) -> str:
     """The hash after a step for each seed."""
     for seed in seeds:
-        training.learner.step(batch_of(seed))
+        training.learner.step(batch_of(random_samples(8, seed)))
     return weight_hash(training.learner.weights())
 
 
@@ -96,10 +86,10 @@ def test_updates_that_round_away_add_up(tmp_path: Path) -> None:
         return float((weight() != before).float().mean())
 
     start = weight()
-    training.learner.step(batch_of(0))
+    training.learner.step(batch_of(random_samples(8)))
     after_one = changed(start)
     for _ in range(30):
-        training.learner.step(batch_of(0))
+        training.learner.step(batch_of(random_samples(8)))
     assert after_one < 0.05
     assert changed(start) > 3 * max(after_one, 0.01)
 
@@ -127,7 +117,7 @@ def test_trainer_and_scorer_agree_in_sixteen_bits(tmp_path: Path) -> None:
     published = announced(server, server.publish(0, training.learner.weights()))
     scorer = BuiltinScorer(folder, dtype=BF16)
     scorer.pull(published, FileWeightChannel())
-    (micro, *_) = batch_of(0).micro_batches
+    (micro, *_) = batch_of(random_samples(8)).micro_batches
     with torch.no_grad():
         policy_N = training.learner._score(micro).logprobs_N
     rows = [ids[real] for ids, real in zip(micro.token_ids_BT, micro.real_BT, strict=True)]
@@ -155,8 +145,8 @@ def test_activations_computed_again_give_the_same_bits(
     first = (body.h if name == "GPT2LMHeadModel" else body.layers)[0]
     norm = first.ln_1 if name == "GPT2LMHeadModel" else first.input_layernorm
     norm.register_forward_hook(lambda *_: calls.append(1))
-    again.learner.step(batch_of(0))
-    assert len(calls) == 2 * len(batch_of(0).micro_batches)  # once more in each backward
+    again.learner.step(batch := batch_of(random_samples(8)))
+    assert len(calls) == 2 * len(batch.micro_batches)  # once more in each backward
     assert learned(again, range(1, 2)) == plain
 
 

@@ -99,21 +99,6 @@ def test_it_is_nothing_at_version_0_and_grows(reference: Reference, tmp_path: Pa
     assert "kl_reference" not in steps(log)[-1].metrics
 
 
-def test_it_changes_the_gradient(reference: Reference, tmp_path: Path) -> None:
-    """Of a policy that has moved, not of one that stands at the reference."""
-    hashes = []
-    for coef in (0, COEF):
-        log = make_log()
-        config = make_config(tmp_path / str(coef), trainer__loss__kl_coef=coef, trainer__steps=2)
-        trainer = make_trainer(log, config)
-        for number in range(2):
-            send(log, *group(reference, number))
-            run_steps(log, trainer, number + 1)
-        trainer.close()
-        hashes.append([step.weight_hash for step in steps(log)])
-    assert hashes[0][1] != hashes[1][1]
-
-
 def test_what_has_no_reference_is_set_aside(reference: Reference, tmp_path: Path) -> None:
     """With the name of what it lacks, or with the weights that it should have been compared with;
     its group gives its place to another."""

@@ -34,11 +34,15 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
+from tests.unit.trainer import trainer_builders
 from tests.unit.trainer.trainer_builders import TinyModel, floats, random_samples
 
 configure_torch(1)
 FAST = OptimizerSection(lr=1e-2, warmup_steps=0)
 SETTINGS: dict[str, dict[str, Any]] = {
+    "gspo": {"kind": "gspo", "reduce": "sequence"},
+    "cispo": {"kind": "cispo"},
+    "constant": {"reduce": "constant", "constant_tokens": 8},
     "sapo": {"kind": "sapo"},
     "dppo": {"kind": "dppo", "divergence": "kl"},
     "m2po": {"kind": "m2po", "second_moment_max": 20.0},
@@ -55,11 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def batch_of(by: LossSection, samples: list[ScoredTrajectory], **options: Any) -> Batch:
-    advantages = advantages_by(
-        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples], by
-    )
-    masked = options.pop("masked", [])
-    return pack(samples, advantages, masked, **{"policy_version": 3, "token_budget": 40} | options)
+    return trainer_builders.batch_of(samples, by=by, **{"policy_version": 3} | options)
 
 
 def stepped(by: LossSection, *batches: Batch) -> tuple[StepResult, str]:
@@ -188,6 +188,7 @@ def test_redo_is_equal_to_the_bit(name: str, tmp_path: Path) -> None:
     changes |= {"trainer__groups_per_step": 2, "trainer__minibatches": 2, "trainer__steps": 3}
     changes |= {"trainer__batch_epochs": 2, "trainer__optimizer__schedule": "cosine"}
     changes |= {"trainer__optimizer__decay_steps": 9}
+    changes |= {"rollout__max_new_tokens": 9, "trainer__micro_batch_tokens": 20}
     log, config = make_log(), make_config(tmp_path, **changes)
     first = make_trainer(log, config)
     for step in range(2):

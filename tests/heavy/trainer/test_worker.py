@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from rlstreams.schemas.events import (
-    DeadLetter,
     PolicyPublished,
     StepsRedone,
     TrainerHeartbeat,
@@ -28,7 +27,6 @@ from rlstreams.workers.weights.file import FileWeightServer
 from rlstreams.workers.weights.layout import weight_hash
 from tests.heavy.trainer.trainer_stand import (
     DEADLINE_S,
-    bury,
     make_config,
     make_log,
     make_trainer,
@@ -183,26 +181,3 @@ def test_no_step_passes_a_record_whose_letter_is_not_written(
     train(log, trainer, 1)
     trainer.close()
     assert [letter.value for letter in read(log, DEAD_LETTERS.name)] == [b"rubbish"]
-
-
-def test_a_restart_writes_no_letter_again_that_a_step_passed(tmp_path: Path) -> None:
-    """Its record is read again, for a sample below it still waits; the letter lies below where the
-    step had read letters to."""
-    log = make_log()
-    config = make_config(tmp_path, trainer__min_group_samples=1)
-    first = make_trainer(log, config)
-    bad = scored(5, 0, 0, reward=float("nan"))  # its sibling is to come, and may do alone
-    send(log, bad, Outgoing(topic=SCORED.name, key=b"x", value=[b"rubbish"]))
-    turn_until(first, lambda: len(read_back(first)) == 2)
-    train(log, first, 1)
-    bury(first)
-    second = make_trainer(log, config, "two", takeover=True)
-    train(log, second, 2)
-    second.close()
-    letters = [e for e in read(log, DEAD_LETTERS.name) if isinstance(e, DeadLetter)]
-    assert [letter.reason for letter in letters] == ["validation", "decode"]
-
-
-def read_back(trainer: TrainerWorker) -> list[object]:
-    """Letters of its own that it has read."""
-    return [letter for letter in trainer._samples._intake._buried.values() if letter is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from rlstreams.workers.trainer.intake.fetch import RecordGoneError
 from rlstreams.workers.trainer.redo.redo import RedoError
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 from rlstreams.workers.trainer.worker import TrainerWorker
-from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.factories import trainer_started
 from tests.heavy.trainer.trainer_stand import (
@@ -64,12 +63,6 @@ class Sleep:
         if self._left <= 0:
             self.asleep.set()
             assert self.wake.wait(WAIT_S)
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    arm(None)
 
 
 @pytest.mark.parametrize(
@@ -248,18 +241,3 @@ def test_a_trainer_ends_behind_a_claim_that_nobody_living_made(tmp_path: Path) -
     finish(log, config)
     assert {3} == {step.epoch for step in steps(log)}
     assert 3 == len(steps(log))
-
-
-def test_bytes_of_a_zombie_are_not_the_announced_version(tmp_path: Path) -> None:
-    """Even under the announced name, what has another hash is refused."""
-    log, config = make_log(), make_config(tmp_path)
-    trainer = make_trainer(log, config)
-    turn_until(trainer, lambda: trainer._reporter.policy_version == 0)
-    trainer.close()
-    (event,) = (e for e in read(log, POLICY_VERSIONS.name) if isinstance(e, PolicyPublished))
-    (path,) = (tmp_path / "weights").glob("*.safetensors")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(WeightError, match=r"has content .* was published"):
-        dict(FileWeightChannel().pull(event, WAIT_S))

@@ -12,7 +12,7 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import PROMPTS, STEPS, TRAJECTORIES, Topic
 from tests.factories import prompt, trajectory
-from tests.unit.prompts.world import World, started, step, turns
+from tests.unit.prompts.world import World, step, turns
 
 
 def bytes_of(topic: Topic, event: Event) -> bytes:
@@ -55,9 +55,7 @@ FOREIGN = {
 def test_a_stranger_in_the_topic_does_not_stop_an_heir(tmp_path: Path, kind: str) -> None:
     """The record is named and changes nothing: the next group gets the number that it used."""
     world = World(tmp_path)
-    world.says(started())
-    first = world.worker()
-    turns(first)
+    first = world.issuing()
     first.close()
     world.trainer.commit([FOREIGN[kind]])
     world.says(step(1, watermark=1))
@@ -65,15 +63,11 @@ def test_a_stranger_in_the_topic_does_not_stop_an_heir(tmp_path: Path, kind: str
     turns(heir)
     assert (1, 7) == (heir._foreign.num, heir._issued.num_groups)
     assert heir._foreign.newest.startswith(f"prompts[{FOREIGN[kind].partition}]@")
-    heir.close()
 
 
 def test_a_stranger_in_steps_is_passed_by(tmp_path: Path) -> None:
     """The ledger goes on behind it."""
     world = World(tmp_path)
     world.trainer.commit([Outgoing(topic=STEPS.name, key=b"run", value=[b"rubbish"])])
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
+    world.issuing()
     assert 6 == len(world.groups())
-    worker.close()

@@ -6,7 +6,7 @@ import pytest
 
 from rlstreams.schemas.events import NO_VERSION, Event
 from rlstreams.streams.ledger import NOWHERE, Ledger
-from rlstreams.workers.prompts.plan import evaluation_due, room
+from rlstreams.workers.prompts.plan import evaluation_due
 from rlstreams.workers.prompts.replacing import DroppedGroups
 from tests.factories import dropped_group, groups_dropped, step_completed, trainer_started
 
@@ -16,12 +16,6 @@ def ledger_of(*events: Event) -> Ledger:
     for event in events:
         folded.apply(event)
     return folded
-
-
-def test_nothing_may_be_issued_before_a_claim() -> None:
-    """The step target and the versions are the trainer's to name."""
-    assert 0 == room(ledger_of(), 0, max_open=32, groups_per_step=16)
-    assert 32 == room(ledger_of(trainer_started()), 0, max_open=32, groups_per_step=16)
 
 
 @pytest.mark.parametrize("changes", [{"permanent": True}, {"replacement": 3}])

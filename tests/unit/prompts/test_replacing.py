@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlstreams.schemas.events import ClosedGroups, Event
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing, Partition
@@ -34,9 +36,7 @@ def answers(world: World) -> list[tuple[str, str, int, int]]:
 def test_a_permanent_letter_does_not_stand_against_a_request(tmp_path: Path) -> None:
     """Without it nothing replaces the group; with it the next free place is its row's."""
     world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
+    worker = world.issuing()
     row = world.groups()["1"][0].row
     world.says(drop("1", row=row, permanent=True))
     turns(worker)
@@ -47,23 +47,6 @@ def test_a_permanent_letter_does_not_stand_against_a_request(tmp_path: Path) -> 
     world.says(step(1, watermark=1))
     turns(worker)
     assert [("7", "1", row, 1)] == answers(world)
-    worker.close()
-
-
-def test_a_row_that_was_replaced_often_enough_comes_once_more(tmp_path: Path) -> None:
-    """`max_replacements` bounds what happens by itself."""
-    world = World(tmp_path, max_replacements=0)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
-    world.says(drop("1", row=4, replacement=3))
-    turns(worker)
-    assert [] == answers(world)
-    ask(world, "1")
-    world.says(step(1, watermark=1))
-    turns(worker)
-    assert [("7", "1", 4, 4)] == answers(world)
-    worker.close()
 
 
 def test_a_request_is_answered_once_over_any_number_of_restarts(tmp_path: Path) -> None:
@@ -85,15 +68,12 @@ def test_a_request_is_answered_once_over_any_number_of_restarts(tmp_path: Path) 
     heir = world.worker()
     turns(heir)
     assert [("1", 1), (number, 2)] == [(of, count) for _, of, _, count in answers(world)]
-    heir.close()
 
 
 def test_a_request_for_an_open_group_waits_for_its_end(tmp_path: Path) -> None:
     """Dropped later, it is answered; trained, it never is."""
     world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
+    worker = world.issuing()
     ask(world, "0")
     ask(world, "4")
     turns(worker)
@@ -101,15 +81,12 @@ def test_a_request_for_an_open_group_waits_for_its_end(tmp_path: Path) -> None:
     world.says(step(1, watermark=3), drop("4", row=2, permanent=True))
     turns(worker)
     assert ["4"] == [of for _, of, _, _ in answers(world)]
-    worker.close()
 
 
 def test_requests_of_another_run_and_foreign_records_change_nothing(tmp_path: Path) -> None:
     """They are passed by; letters too."""
     world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
+    worker = world.issuing()
     world.says(drop("1", permanent=True))
     ask(world, "1", run="other")
     foreign = Outgoing(topic=DEAD_LETTERS.name, key=b"1", value=[b"rubbish"])
@@ -117,43 +94,38 @@ def test_requests_of_another_run_and_foreign_records_change_nothing(tmp_path: Pa
     turns(worker)
     assert [] == answers(world)
     assert worker._foreign.newest.startswith("dead-letters[0]@")
-    worker.close()
 
 
-def test_a_drop_that_cannot_name_its_row_gets_it_from_its_prompts(tmp_path: Path) -> None:
-    """Bytes that could not be read tell no row; the topic `prompts` does."""
+@pytest.mark.parametrize("told", [-1, 10**9])
+def test_a_drop_that_cannot_name_its_row_gets_it_from_its_prompts(
+    tmp_path: Path, told: int
+) -> None:
+    """Bytes that could not be read tell no row, a stranger's tell one that the data does not have;
+    the topic `prompts` does."""
     world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
+    worker = world.issuing()
     row = world.groups()["5"][0].row
-    world.says(drop("5", row=-1))
+    world.says(drop("5", row=told))
     turns(worker)
     assert [("6", "5", row, 1)] == [(n, of, r, c) for n, of, r, c in answers(world)]
-    worker.close()
 
 
 def test_a_drop_whose_prompts_are_gone_is_given_up(tmp_path: Path) -> None:
     """Nobody knows its row any more; the others go on."""
     world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
+    worker = world.issuing()
     partition = Partition(f"run.{PROMPTS.name}", 5 % PARTITIONS)
     world.log.trim(partition, world.log.range(partition)[1])
     world.says(drop("5", row=-1))
     turns(worker)
     assert [] == answers(world)
     assert 7 == worker._issued.num_groups
-    worker.close()
 
 
 def test_numbers_stay_dense_when_requests_come_out_of_order(tmp_path: Path) -> None:
     """Some of what is due has an answer already: no number is given twice or left out."""
     world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
+    worker = world.issuing()
     world.says(
         groups_dropped(
             groups=tuple(dropped_group(n, row=int(n), permanent=True) for n in ("1", "2", "3")),
@@ -172,28 +144,12 @@ def test_numbers_stay_dense_when_requests_come_out_of_order(tmp_path: Path) -> N
     assert {"1", "2", "3"} == {of for _, of, _, _ in answers(world)}
     assert [str(number) for number in range(len(groups))] == sorted(groups, key=int)
     assert {2} == {len(samples) for samples in groups.values()}
-    heir.close()
-
-
-def test_a_row_that_the_data_does_not_have_is_looked_up(tmp_path: Path) -> None:
-    """A drop has it from the first record of its group, which a stranger may have written."""
-    world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
-    row = world.groups()["1"][0].row
-    world.says(drop("1", row=10**9))
-    turns(worker)
-    assert [("6", "1", row, 1)] == answers(world)
-    worker.close()
 
 
 def test_a_drop_that_cannot_name_its_row_counts_against_the_maximum(tmp_path: Path) -> None:
     """Its letter says "not replaced so far", its prompts know better. A request is above it."""
     world = World(tmp_path, max_replacements=2)
-    world.says(started(step_target=40))
-    worker = world.worker()
-    turns(worker)
+    worker = world.issuing(step_target=40)
     row = world.groups()["0"][0].row
     expected, target = [], "0"
     for count in (1, 2):
@@ -209,15 +165,12 @@ def test_a_drop_that_cannot_name_its_row_counts_against_the_maximum(tmp_path: Pa
     world.says(step(1, watermark=2))
     turns(worker)
     assert [*expected, (answers(world)[-1][0], target, row, 3)] == answers(world)
-    worker.close()
 
 
 def test_a_request_before_the_drop_lifts_the_maximum_too(tmp_path: Path) -> None:
     """Whichever comes first, and for an heir as well."""
     world = World(tmp_path, max_replacements=0)
-    world.says(started())
-    first = world.worker()
-    turns(first)
+    first = world.issuing()
     ask(world, "1")
     world.says(drop("1", row=-1), drop("2", row=-1))
     first.close()
@@ -231,9 +184,7 @@ def test_a_request_before_the_drop_lifts_the_maximum_too(tmp_path: Path) -> None
 def test_a_drop_that_is_given_up_leaves_its_place_to_the_next(tmp_path: Path) -> None:
     """There is room for one; the next cannot name its row either, and is looked up as well."""
     world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
+    worker = world.issuing()
     row = world.groups()["1"][0].row
     partition = Partition(f"run.{PROMPTS.name}", 5 % PARTITIONS)
     world.log.trim(partition, world.log.range(partition)[1])
@@ -242,4 +193,3 @@ def test_a_drop_that_is_given_up_leaves_its_place_to_the_next(tmp_path: Path) ->
     world.says(groups_dropped(groups=drops, closed=closed))
     turns(worker)
     assert [("6", "1", row, 1)] == answers(world)
-    worker.close()

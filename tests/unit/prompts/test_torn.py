@@ -20,9 +20,7 @@ from tests.unit.prompts.world import ROWS, World, started, step, turns
 def torn(folder: Path, is_kept: Callable[[Prompt], bool], **prompts: int) -> World:
     """A run whose first transactions are in its topic as far as `is_kept` says."""
     whole = World(folder, **prompts)
-    whole.says(started(step_target=40))
-    worker = whole.worker()
-    turns(worker)
+    worker = whole.issuing(step_target=40)
     worker.close()
     world = World(folder, **prompts)
     kept = [outgoing(PROMPTS, p, partition=at) for at, p in whole.issued() if is_kept(p)]
@@ -47,7 +45,6 @@ def go_on(world: World, steps: range) -> None:
         turns(heir)
         world.says(step(number, watermark=3 * number))
     turns(heir)
-    heir.close()
 
 
 @pytest.mark.parametrize("lost", [{"1"}, {"0"}, {"5"}, {"2", "5"}, {"0", "1", "4"}])

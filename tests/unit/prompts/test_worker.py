@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from rlstreams.schemas.events import TRAIN, ClosedGroups
+from rlstreams.schemas.events import TRAIN
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, FencedError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS
-from rlstreams.streams.memory.log import Fault
 from rlstreams.workers.loop.control import ControlFollower, ControlledRole
 from rlstreams.workers.model.base import EngineError
-from tests.factories import control_state, dropped_group, groups_dropped
-from tests.unit.prompts.world import PARTITIONS, ROWS, World, started, step, turns, until
+from tests.factories import control_state
+from tests.unit.prompts.world import PARTITIONS, World, started, step, turns, until
 
 
 def test_nothing_is_issued_before_the_claim(tmp_path: Path) -> None:
@@ -28,15 +26,12 @@ def test_nothing_is_issued_before_the_claim(tmp_path: Path) -> None:
     turns(with_claim)
     assert world.evaluations() == ["e0-0", "e0-1", "e0-2"]
     assert [str(number) for number in range(6)] == sorted(world.groups())
-    with_claim.close()
 
 
 def test_samples_of_a_group_share_partition_and_row(tmp_path: Path) -> None:
     """Samples are 0..size-1 of one row, in the group's partition, with the newest version."""
     world = World(tmp_path)
-    world.says(started(policy_version=2))
-    worker = world.worker()
-    turns(worker)
+    world.issuing(policy_version=2)
     rows = []
     for group_id, samples in world.groups().items():
         assert [sample.sample for sample in samples] == [0, 1]
@@ -48,23 +43,6 @@ def test_samples_of_a_group_share_partition_and_row(tmp_path: Path) -> None:
     text = samples[0].text
     assert (f"train {samples[0].row}", str(samples[0].row)) == (text, samples[0].answer)
     assert [ord(c) for c in text] == samples[0].token_ids.numpy().tolist()
-    worker.close()
-
-
-def test_closed_groups_make_room(tmp_path: Path) -> None:
-    """Open groups never exceed (staleness + 1) x groups per step; epochs follow one another."""
-    world = World(tmp_path)
-    world.says(started(step_target=10))
-    worker = world.worker()
-    for number in range(1, 5):
-        turns(worker)
-        assert len(world.groups()) == 3 * (number - 1) + 6
-        world.says(step(number, watermark=3 * number))
-    turns(worker)
-    rows = Counter((s[0].dataset_epoch, s[0].row) for s in world.groups().values())
-    assert set(rows.values()) == {1}
-    assert {(0, row) for row in range(ROWS)} < set(rows)
-    worker.close()
 
 
 def test_the_end_needs_no_spare_groups_and_one_evaluation(tmp_path: Path) -> None:
@@ -80,66 +58,12 @@ def test_the_end_needs_no_spare_groups_and_one_evaluation(tmp_path: Path) -> Non
     assert worker.done
     assert len(world.groups()) == 12
     assert world.evaluations()[3:] == ["e4-0", "e4-1", "e4-2"]
-    worker.close()
-
-
-def test_evaluations_keep_their_distance(tmp_path: Path) -> None:
-    """Every second version is evaluated, each once."""
-    world = World(tmp_path, evaluate_every=2, evaluate_rows=1)
-    world.says(started())
-    worker = world.worker()
-    for number in range(1, 5):
-        turns(worker)
-        world.says(step(number, watermark=3 * number))
-    turns(worker)
-    assert world.evaluations() == ["e0-0", "e2-0", "e4-0"]
-    worker.close()
-
-
-def test_a_dropped_group_comes_again_under_a_new_number(tmp_path: Path) -> None:
-    """The replacement has the same row and names the group; it is issued once, also by a heir."""
-    world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    turns(worker)
-    row = world.groups()["1"][0].row
-    dropped = dropped_group("1", row=row)
-    closed = ClosedGroups(watermark=0, above=(1,))
-    world.says(groups_dropped(groups=(dropped,), closed=closed))
-    turns(worker)
-    worker.close()
-    heir = world.worker()
-    turns(heir)
-    again = [samples[0] for samples in world.groups().values() if samples[0].replaces]
-    assert [("6", row, "1", 1)] == [(p.group_id, p.row, p.replaces, p.replacement) for p in again]
-    assert len(world.groups()) == 7
-    heir.close()
-
-
-def test_a_restart_goes_on_where_the_log_ends(tmp_path: Path) -> None:
-    """The heir issues neither a group nor an evaluation twice, and takes the next rows."""
-    world = World(tmp_path)
-    world.says(started(step_target=10))
-    first = world.worker()
-    turns(first)
-    first.close()
-    world.says(step(1, watermark=3))
-    heir = world.worker()
-    turns(heir)
-    groups = world.groups()
-    assert [str(number) for number in range(9)] == sorted(groups)
-    assert {2} == {len(samples) for samples in groups.values()}
-    assert len({samples[0].row for samples in groups.values()}) == 9
-    assert len(world.evaluations()) == 3
-    heir.close()
 
 
 def test_a_torn_group_is_mended(tmp_path: Path) -> None:
     """Missing samples are written again alike; a group of which nothing is left comes new."""
     world = World(tmp_path)
-    world.says(started())
-    first = world.worker()
-    turns(first)
+    first = world.issuing()
     first.close()
     kept = [
         (at, prompt)
@@ -148,16 +72,13 @@ def test_a_torn_group_is_mended(tmp_path: Path) -> None:
     ]
     torn = World(tmp_path)
     torn.trainer.commit([outgoing(PROMPTS, prompt, partition=at) for at, prompt in kept])
-    torn.says(started())
-    heir = torn.worker()
-    turns(heir)
+    torn.issuing()
     groups = torn.groups()
     assert {str(number): [0, 1] for number in range(6)} == {
         group_id: sorted(p.sample for p in samples) for group_id, samples in groups.items()
     }
     assert len({prompt.row for prompt in groups["4"]}) == 1
     assert torn.evaluations() == ["e0-0", "e0-1", "e0-2"]
-    heir.close()
 
 
 def test_closed_groups_that_were_never_issued_are_refused(tmp_path: Path) -> None:
@@ -167,7 +88,6 @@ def test_closed_groups_that_were_never_issued_are_refused(tmp_path: Path) -> Non
     worker = world.worker()
     with pytest.raises(ConfigError, match="closed group 2, but topic prompts ends with group -1"):
         turns(worker)
-    worker.close()
 
 
 def test_a_predecessor_is_fenced(tmp_path: Path) -> None:
@@ -181,19 +101,6 @@ def test_a_predecessor_is_fenced(tmp_path: Path) -> None:
         turns(first)
     assert len(world.groups()) == 6
     first.close()
-    heir.close()
-
-
-def test_an_aborted_transaction_is_sent_again(tmp_path: Path) -> None:
-    """Nothing is lost and nothing doubled."""
-    world = World(tmp_path)
-    worker = world.worker()
-    turns(worker)
-    world.says(started())
-    world.log.fail_next_commit("run.prompts.0", Fault.BEFORE)
-    turns(worker, 4)
-    assert len(world.issued()) == 3 + 6 * 2
-    worker.close()
 
 
 def test_a_paused_run_issues_nothing(tmp_path: Path) -> None:
@@ -209,7 +116,6 @@ def test_a_paused_run_issues_nothing(tmp_path: Path) -> None:
     until(role, lambda: len(world.groups()) == 6)
     world.says(control_state(state="draining"), topic=CONTROL)
     until(role, lambda: role.done)
-    role.close()
 
 
 def test_drained_it_is_done(tmp_path: Path) -> None:
@@ -221,22 +127,18 @@ def test_drained_it_is_done(tmp_path: Path) -> None:
     turns(worker)
     assert worker.done
     assert not world.issued()
-    worker.close()
 
 
 def test_a_finished_run_that_is_to_go_on_is_not_done(tmp_path: Path) -> None:
     """The target of the old claim does not end a worker that was told of more steps."""
     world = World(tmp_path)
-    world.says(started(step_target=1))
-    first = world.worker()
-    turns(first)
+    first = world.issuing(step_target=1)
     world.says(step(1, watermark=3))
     turns(first)
     assert not first.done
     world.says(started(epoch=2, step_target=4, policy_version=1))
     turns(first)
     assert len(world.groups()) == 9
-    first.close()
 
 
 def test_a_prompt_too_long_for_the_model_is_refused(tmp_path: Path) -> None:

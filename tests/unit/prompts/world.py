@@ -65,6 +65,13 @@ class World:
         context = Context(config=self.config, bus=self.bus, role="prompts", ordinal=0, instance="p")
         return PromptsWorker(context, Characters(), poll_s=0.001)
 
+    def issuing(self, **claim: Any) -> PromptsWorker:
+        """A worker that has issued what a claim lets it."""
+        self.says(started(**claim))
+        worker = self.worker()
+        turns(worker)
+        return worker
+
     def says(self, *events: Event, topic: Topic = STEPS) -> None:
         self.trainer.commit([outgoing(topic, event) for event in events])
 

@@ -115,19 +115,6 @@ def test_one_trajectory_spans_two_versions(tmp_path: Path) -> None:
     assert trajectory.routed_experts_mask is None
 
 
-@pytest.mark.parametrize("opening", ["[", '{"a":'])
-def test_metadata_that_is_nested_too_deep_ends_no_worker(tmp_path: Path, opening: str) -> None:
-    """JSON ends with another error then than at a bracket too few."""
-    stand = Stand(tmp_path)
-    rollout = make_rollout(stand)
-    stand.issue("0", 1, metadata=opening * 100_000)
-    turn_until(rollout, lambda: bool(stand.read(DEAD_LETTERS.name, DeadLetter)))
-    rollout.close()
-    (letter,) = stand.read(DEAD_LETTERS.name, DeadLetter)
-    assert ("0", "validation", True) == (letter.group_id, letter.reason, letter.permanent)
-    assert "recursion" in letter.detail
-
-
 def test_what_cannot_be_rolled_out_is_dead_lettered_with_its_reason(tmp_path: Path) -> None:
     """A prompt too long, ids outside of the vocabulary, a verifier that fails: others go on."""
     stand = Stand(tmp_path)

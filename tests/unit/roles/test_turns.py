@@ -89,15 +89,25 @@ def hint_once(_: str, turn: PolicyTurn) -> Says | Ends:
     return Ends(Judgement(reward=float(turn.number), parts={"turns": 2.0}))
 
 
-def make_rollout(
-    stand: Stand, engine: FakeEngine, environment: Scripted, *, max_turns: int = 4
-) -> StageLoop:
+def begun(
+    folder: Path,
+    engine: FakeEngine,
+    environment: Scripted,
+    *groups: str,
+    max_turns: int = 4,
+    **of_sampler: Any,
+) -> tuple[Stand, StageLoop]:
+    """A worker with one sample of each group."""
+    stand = Stand(folder)
+    stand.publish(0)
     context = stand.context("rollout")
     sampler = make_sampler(stand, engine)
     next_turn = NextTurn(sampler.tokenizer, "tool", vocab_size=engine.vocab_size)
     turns = Turns(environment=environment, next_turn=next_turn, max_turns=max_turns)
-    sampler = dataclasses.replace(sampler, turns=turns)
-    return make_worker(context, context.bus, engine, FileWeightChannel(), sampler)
+    sampler = dataclasses.replace(sampler, turns=turns, **of_sampler)
+    for group in groups or "0":
+        stand.issue(group, 1)
+    return stand, make_worker(context, context.bus, engine, FileWeightChannel(), sampler)
 
 
 def played(stand: Stand, rollout: StageLoop, num: int = 1) -> list[Trajectory]:
@@ -109,10 +119,8 @@ def played(stand: Stand, rollout: StageLoop, num: int = 1) -> list[Trajectory]:
 
 def test_a_sample_goes_from_policy_to_environment_and_back(tmp_path: Path) -> None:
     """Segments tell who wrote what; only the policy's have a version, log-probs and a finish."""
-    stand, engine, environment = Stand(tmp_path), EndsTurns(), Scripted(hint_once)
-    stand.publish(0)
-    rollout = make_rollout(stand, engine, environment)
-    stand.issue("0", 1)
+    engine, environment = EndsTurns(), Scripted(hint_once)
+    stand, rollout = begun(tmp_path, engine, environment)
     (trajectory,) = played(stand, rollout)
     check_trajectory(trajectory, engine.vocab_size, engine.max_tokens)
     assert ["prompt", "policy", "environment", "policy"] == [s.author for s in trajectory.segments]
@@ -133,10 +141,8 @@ def test_a_sample_goes_from_policy_to_environment_and_back(tmp_path: Path) -> No
 
 def test_tokens_that_were_sampled_are_what_the_next_turn_begins_with(tmp_path: Path) -> None:
     """The second request holds the first turn's own ids, and counts all of them as given."""
-    stand, engine = Stand(tmp_path), EndsTurns()
-    stand.publish(0)
-    rollout = make_rollout(stand, engine, Scripted(hint_once))
-    stand.issue("0", 1)
+    engine = EndsTurns()
+    stand, rollout = begun(tmp_path, engine, Scripted(hint_once))
     (trajectory,) = played(stand, rollout)
     ids = [segment.token_ids.numpy() for segment in trajectory.segments]
     first, second = engine.requests
@@ -149,10 +155,8 @@ def test_tokens_that_were_sampled_are_what_the_next_turn_begins_with(tmp_path: P
 
 def test_experts_are_recorded_for_the_environments_tokens_too(tmp_path: Path) -> None:
     """Their rows come with the request of the next turn; none is missing or twice."""
-    stand, engine = Stand(tmp_path), EndsTurns()
-    stand.publish(0)
-    rollout = make_rollout(stand, engine, Scripted(hint_once))
-    stand.issue("0", 1)
+    engine = EndsTurns()
+    stand, rollout = begun(tmp_path, engine, Scripted(hint_once))
     (trajectory,) = played(stand, rollout)
     ids = np.concatenate([segment.token_ids.numpy() for segment in trajectory.segments])
     assert trajectory.routed_experts is not None
@@ -166,10 +170,8 @@ def test_experts_are_recorded_for_the_environments_tokens_too(tmp_path: Path) ->
 
 def test_a_pull_in_the_second_turn_ends_a_segment_and_not_the_turn(tmp_path: Path) -> None:
     """Versions are of segments; the environment's tokens between them have none."""
-    stand, engine = Stand(tmp_path), EndsTurns(stands_at=4)
-    stand.publish(0)
-    rollout = make_rollout(stand, engine, Scripted(hint_once))
-    stand.issue("0", 1)
+    engine = EndsTurns(stands_at=4)
+    stand, rollout = begun(tmp_path, engine, Scripted(hint_once))
     turn_until(rollout, lambda: engine.num_sampled == 4)
     stand.publish(1)
     turn_until(rollout, lambda: engine.policy_version == 1)
@@ -184,10 +186,8 @@ def test_a_pull_in_the_second_turn_ends_a_segment_and_not_the_turn(tmp_path: Pat
 
 def test_an_aborted_request_is_resumed_in_the_turn_where_it_was(tmp_path: Path) -> None:
     """Neither the first turn nor the environment's answer is made again."""
-    stand, engine, environment = Stand(tmp_path), EndsTurns(stands_at=4), Scripted(hint_once)
-    stand.publish(0)
-    rollout = make_rollout(stand, engine, environment)
-    stand.issue("0", 1)
+    engine, environment = EndsTurns(stands_at=4), Scripted(hint_once)
+    stand, rollout = begun(tmp_path, engine, environment)
     turn_until(rollout, lambda: engine.num_sampled == 4)
     asyncio.run(engine.pause(PauseMode.ABORT))
     asyncio.run(engine.resume())
@@ -200,10 +200,8 @@ def test_an_aborted_request_is_resumed_in_the_turn_where_it_was(tmp_path: Path) 
 
 def test_a_turn_that_is_cut_ends_the_sample(tmp_path: Path) -> None:
     """Its environment is not asked; the verifier judges, which knows that it was cut."""
-    stand, engine, environment = Stand(tmp_path), FakeEngine(), Scripted(hint_once)
-    stand.publish(0)
-    rollout = make_rollout(stand, engine, environment)
-    stand.issue("0", 1)
+    engine, environment = FakeEngine(), Scripted(hint_once)
+    stand, rollout = begun(tmp_path, engine, environment)
     (trajectory,) = played(stand, rollout)
     assert ["prompt", "policy"] == [s.author for s in trajectory.segments]
     assert "length" == trajectory.segments[-1].finish_reason
@@ -214,11 +212,9 @@ def test_a_turn_that_is_cut_ends_the_sample(tmp_path: Path) -> None:
 def test_turns_are_bounded_by_their_number_and_by_the_room(tmp_path: Path) -> None:
     """The last word is the policy's; then the verifier judges its last turn."""
     for max_turns, longest in ((2, 10), (100, MAX_TOKENS)):
-        stand, engine = Stand(tmp_path / str(max_turns)), EndsTurns()
-        stand.publish(0)
+        engine = EndsTurns()
         talks = Scripted(lambda name, turn: Says("1011"))
-        rollout = make_rollout(stand, engine, talks, max_turns=max_turns)
-        stand.issue("0", 1)
+        stand, rollout = begun(tmp_path / str(max_turns), engine, talks, max_turns=max_turns)
         (trajectory,) = played(stand, rollout)
         assert "policy" == trajectory.segments[-1].author
         num_turns = sum(s.author == "policy" for s in trajectory.segments)
@@ -230,11 +226,9 @@ def test_turns_are_bounded_by_their_number_and_by_the_room(tmp_path: Path) -> No
 
 def test_a_text_far_too_long_is_no_room_and_is_not_tokenised(tmp_path: Path) -> None:
     """It would hold up every other sample: half a surrogate pair shows that nobody tried."""
-    stand, engine = Stand(tmp_path), EndsTurns()
-    stand.publish(0)
+    engine = EndsTurns()
     talks = Scripted(lambda name, turn: Says("1" * 32 * MAX_TOKENS + "\ud800"))
-    rollout = make_rollout(stand, engine, talks)
-    stand.issue("0", 1)
+    stand, rollout = begun(tmp_path, engine, talks)
     (trajectory,) = played(stand, rollout)
     assert ["prompt", "policy"] == [s.author for s in trajectory.segments]
 
@@ -247,11 +241,8 @@ def test_an_environment_that_fails_costs_its_sample(tmp_path: Path) -> None:
             raise UserCodeError("environment game.py:7 raised KeyError: '\ud800'")
         return hint_once(name, turn)
 
-    stand, environment = Stand(tmp_path), Scripted(reply)
-    stand.publish(0)
-    rollout = make_rollout(stand, EndsTurns(), environment)
-    for group in "012":
-        stand.issue(group, 1)
+    environment = Scripted(reply)
+    stand, rollout = begun(tmp_path, EndsTurns(), environment, *"012")
     assert {"0", "2"} == {t.group_id for t in played(stand, rollout, 2)}
     (letter,) = stand.read(DEAD_LETTERS.name, DeadLetter)
     assert ("1", 0, "environment", False) == (
@@ -278,10 +269,8 @@ def test_a_lost_state_begins_the_sample_anew(
             raise kind("environment game.py died with status 3")
         return hint_once(name, turn)
 
-    stand, environment = Stand(tmp_path), Scripted(reply)
-    stand.publish(0)
-    rollout = make_rollout(stand, EndsTurns(), environment)
-    stand.issue("0", 1)
+    environment = Scripted(reply)
+    stand, rollout = begun(tmp_path, EndsTurns(), environment)
 
     def ended() -> list[Trajectory | DeadLetter]:
         letters = stand.read(DEAD_LETTERS.name, DeadLetter)
@@ -313,10 +302,8 @@ class Hangs(Scripted):
 
 def test_a_sample_that_is_given_up_is_left_by_its_environment(tmp_path: Path) -> None:
     """A rebalance in the middle of an episode publishes nothing of it."""
-    stand, engine, environment = Stand(tmp_path), EndsTurns(), Hangs(hint_once)
-    stand.publish(0)
-    rollout = make_rollout(stand, engine, environment)
-    stand.issue("0", 1)
+    engine, environment = EndsTurns(), Hangs(hint_once)
+    stand, rollout = begun(tmp_path, engine, environment)
     turn_until(rollout, lambda: engine.num_sampled == 3)
     stage: Any = rollout._stage
     stage.give_up({one.raw.partition for one in stage._running.values()})
@@ -329,15 +316,8 @@ def test_a_sample_that_is_given_up_is_left_by_its_environment(tmp_path: Path) ->
 
 def test_a_sample_whose_environment_is_too_slow_names_it(tmp_path: Path) -> None:
     """The deadline is of the whole sample, and its letter says what it waited for."""
-    stand, environment = Stand(tmp_path), Hangs(hint_once)
-    stand.publish(0)
-    context, engine = stand.context("rollout"), EndsTurns()
-    sampler = make_sampler(stand, engine)
-    next_turn = NextTurn(sampler.tokenizer, "tool", vocab_size=engine.vocab_size)
-    turns = Turns(environment=environment, next_turn=next_turn, max_turns=4)
-    sampler = dataclasses.replace(sampler, turns=turns, deadline_s=0.2)
-    rollout = make_worker(context, context.bus, engine, FileWeightChannel(), sampler)
-    stand.issue("0", 1)
+    environment = Hangs(hint_once)
+    stand, rollout = begun(tmp_path, EndsTurns(), environment, deadline_s=0.2)
     turn_until(rollout, lambda: bool(stand.read(DEAD_LETTERS.name, DeadLetter)))
     rollout.close()
     (letter,) = stand.read(DEAD_LETTERS.name, DeadLetter)
@@ -349,10 +329,7 @@ def test_a_sample_whose_environment_is_too_slow_names_it(tmp_path: Path) -> None
 
 def test_turns_and_the_environments_share_are_counted(tmp_path: Path) -> None:
     """What the worker reports tells turns, tokens that nobody sampled, and time waited for."""
-    stand, engine = Stand(tmp_path), EndsTurns()
-    stand.publish(0)
-    rollout = make_rollout(stand, engine, Scripted(hint_once))
-    stand.issue("0", 2)
+    stand, rollout = begun(tmp_path, EndsTurns(), Scripted(hint_once), *"01")
     played(stand, rollout, 2)
     stage: Any = rollout._stage
     counters = stage._reporter._counters

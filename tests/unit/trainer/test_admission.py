@@ -44,13 +44,6 @@ def test_a_plan_is_made_of_the_lowest_complete_groups():
     assert ids == [("2", 0), ("2", 1), ("3", 0), ("3", 1)]
 
 
-def test_too_few_complete_groups_give_no_plan():
-    """A step waits for `groups_per_step` complete groups."""
-    planner = filled(0, groups_per_step=2)
-    planner.add(seen(1, 0), 0.0)
-    assert planner.plan(0) is None
-
-
 def test_the_first_record_of_a_sample_wins():
     """A second record of a sample is counted and ignored, its position is not needed."""
     planner = filled(0)

@@ -53,18 +53,8 @@ def bytes_of(event: Event) -> bytes:
         ),
         (with_policy(weight_hash="f0" * 32), "segments[1].weight_hash of policy version 2 must be"),
         (with_policy(behavior_logprobs=floats(-1, float("nan"), -1)), "behavior_logprobs[1] must"),
-        (with_policy(behavior_logprobs=floats(-1, 0.5, -1)), "[1] must be finite and at most 0"),
-        (with_policy(behavior_logprobs=floats(-1, -1)), "behavior_logprobs must be floats [3]"),
         (with_policy(token_ids=factories.int32s(3, start=999)), "token_ids[1] must be below 1000"),
-        (
-            {"trajectory": {"reward": float("nan")}},
-            "reward must be finite",
-        ),
-        (
-            {"trajectory": {"reward": float("-inf")}},
-            "within 1e+09 of 0, got -inf",
-        ),
-        ({"scores": ()}, "scores must be of the policy segments [1], got []"),
+        ({"trajectory": {"reward": float("nan")}}, "reward must be finite"),
         (
             {"scores": (factories.score(weight_hash="f0" * 32),)},
             "scores[0].weight_hash of policy version 2 must be",
@@ -125,15 +115,6 @@ def test_a_header_closes_no_group() -> None:
     (letter,) = site.take()
     assert ("", -1, "decode") == (letter.group_id, letter.sample, letter.reason)
     assert ([], 1) == (site.dead(), site.intake.num_samples)
-
-
-@pytest.mark.parametrize("group", ["abc", "007", "-1"])
-def test_a_group_that_no_run_numbers_is_told_of(group: str) -> None:
-    """The planner has no such group, so the letter is the only thing that says it was there."""
-    site = Site()
-    site.sends(scored(0, group=group))
-    assert ["validation"] == [letter.reason for letter in site.take()]
-    assert [] == site.dead()
 
 
 def test_what_is_no_letter_is_counted_and_reported() -> None:
@@ -274,9 +255,9 @@ def test_requests_of_operators_are_none_of_its_business() -> None:
     assert (0, []) == (site.intake.num_foreign, site.dead())
 
 
-@pytest.mark.parametrize("group", ["9" * 19, "9" * 5000, "x" * 2_000_000])
-def test_a_group_number_that_no_log_can_hold_stops_nobody(group: str) -> None:
-    """Neither in a score nor in a letter; the closed set is written in 64 bits."""
+@pytest.mark.parametrize("group", ["abc", "007", "-1", "9" * 19, "9" * 5000, "x" * 2_000_000])
+def test_a_group_that_no_run_numbers_is_told_of(group: str) -> None:
+    """Neither a score nor a letter of it stops anybody; the closed set is written in 64 bits."""
     site = Site()
     site.sends(factories.dead_letter(group_id=group, sample=0), scored(0, group=group))
     letters = site.take()

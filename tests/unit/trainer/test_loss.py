@@ -38,24 +38,6 @@ def test_float32_is_close():
     np.testing.assert_allclose(actual, exact, rtol=2e-6, atol=1e-6)
 
 
-def test_the_clip_bites_on_one_side_only():
-    """A ratio is held back where it went too far in the direction of its advantage."""
-    policy, advantages = of(np.log([1.5, 0.5, 1.5, 0.5]), [1.0, -1.0, -1.0, 1.0])
-    zeros = torch.zeros(4, dtype=torch.float64)
-    losses = clipped_losses(policy, zeros, zeros, advantages, SECTION)
-    assert losses.is_clipped_N.tolist() == [True, True, False, False]
-    np.testing.assert_allclose(losses.losses_N, [-1.28, 0.8, 1.5, -0.5])
-
-
-def test_the_weight_is_capped_and_constant():
-    """Proximal / behavior weighs the token, up to the cap, and takes no gradient."""
-    proximal = torch.tensor([0.0, 0.0, -1.0], requires_grad=True)
-    behavior = torch.tensor([-5.0, -0.5, 0.0])
-    weights = clipped_losses(proximal, proximal, behavior, torch.ones(3), SECTION).weights_N
-    np.testing.assert_allclose(weights, [2.0, np.exp(0.5), np.exp(-1.0)], rtol=1e-6)
-    assert not weights.requires_grad
-
-
 def test_scores_are_those_of_the_tempered_softmax():
     """Log-probs and entropy of softmax(logits / temperature), against numpy."""
     rng = np.random.default_rng(0)

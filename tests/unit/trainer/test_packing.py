@@ -145,10 +145,4 @@ def test_a_plan_that_does_not_fit_is_refused(options, message):
 def test_advantages_are_one_per_sample():
     """A wrong number of advantages is refused."""
     with pytest.raises(ValueError, match="1 advantages for 2 samples"):
-        pack(
-            [scored(), two_turns()],
-            np.ones(1, np.float32),
-            [],
-            policy_version=2,
-            token_budget=99,
-        )
+        pack([scored(), two_turns()], np.ones(1), [], policy_version=2, token_budget=99)

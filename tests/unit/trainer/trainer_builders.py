@@ -17,7 +17,10 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 from rlstreams.streams.log.record import Position
+from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.trainer.intake.groups import DeadSample, PolicySegment, SeenSample
+from rlstreams.workers.trainer.learn.advantage import advantages_by
+from rlstreams.workers.trainer.learn.packing import Batch, pack
 
 VOCAB_SIZE = 12
 
@@ -137,6 +140,14 @@ def random_samples(count, seed=0, max_answer=5) -> list[ScoredTrajectory]:
             )
         )
     return samples
+
+
+def batch_of(samples, masked=(), by=None, **options) -> Batch:
+    """Packed with the advantages of their rewards."""
+    rewards = [sample.trajectory.reward for sample in samples]
+    groups = [sample.trajectory.group_id for sample in samples]
+    advantages = advantages_by(rewards, groups, by or LossSection())
+    return pack(samples, advantages, masked, **{"policy_version": 0, "token_budget": 40} | options)
 
 
 class TinyModel(nn.Module):

@@ -140,16 +140,6 @@ def test_bad_overrides_are_refused(overrides, message):
         load([], overrides)
 
 
-def test_the_file_that_holds_the_error_is_named(tmp_path):
-    """Of two files, only the one with the unknown field."""
-    good = write(tmp_path, "[trainer]\nsteps = 3", "good.toml")
-    bad = write(tmp_path, "[trainer]\nstps = 3", "bad.toml")
-    with pytest.raises(ConfigError) as raised:
-        load([good, bad])
-    assert "bad.toml" in str(raised.value)
-    assert "good.toml" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("holds", "advice"),
     [

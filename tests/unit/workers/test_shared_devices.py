@@ -36,7 +36,7 @@ ON_CARD = ["--trainer.device=cuda:0", "--logprob.device=cuda:0"]
         (
             CARD + "gpus = [0]",
             [*ON_CARD, "--trainer.ranks=2"],
-            "trainer.ranks is 2, but the trainer",
+            "trainer.ranks is 2, but its role shares",
         ),
         (CARD + "turn_s = 200", [], "devices.turn_s of 'card' is 200, above longest_turn_s 120"),
     ],
