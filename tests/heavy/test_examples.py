@@ -58,12 +58,18 @@ def test_messages_need_a_template(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_others_can_be_read() -> None:
     """An overlay changes what it is for; what needs a connection is checked without one."""
     configs = (load([EXAMPLES / "demo.toml", EXAMPLES / overlay]) for overlay in OVERLAYS)
-    slower, served, *on_gpus = configs
+    slower, served, *on_gpus, on_one = configs
     assert (5e-5, 60) == (slower.trainer.optimizer.lr, slower.trainer.steps)
     assert ("vllm", 60) == (served.rollout.engine, served.trainer.steps)
     for engine, config in zip(("vllm", "sglang"), on_gpus, strict=True):
         channel, device = config.weights.channel, config.logprob.device
         assert (engine, "nccl", "cuda:1") == (config.rollout.engine, channel, device)
+    (device,) = on_one.devices
+    assert ("vllm", "cuda:0", {"trainer", "rollout", "logprob"}) == (
+        on_one.rollout.engine,
+        on_one.logprob.device,
+        set(device.roles),
+    )
     gym = load([EXAMPLES / ELSEWHERE])
     assert ("gym:chain_sum", "reasoning-gym") == (gym.data.train, gym.reward.verifier)
 
