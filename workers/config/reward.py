@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlstreams.streams.log.errors import ConfigError
@@ -11,6 +12,7 @@ from rlstreams.workers.config.user_code import Option
 SUM = "sum"
 ENVIRONMENT = "environment"  # its numbers are the rewards
 JUDGE = "judge"  # a model behind a server
+JUDGE_PATIENCE_S = 300.0  # for a server that is away or too busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,24 @@ class RewardSection:
         names = [part.label for part in self.parts]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"reward.parts: two are called {twice[0]!r}; give each a `name`")
+
+
+def judging_s(section: RewardSection) -> float:
+    """How long the reward of one answer may take: each term's attempts, one after the other."""
+    terms = section.parts or (section,)
+    return sum(term_s(section, term.verifier, term.options) for term in terms)
+
+
+def term_s(section: RewardSection, verifier: str, options: Mapping[str, Option]) -> float:
+    """Of one verifier; a judge waits for its server, and then for an answer."""
+    if verifier != JUDGE:
+        return section.timeout_s * section.attempts
+    patience_s = options.get("patience_s", JUDGE_PATIENCE_S)
+    if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or patience_s <= 0:
+        raise ConfigError(
+            f"reward.options of {JUDGE!r}: patience_s must be above 0, got {patience_s!r}"
+        )
+    return patience_s + 2 * section.timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from typing import Self
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.views.hops import PROGRESS
 from rlstreams.streams.views.stalls import Limits
+from rlstreams.workers.config.reward import judging_s
 from rlstreams.workers.config.run import RunConfig
 
 TICK_S = 1.0  # a longer pause between two looks is our own: stopped, or the machine slept
@@ -33,8 +34,7 @@ class StuckError(DeadlineError):
 
 def limits_of(config: RunConfig) -> Limits:
     """How long the work of a run may take: for its roles, for `up` and for the monitor."""
-    judged_s = config.reward.timeout_s * config.reward.attempts
-    sample_s = config.rollout.sample_deadline_s + judged_s
+    sample_s = config.rollout.sample_deadline_s + judging_s(config.reward)
     return Limits(
         groups_per_step=config.trainer.groups_per_step,
         stall_s=config.deadlines.stall_s,

@@ -40,8 +40,6 @@ _SHOWN = 200  # characters of a reply in a message
 class JudgeError(Exception):
     """The judge answered, and no other attempt would fare better."""
 
-    final = True
-
 
 class AwayError(Exception):
     """The server is away or too busy; another request may fare better."""
@@ -166,13 +164,14 @@ def last_number(reply: str) -> float:
     """The number on the reply's last line.
 
     Raises:
-        JudgeError: there is none, or it is not from 0 to 1.
+        JudgeError: there is none, or several, or it is not from 0 to 1.
     """
     lines = reply.strip().splitlines()
     found = _NUMBER.findall(lines[-1]) if lines else []
-    if not found or not 0 <= float(found[-1]) <= 1:
+    # Of "0 out of 1" or "50 %" nobody can say what is meant.
+    if len(found) != 1 or "%" in lines[-1] or not 0 <= float(found[0]) <= 1:
         raise JudgeError(
-            f"the judge's reply does not end with a number from 0 to 1: ...{reply[-_SHOWN:]!r}; "
+            f"the judge's reply does not end with one number from 0 to 1: ...{reply[-_SHOWN:]!r}; "
             "ask for one in template_file, or read another form by `parse`"
         )
-    return float(found[-1])
+    return float(found[0])

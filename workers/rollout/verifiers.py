@@ -10,7 +10,14 @@ from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.nearest import meant
-from rlstreams.workers.config.reward import ENVIRONMENT, JUDGE, SUM, RewardSection
+from rlstreams.workers.config.reward import (
+    ENVIRONMENT,
+    JUDGE,
+    JUDGE_PATIENCE_S,
+    SUM,
+    RewardSection,
+    term_s,
+)
 from rlstreams.workers.config.user_code import Option, located, resolved
 from rlstreams.workers.rollout.quick_verifiers import QUICK_VERIFIERS
 from rlstreams.workers.sandbox.reward import Judge, Judgement, RewardError, Sample, Verifier
@@ -19,7 +26,6 @@ from rlstreams.workers.sandbox.verifier import EXTRA, UserVerifier
 
 _IN_CHILD = Path(__file__).with_name("child_verifiers.py")
 _JUDGE = Path(__file__).with_name("judge.py")
-JUDGE_PATIENCE_S = 300.0  # for a server that is away or too busy
 
 
 # Those of ours that run in a child process: the package that each needs, as it is imported, and our
@@ -154,16 +160,13 @@ def _judged_by(
     title = f"{field} {JUDGE!r}"
     if lacks := [name for name in ("url", "model") if not options.get(name)]:
         raise ConfigError(f"{title} needs the option {lacks[0]}")
-    patience_s = options.get("patience_s", JUDGE_PATIENCE_S)
-    if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or patience_s <= 0:
-        raise ConfigError(f"{title}: option patience_s must be above 0, got {patience_s!r}")
     template, parse = str(options.get("template_file", "")), str(options.get("parse", ""))
     if template and not Path(template).is_file():
         raise ConfigError(f"{title}: option template_file: there is no file {template}")
     if parse and ((found := located(parse)) is None or not Path(found[0]).is_file()):
         raise ConfigError(f"{title}: option parse must be `file.py:function`, got {parse!r}")
-    own: dict[str, Option] = {"timeout_s": section.timeout_s, "patience_s": float(patience_s)}
-    return patience_s + 2 * section.timeout_s, {**options, **own}
+    timed: dict[str, Option] = {"patience_s": JUDGE_PATIENCE_S, **options}
+    return term_s(section, JUDGE, options), {**timed, "timeout_s": section.timeout_s}
 
 
 def _quick(verifier: Callable[..., float], options: Mapping[str, Option], title: str) -> Judge:

@@ -113,9 +113,11 @@ def test_an_outage_delays_samples_and_costs_none() -> None:
 @pytest.mark.parametrize(
     ("status", "text", "message"),
     [
-        (200, "I cannot say.", r"does not end with a number from 0 to 1: \.\.\.'I cannot say\.'"),
-        (200, "7", "does not end with a number from 0 to 1"),
-        (200, "", "does not end with a number from 0 to 1"),
+        (200, "I cannot say.", r"does not end with one number from 0 to 1: \.\.\.'I cannot say\.'"),
+        (200, "7", "does not end with one number from 0 to 1"),
+        (200, "Score: 0 (of 1)", "does not end with one number from 0 to 1"),
+        (200, "1%", "does not end with one number from 0 to 1"),
+        (200, "", "does not end with one number from 0 to 1"),
         (200, "cut: 0.5", "its reply was cut at max_tokens = 512"),
         (400, "model `m` does not exist", "answered 400: model `m` does not exist"),
     ],
