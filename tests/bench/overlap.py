@@ -2,7 +2,6 @@
 
     python -m tests.bench.overlap                    # rates measured on H200s, Qwen3-1.7B's shape
     python -m tests.bench.overlap --sample 8000 --score 30000 --train 9000
-    python -m tests.bench.overlap --cpu              # score and train measured here, a small model
 
 Simulated, with answers of lognormal length (mean 1,000 tokens, at most 8,000): samplers fill the
 slots that the staleness bound leaves open, scorers take answers as they come, the trainer takes
@@ -16,11 +15,9 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import statistics
-import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -136,45 +133,6 @@ def row(by: Rates, samplers: int, trainers: int, scorers: int) -> dict[str, floa
     }
 
 
-def on_cpu(by: Rates) -> Rates:
-    """Rates of the demo's model on this CPU, one thread: medians of steps in turns."""
-    from rlstreams.workers.config.loss import LossSection
-    from rlstreams.workers.config.trainer import TrainerSection
-    from rlstreams.workers.engines.base import TokenSequence
-    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
-    from rlstreams.workers.engines.folder_channel import FolderChannel
-    from rlstreams.workers.trainer.learn.packing import pack
-    from rlstreams.workers.trainer.training.training import Training
-    from tests.bench.routing_replay import DEMO, samples
-
-    length, num = 120, 32
-    found = samples(num, length)
-    section = TrainerSection(loss=LossSection(proximal="step_start"), redo="tolerate")
-    training, channel = Training(DEMO, section, threads=1), FolderChannel(DEMO)
-    scorer = BuiltinScorer(DEMO)
-    scorer.pull(channel.published, channel)
-    asked = [
-        TokenSequence(
-            token_ids=np.concatenate([s.token_ids.numpy() for s in one.trajectory.segments])
-        )
-        for one in found
-    ]
-    advantages = np.ones(num, np.float32)
-    batch = pack(found, advantages, [], policy_version=0, token_budget=16_384)
-    seconds: dict[str, list[float]] = {"score": [], "look": [], "train": []}
-    for _ in range(7):
-        started_s = time.monotonic()
-        scorer.score(asked, 0, 1.0)
-        seconds["score"].append(time.monotonic() - started_s)
-        parts = training.learner.step(batch).seconds
-        seconds["look"].append(parts["scoring_s"])
-        seconds["train"].append(parts["forward_backward_s"] + parts["optimizer_s"])
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    say(f"measured on {num * length} tokens:", {k: f"{s:.3f} s" for k, s in medians.items()})
-    rate = {name: num * length / value for name, value in medians.items()}
-    return replace(by, score=rate["score"], train=rate["train"], sample=rate["train"], fixed_s=0.0)
-
-
 def table(by: Rates, layouts: Sequence[tuple[int, int, int]]) -> dict[str, dict[str, float]]:
     """Printed, and given: by `samplers + trainers + scorers`."""
     share = by.train / (by.train + by.score)
@@ -195,11 +153,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, value in asdict(Rates()).items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
-    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--json", type=Path)
     given = vars(parser.parse_args())
-    is_cpu, file = given.pop("cpu"), given.pop("json")
-    by = on_cpu(Rates(**given)) if is_cpu else Rates(**given)
+    file = given.pop("json")
+    by = Rates(**given)
     found = table(by, [(16, 16, 8), (16, 6, 2), (16, 6, 3), (16, 3, 1)])
     if file:
         file.write_text(

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.logprob.scoring import Reference
     from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
-    from rlstreams.workers.trainer.training.training import Compare
     from rlstreams.workers.weights.channel import WeightChannel, WeightServer
 
 WEIGHTS_FOLDER = "weights"
@@ -261,23 +260,6 @@ def _logprob(context: Context) -> Pausable:
     return make_worker(context, context.bus, scorer, _channel(context), reference)
 
 
-def comparison(config: RunConfig, device: str) -> Compare | None:
-    """What adds log-probs of the reference to a batch in the trainer itself, where it is asked to.
-
-    Raises:
-        ConfigError: the reference has another vocabulary.
-    """
-    from functools import partial
-
-    from rlstreams.workers.logprob.scoring import with_reference
-    from rlstreams.workers.model.folder import read_config, vocab_size_of
-
-    if config.logprob.place != "trainer" or not config.trainer.loss.kl_coef:
-        return None
-    vocab_size = vocab_size_of(read_config(model_folder(config.model.path)))
-    return partial(with_reference, _reference(config, device, vocab_size))
-
-
 def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
     """The model that `trainer.loss.kl_coef` keeps the policy close to.
 
@@ -326,7 +308,6 @@ def _trainer(context: Context) -> Pausable:
         device,
         config.model.dtype,
         team=team,
-        compare=comparison(config, device),
     )
     return TrainerWorker(context, context.bus, training, _weight_server(context))
 

@@ -61,8 +61,9 @@ def check_across(config: RunConfig) -> None:
     is_cut = trainer.ranks > 1 or trainer.backend == MEGATRON
     if is_cut and config.weights.snapshot == "none":
         raise ConfigError(
-            f"trainer.ranks is {trainer.ranks} and weights.snapshot is 'none', but the weights of "
-            "several ranks lie whole nowhere: set weights.snapshot to device or pinned"
+            f"trainer.ranks is {trainer.ranks}, trainer.backend {trainer.backend!r} and "
+            "weights.snapshot 'none', but such weights lie whole nowhere: set weights.snapshot to "
+            "device or pinned"
         )
     if trainer.routing_replay and not config.rollout.capture_experts:
         raise ConfigError(
@@ -106,12 +107,12 @@ def _check_place(config: RunConfig) -> None:
             f"{told}.proximal is {loss.proximal!r}: nobody computes these log-probs; set "
             '"behavior", the sampler\'s own, or "interpolated", from them to the policy'
         )
-    if place == "off" and loss.kl_coef:
+    if place != "separate" and loss.kl_coef:
         raise ConfigError(
             f"{told}.kl_coef is {loss.kl_coef:g}: nobody computes log-probs of the reference; "
-            "set it to 0, or another place"
+            'set it to 0, or logprob.place to "separate"'
         )
-    if place == "separate" and loss.kl_coef and config.logprob.ranks > 1:
+    if loss.kl_coef and config.logprob.ranks > 1:
         raise ConfigError(
             f"trainer.loss.kl_coef is {loss.kl_coef:g} with logprob.ranks {config.logprob.ranks}: "
             "the reference would lie whole on rank 0; set logprob.ranks to 1"
@@ -120,11 +121,6 @@ def _check_place(config: RunConfig) -> None:
         raise ConfigError(
             f"logprob.ranks is {config.logprob.ranks} with logprob.backend {MEGATRON!r}, which "
             'scores in one process: set logprob.ranks to 1, or logprob.backend to "builtin"'
-        )
-    if place == "trainer" and loss.kl_coef and config.trainer.ranks > 1:
-        raise ConfigError(
-            f"{told}.kl_coef is {loss.kl_coef:g} with trainer.ranks {config.trainer.ranks}: the "
-            'reference would lie whole on rank 0; set logprob.place = "separate"'
         )
 
 

@@ -20,7 +20,7 @@ from rlstreams.schemas.events import ScoredTrajectory, Segment, SegmentScore, Te
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Record
 from rlstreams.workers.engines.base import Scorer, Scores, TokenSequence
-from rlstreams.workers.logprob.versions import Anchor, plan_anchors, versions_of
+from rlstreams.workers.logprob.versions import Anchor
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.model.base import EngineError, RankLostError
 from rlstreams.workers.policy.puller import Load
@@ -157,30 +157,6 @@ def score_window(
             )
         scores[part.place].append(score)
     return [tuple(of_trajectory) for of_trajectory in scores]
-
-
-def with_reference(
-    reference: Reference, samples: Sequence[ScoredTrajectory]
-) -> list[ScoredTrajectory]:
-    """The samples, those without log-probs of the reference with them: scored as one window.
-
-    Raises:
-        EngineError: the scorer refused or failed.
-    """
-    lacking = [s for s in samples if any(one.reference_logprobs is None for one in s.scores)]
-    window = [sample.trajectory for sample in lacking]
-    anchors = plan_anchors({v for trajectory in window for v in versions_of(trajectory)}, ())
-    found = iter(score_window(window, anchors, {}, reference.scorer, reference))
-    ids = {id(sample) for sample in lacking}
-    return [_compared(sample, next(found)) if id(sample) in ids else sample for sample in samples]
-
-
-def _compared(sample: ScoredTrajectory, found: Sequence[SegmentScore]) -> ScoredTrajectory:
-    scores = (
-        replace(score, reference_logprobs=one.reference_logprobs, reference_hash=one.reference_hash)
-        for score, one in zip(sample.scores, found, strict=True)
-    )
-    return replace(sample, scores=tuple(scores))
 
 
 class _Part(NamedTuple):

@@ -86,8 +86,6 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
     pairs += [("run.seed", old.run.seed, new.run.seed)]
     pairs += [("prompts.group_size", old.prompts.group_size, new.prompts.group_size)]
     pairs += [("trainer.lora", old.trainer.lora, new.trainer.lora)]
-    if _compares(old):  # its steps are redone with the reference in hand
-        pairs += [("logprob.place 'trainer' with a kl_coef", True, _compares(new))]
     if old.trainer.loss.kl_coef and new.trainer.loss.kl_coef:  # one run, one reference
         pairs += [("logprob.reference", old.logprob.reference, new.logprob.reference)]
     for name, was, is_ in pairs:
@@ -97,11 +95,6 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
         _refuse(now.run, f"the id of topic {topic}", was_id, is_id, _RECREATED)
         num, is_num = before.partitions[topic], now.partitions.get(topic)
         _refuse(now.run, f"the number of partitions of {topic}", num, is_num, _REPARTITIONED)
-
-
-def _compares(config: RunConfig) -> bool:
-    """Whether log-probs of the reference are computed in the trainer, and in no record."""
-    return config.logprob.place == "trainer" and bool(config.trainer.loss.kl_coef)
 
 
 def _refuse(run: str, name: str, was: object, is_: object, advice: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from rlstreams.schemas.events import TrainerStarted
@@ -16,7 +15,6 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import SCORED
-from rlstreams.workers.bootstrap.parts import comparison
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
@@ -139,7 +137,6 @@ def _training(config: RunConfig, recorded: RunConfig) -> Training:
             device,
             recorded.model.dtype,
             team=team_of(gpus),
-            compare=comparison(replace(recorded, model=config.model), device),
         )
     except (EngineError, OSError) as err:
         raise RerunError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,11 @@ from rlstreams.streams.log.topics import (
 )
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
-from rlstreams.workers.bootstrap.parts import comparison
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.logprob.passing import PassingScorer
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.stage import StageLoop
-from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.trainer.worker import TrainerWorker
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
@@ -47,7 +44,7 @@ from tests.heavy.trainer.trainer_stand import (
 )
 
 PLACES = {
-    "trainer": {"trainer__loss__proximal": "step_start", "trainer__loss__kl_coef": 0.5},
+    "trainer": {"trainer__loss__proximal": "step_start"},
     "off": {"trainer__loss__proximal": "behavior", "trainer__loss__correction": "none"},
 }
 
@@ -65,8 +62,7 @@ def worker_of(log: MemoryLog, config: RunConfig) -> StageLoop:
 
 
 def trainer_of(log: MemoryLog, config: RunConfig, instance: str) -> TrainerWorker:
-    hardware = partial(Training, compare=comparison(config, "cpu"))
-    return make_trainer(log, config, instance, takeover=True, hardware=hardware)  # type: ignore[arg-type]
+    return make_trainer(log, config, instance, takeover=True)
 
 
 def published(log: MemoryLog) -> dict[int, PolicyPublished]:
@@ -118,9 +114,7 @@ def test_a_run_is_redone_and_clean(tmp_path: Path, place: str) -> None:
         assert isinstance(event, ScoredTrajectory)
         assert [score.anchor for score in event.scores] == ["behavior"]
     last = steps(log)[-1]
-    assert (
-        (place == "trainer") == ("rollout_k3" in last.metrics) == ("kl_reference" in last.metrics)
-    )
+    assert (place == "trainer") == ("rollout_k3" in last.metrics)
     assert last.metrics["scoring_s"] > 0
     told = "\n".join(numbers(bus, 3))
     assert ("prox is known only while the step is done" in told) == (place == "trainer")
@@ -132,7 +126,7 @@ def test_a_run_is_redone_and_clean(tmp_path: Path, place: str) -> None:
     ("place", "changes", "told"),
     [
         ("trainer", {"trainer__loss__proximal": "sampled"}, "holds no weights but its own"),
-        ("trainer", {"trainer__ranks": 2}, "the reference would lie whole on rank 0"),
+        ("trainer", {"trainer__loss__kl_coef": 0.1}, "nobody computes log-probs of the reference"),
         ("off", {"trainer__loss__proximal": "step_start"}, "nobody computes these log-probs"),
         ("off", {"trainer__loss__kl_coef": 0.1}, "nobody computes log-probs of the reference"),
     ],
@@ -142,11 +136,3 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"logprob.place is '{place}'.*{told}"):
         config_of(tmp_path, place, **changes)
-
-
-def test_a_reference_that_the_trainer_scored_is_asked_for_again(tmp_path: Path) -> None:
-    """Its log-probs are in no record: a redo computes them anew, so the switch stays."""
-    log = make_log()
-    trainer_of(log, config_of(tmp_path, "trainer"), "one").close()
-    with pytest.raises(ConfigError, match=r"place 'trainer' with a kl_coef was True and is"):
-        trainer_of(log, config_of(tmp_path, "separate"), "two")

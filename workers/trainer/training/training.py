@@ -7,7 +7,7 @@ samples, masks and cut come from: the planner, or the ledger.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,8 +40,6 @@ from rlstreams.workers.weights.layout import weight_hash
 
 if TYPE_CHECKING:
     from rlstreams.workers.trainer.parallel.team import Team
-
-Compare = Callable[[Sequence[ScoredTrajectory]], Sequence[ScoredTrajectory]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +76,12 @@ class Training:
         device: str = CPU,
         dtype: str = FLOAT32,
         team: Team | None = None,
-        compare: Compare | None = None,
     ) -> None:
         """
         Args:
             device: `cpu`, or `cuda` after `claim_device`.
             dtype: `model.dtype`.
             team: the other ranks; None: there are none.
-            compare: adds log-probs of the reference to a batch; None: its records have them.
 
         Raises:
             ConfigError: a model that cannot be trained so. Whatever is raised, the team is closed.
@@ -102,7 +98,7 @@ class Training:
             )
             config = read_config(folder)
             self.vocab_size, self.max_tokens = vocab_size_of(config), token_limit(config)
-            self._section, self._compare = section, compare
+            self._section = section
             begin = over_megatron if section.backend == MEGATRON else over_library
             made = begin(team, section, numerics, folder, device, dtype)
             self.learner, self.numerics, self.routers = made.learner, made.numerics, made.routers
@@ -156,8 +152,10 @@ class Training:
         """
         reach(CrashPoint.FORWARD_BEFORE)
         started_s = time.monotonic()
-        samples = self._samples(payloads)
-        compared_s = time.monotonic() - started_s
+        samples = [payload.scored for payload in payloads]
+        if self._section.loss.kl_coef:
+            for sample in samples:
+                check_reference(sample)
         for sample in samples:
             check_routing(sample, is_replayed=self._section.routing_replay)
         advantages = self._advantages(samples)
@@ -166,7 +164,6 @@ class Training:
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
         ended_s = time.monotonic()
         figures = result.seconds | {"hash_s": ended_s - hashing_s, "train_s": ended_s - started_s}
-        figures["scoring_s"] += compared_s
         pass_s = figures["train_s"] / batch.epochs
         figures |= self._cost.figures(samples, batch.num_loss_tokens, pass_s)
         reach(CrashPoint.FORWARD_AFTER)
@@ -194,19 +191,10 @@ class Training:
         except SampleTooLargeError as err:
             return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.told),)
         except NumericsError as err:
-            samples = self._samples(payloads)
+            samples = [payload.scored for payload in payloads]
             untrainable = self._untrainable(samples, masked, policy_version)
             blame(err, samples, untrainable, self.learner.weights())
             return untrainable
-
-    def _samples(self, payloads: Sequence[Payload]) -> Sequence[ScoredTrajectory]:
-        """The batch, with log-probs of the reference where the loss asks for them."""
-        samples: Sequence[ScoredTrajectory] = [payload.scored for payload in payloads]
-        if self._section.loss.kl_coef:
-            samples = samples if self._compare is None else self._compare(samples)
-            for sample in samples:
-                check_reference(sample)
-        return samples
 
     def _untrainable(
         self,
