@@ -61,7 +61,7 @@ def check_across(config: RunConfig) -> None:
     is_cut = trainer.ranks > 1 or trainer.backend == MEGATRON
     if is_cut and config.weights.snapshot == "none":
         raise ConfigError(
-            f"trainer.ranks is {trainer.ranks} over {trainer.backend}, and weights.snapshot 'none', "
+            f"trainer.ranks is {trainer.ranks} over {trainer.backend}, weights.snapshot 'none', "
             "but such weights lie whole nowhere: set it to device or pinned"
         )
     if trainer.routing_replay and not config.rollout.capture_experts:

@@ -86,7 +86,7 @@ class RankScorer:
         self.routers = check_replay(model, vocab_size) if spec.replay_routes else None
         self.why_padded = take_documents(scorer, spec.device)
         self.plan = plan_of(model, AllWeights(model))
-        self._shards = Shards(scorer, mesh)
+        self._shards = Shards(scorer, mesh, "logprob.ranks")
         self._forward = Forward(self._shards.root, torch.device(spec.device), self.routers)
         self._held: dict[int, dict[str, Tensor]] = {}  # by version, this rank's rows by path
         self._coming: dict[str, Tensor] = {}

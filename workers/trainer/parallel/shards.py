@@ -116,14 +116,17 @@ class _Root(nn.Module):
 class Shards:
     """The model of a scorer, cut. From here on the model's forward is `root`'s."""
 
-    def __init__(self, scorer: TokenScorer, mesh: DeviceMesh) -> None:
+    def __init__(self, scorer: TokenScorer, mesh: DeviceMesh, field: str = "trainer.ranks") -> None:
         """
+        Args:
+            field: that asks for several ranks, for messages.
+
         Raises:
             ConfigError: a model that cannot be cut so; names what is in the way.
         """
         self.root = _Root(scorer)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-        for layer in units_of(scorer.model):
+        for layer in units_of(scorer.model, field):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self.root, mesh=mesh, mp_policy=policy)
         for module in self.root.modules():
@@ -183,8 +186,11 @@ class Shards:
         """See `ShardedModel`."""
 
 
-def units_of(model: nn.Module) -> list[nn.Module]:
+def units_of(model: nn.Module, field: str = "trainer.ranks") -> list[nn.Module]:
     """The layers that are gathered one by one.
+
+    Args:
+        field: that asks for several ranks, for messages.
 
     Raises:
         ConfigError: none is marked, or the model has what FSDP2 cannot cut.
@@ -195,21 +201,21 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     units = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not units:
         raise ConfigError(
-            f"trainer.ranks is above 1, but a {kind} has no layer that its library marks as one: "
-            "train it on one rank"
+            f"{field} is above 1, but a {kind} has no layer that its library marks as one: "
+            "set it to 1"
         )
     scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
     if scalars:
         raise ConfigError(
-            f"trainer.ranks is above 1, but {scalars[0]} of a {kind} is a single number, which has "
-            "no rows to share out: train it on one rank"
+            f"{field} is above 1, but {scalars[0]} of a {kind} is a single number, which has "
+            "no rows to share out: set it to 1"
         )
     # An expert that no token of a rank is routed to has no gradient there: the sum would wait.
     loose = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and "expert" in n]
     if loose:
         raise ConfigError(
-            f"trainer.ranks is above 1, but {loose[0]} of a {kind} holds experts one by one, not "
-            "in one tensor: train it on one rank"
+            f"{field} is above 1, but {loose[0]} of a {kind} holds experts one by one, not "
+            "in one tensor: set it to 1"
         )
     return units
 
