@@ -51,18 +51,18 @@ def read_rows(
     feed = Feed(bus, view, TOPICS)
     num_rows = 0
 
-    def give(*, is_caught_up: bool) -> None:
+    def give(*, is_caught_up: bool, is_last: bool = False) -> None:
         nonlocal num_rows
-        rows = view.take(is_caught_up=is_caught_up)
+        rows = view.take(is_caught_up=is_caught_up, is_last=is_last)
         if rows:
             sink.write(rows)
         num_rows += len(rows)
 
     try:
         feed.catch_up(READ_DEADLINE_S)
-        give(is_caught_up=True)
         is_last = not follow
-        while not is_last and not view.is_over:
+        give(is_caught_up=True, is_last=is_last)
+        while not (is_last or view.is_over):
             is_last = stopped()
             try:
                 while feed.poll(POLL_S):
@@ -71,6 +71,8 @@ def read_rows(
             except (BrokerError, DeadlineError):
                 break  # `up` has stopped its broker: the run is drained
             give(is_caught_up=is_caught_up)
+        if is_last or view.is_over:
+            give(is_caught_up=True, is_last=True)
     finally:
         feed.close()
     return num_rows

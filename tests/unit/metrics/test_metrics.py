@@ -185,6 +185,20 @@ def test_following_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [("step", 1), ("step", 2), ("evaluation", 2)] == [(r.kind, r.step) for r in kept.rows]
 
 
+def test_an_evaluation_that_lacks_answers_is_the_last_row() -> None:
+    """Before the run is over they may come, though a later evaluation is complete."""
+    log = begun()
+    send(log, step(2), *evaluation())
+    for sample in (0, 1):
+        early = {**EVALUATED, "group_id": "e1-0", "sample": sample}
+        send(log, (PROMPTS, factories.prompt(**early)))
+    send(log, (TRAJECTORIES, factories.trajectory(**early)))
+    kept = Kept()
+    read_rows(MemoryBus(log, "run"), kept, MetricRows(), follow=True)
+    assert [2, 1] == [row.step for row in kept.rows if row.kind == "evaluation"]
+    assert {1, 2} == {row.step for row in rows_of(log) if row.kind == "evaluation"}
+
+
 def test_following_a_run_without_evaluation_ends_with_its_last_step() -> None:
     """Nobody waits for what will not come."""
     kept = Kept()
