@@ -14,6 +14,7 @@ from rlstreams.streams.views.feed import Feed
 TOPICS = (STEPS, PROMPTS, TRAJECTORIES, DEAD_LETTERS)
 POLL_S = 0.5
 READ_DEADLINE_S = 60.0
+LAST_S = 10.0  # the same once it is stopped: who stops it waits
 
 
 class Sink(Protocol):
@@ -45,7 +46,7 @@ def read_rows(
         How many rows there were.
 
     Raises:
-        DeadlineError: nothing came of what lies in the log.
+        DeadlineError: nothing came of what lies in the log, at first or once it is stopped.
         BrokerError: the broker went before everything in it was read.
     """
     feed = Feed(bus, view, TOPICS)
@@ -63,7 +64,9 @@ def read_rows(
         is_last = not follow
         give(is_caught_up=True, is_last=is_last)
         while not (is_last or view.is_over):
-            is_last = stopped()
+            if is_last := stopped():
+                feed.catch_up(LAST_S)
+                break
             try:
                 while feed.poll(POLL_S):
                     give(is_caught_up=False)
