@@ -2,7 +2,8 @@
 
 `python -m infra.hosts.image` prints the image's name and nothing else on stdout. The image is
 Debian's C library and shell (infra/kafka/base.sh), this Python with its packages, our wheel, and
-`keep.sh`; one layer, as large as the environment. The name carries a hash of locks and sources.
+`keep.sh`; one layer, as large as the environment. The name carries a hash of the installed
+distributions and of the sources.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sysconfig
 import tarfile
 import tempfile
 from collections.abc import Collection
+from importlib.metadata import distributions
 from pathlib import Path
 
 from infra.kafka.image import BUILD_S, exists, make_base, say
@@ -50,11 +52,14 @@ def image() -> str:
 
 
 def _fingerprint() -> str:
-    digest = hashlib.sha256(sys.version.encode())
+    found = sorted(f"{found.name}=={found.version}" for found in distributions())
+    digest = hashlib.sha256(repr((sys.version, found)).encode())
     folders = ("schemas", "streams", "workers", "rlstreams", "infra/hosts", "infra/locks")
-    for path in sorted(p for folder in folders for p in (ROOT / folder).rglob("*")):
+    paths = sorted(p for folder in folders for p in (ROOT / folder).rglob("*"))
+    for path in (ROOT / "pyproject.toml", ROOT / "infra/kafka/base.sh", *paths):
         if path.is_file() and path.suffix != ".pyc":
-            digest.update(path.read_bytes())
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:12]
 
 

@@ -7,9 +7,7 @@ import hashlib
 import json
 import os
 import shlex
-import signal
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
 NICE = 10  # the run goes first
 AGAIN_S = 5.0  # until a log that could not be read is opened anew
+PREDECESSOR_S = 45.0  # of an `up` that was killed: its tracker is about to end
 
 
 def add(subparsers: Commands) -> None:
@@ -46,16 +45,14 @@ def add(subparsers: Commands) -> None:
         """,
     )
     add_run(parser)
+    # Set by `up`: a pipe that closes when its process is gone.
+    parser.add_argument("--caller-fd", type=int, default=-1, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write all; 0 if no tracker lacks a row."""
-    from rlstreams.debug.inspect.words import spelling
-    from rlstreams.show.metrics.picks import SamplePicks
-    from rlstreams.show.metrics.reading import read_rows
-    from rlstreams.show.metrics.rows import MetricRows
-    from rlstreams.show.track.tracker import Tracker
-    from rlstreams.streams.log.errors import ConfigError, StreamsError
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.streams.log.owner_lock import OwnedError, held
 
     config = configuration(args.config, args.overrides)
     if not config.track.used:
@@ -65,41 +62,54 @@ def run(args: argparse.Namespace) -> int:
         )
     with suppress(OSError):
         os.nice(NICE)
-    _alone(config)
-    stop, tracker, has_held_out = threading.Event(), None, config.data.has_held_out
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    Path(config.folder).mkdir(parents=True, exist_ok=True)
+    wait_s = PREDECESSOR_S if args.caller_fd >= 0 else 0.0
+    try:
+        # Two would end each other's processes.
+        with held(Path(config.folder) / "track.lock", wait_s=wait_s):
+            return _track(args, config)
+    except OwnedError as err:
+        raise ConfigError(f"{config.folder} is tracked by process {err.owner} already") from None
+
+
+def _track(args: argparse.Namespace, config: RunConfig) -> int:
+    from rlstreams.debug.inspect.words import spelling
+    from rlstreams.show.metrics.picks import SamplePicks
+    from rlstreams.show.metrics.reading import read_rows
+    from rlstreams.show.metrics.rows import MetricRows
+    from rlstreams.show.track.tracker import Tracker
+    from rlstreams.streams.log.errors import StreamsError
+    from rlstreams.workers.loop.runtime import Stop
+
+    stop, tracker, has_held_out = Stop(), None, config.data.has_held_out
+    stop.on_signals()
+    if args.caller_fd >= 0:
+        stop.when_closed(args.caller_fd)
     spelled = spelling("", config.model.path)
     while True:
         picks = SamplePicks(spelled, shlex.join(args.config), has_held_out=has_held_out)
         steps = config.trainer.steps if args.follow else 0
         view = MetricRows(has_held_out=has_held_out, step_target=steps, picks=picks)
+        is_read = False
         try:
             with opened_run(config, lambda _: None) as log:
                 tracker = tracker or Tracker(config.track.used, _about(config, log, args), _say)
-                read_rows(log.bus, tracker, view, follow=args.follow, stopped=stop.is_set)
+                read_rows(
+                    log.bus, tracker, view, follow=args.follow, stopped=lambda: stop.requested
+                )
+            is_read = not args.follow or view.is_over or stop.requested
         except StreamsError as err:
             if tracker is None or not args.follow:
                 raise
             _say(f"the log cannot be read: {err}")
         if not args.follow or view.is_over or stop.wait(AGAIN_S):
             break
-    tracker.close(stop.is_set)
+    tracker.close(lambda: stop.requested)
     for name, num in tracker.missing.items():
         _say(f"{name}: lacks {num} rows or did not confirm them; they are in the log")
-    return 1 if tracker.missing else 0
-
-
-def _alone(config: RunConfig) -> None:
-    """Two would end each other's processes; the lock goes with this one."""
-    from rlstreams.streams.log.errors import ConfigError
-    from rlstreams.streams.log.owner_lock import OwnedError, take
-
-    Path(config.folder).mkdir(parents=True, exist_ok=True)
-    try:
-        take(Path(config.folder) / "track.lock")
-    except OwnedError as err:
-        raise ConfigError(f"{config.folder} is tracked by process {err.owner} already") from None
+    if not is_read:
+        _say("the log was not read to its end")
+    return 1 if tracker.missing or not is_read else 0
 
 
 def _about(config: RunConfig, log: RunLog, args: argparse.Namespace) -> About:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -74,9 +75,16 @@ class MlflowSection:
     """MLflow."""
 
     uri: str = ""
-    """Of the tracking server, or `file:PATH`; empty: not used."""
+    """Of the tracking server, without a password, or `file:PATH`; empty: not used."""
     experiment: str = ""
     """Empty: the run's id."""
+
+    def __post_init__(self) -> None:
+        if re.search(r"//[^/]*:[^/]*@", self.uri):  # the text of a refusal must not show it
+            raise ConfigError(
+                "track.mlflow.uri holds a password, which the log would keep: set the environment "
+                "variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,6 +119,10 @@ class Stop:
         """Whether the loop should drain."""
         return self._event.is_set()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Until the loop should drain; False: not within this time."""
+        return self._event.wait(timeout_s)
+
     def on_signals(self) -> None:
         """SIGTERM and SIGINT request a stop; only from the main thread."""
 

@@ -29,13 +29,16 @@ class SamplePicks:
         self._has_held_out = has_held_out
         self._first = FirstRecords()
         self._kept: dict[tuple[str, int], dict[str, tuple[str, Answer, int]]] = {}
+        self._shown: set[tuple[str, int]] = set()
 
     def apply(self, event: Event) -> None:
         """Take one event; the first record of a sample counts."""
         if not isinstance(event, Trajectory):
             return
         version = self._version(event)
-        if version is None or not self._first.admits(event):
+        if version is None or (event.purpose, version) in self._shown:
+            return
+        if not self._first.admits(event):
             return
         try:
             answer = answer_of(event, version)
@@ -63,7 +66,8 @@ class SamplePicks:
         return max(versions) if is_kept else None
 
     def of(self, drawn: tuple[str, int]) -> Sequence[Mapping[str, str]]:
-        """Rows with `COLUMNS` of samples with this purpose and version."""
+        """Rows with `COLUMNS` of samples with this purpose and version; they are dropped then."""
+        self._shown.add(drawn)
         return [
             {
                 "which": which,
@@ -75,7 +79,7 @@ class SamplePicks:
                 "answer": self._text([token for run in answer.runs for token in run.token_ids]),
                 "look": shlex.join(["rlstreams", "inspect", name, self._place]),
             }
-            for which, (name, answer, _) in self._kept.get(drawn, {}).items()
+            for which, (name, answer, _) in self._kept.pop(drawn, {}).items()
         ]
 
     def _text(self, token_ids: Sequence[int]) -> str:

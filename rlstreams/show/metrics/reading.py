@@ -14,6 +14,7 @@ from rlstreams.streams.views.feed import Feed
 TOPICS = (STEPS, PROMPTS, TRAJECTORIES, DEAD_LETTERS)
 POLL_S = 0.5
 READ_DEADLINE_S = 60.0
+LAST_S = 10.0  # the same once it is stopped: who stops it waits
 
 
 class Sink(Protocol):
@@ -45,25 +46,27 @@ def read_rows(
         How many rows there were.
 
     Raises:
-        DeadlineError: nothing came of what lies in the log.
+        DeadlineError: nothing came of what lies in the log, at first or once it is stopped.
         BrokerError: the broker went before everything in it was read.
     """
     feed = Feed(bus, view, TOPICS)
     num_rows = 0
 
-    def give(*, is_caught_up: bool) -> None:
+    def give(*, is_caught_up: bool, is_last: bool = False) -> None:
         nonlocal num_rows
-        rows = view.take(is_caught_up=is_caught_up)
+        rows = view.take(is_caught_up=is_caught_up, is_last=is_last)
         if rows:
             sink.write(rows)
         num_rows += len(rows)
 
     try:
         feed.catch_up(READ_DEADLINE_S)
-        give(is_caught_up=True)
         is_last = not follow
-        while not is_last and not view.is_over:
-            is_last = stopped()
+        give(is_caught_up=True, is_last=is_last)
+        while not (is_last or view.is_over):
+            if is_last := stopped():
+                feed.catch_up(LAST_S)
+                break
             try:
                 while feed.poll(POLL_S):
                     give(is_caught_up=False)
@@ -71,6 +74,8 @@ def read_rows(
             except (BrokerError, DeadlineError):
                 break  # `up` has stopped its broker: the run is drained
             give(is_caught_up=is_caught_up)
+        if is_last or view.is_over:
+            give(is_caught_up=True, is_last=True)
     finally:
         feed.close()
     return num_rows

@@ -85,17 +85,19 @@ class MetricRows:
     def _step(self, event: StepCompleted, _: Position) -> None:
         self._new.append(step_row(step_point(event)))
 
-    def take(self, *, is_caught_up: bool) -> list[Row]:
+    def take(self, *, is_caught_up: bool, is_last: bool = False) -> list[Row]:
         """Rows that are new, by time.
 
         Args:
             is_caught_up: all topics were read to their ends: only then is it known how many rows
                 an evaluation has.
+            is_last: evaluations that lack answers, and that a later one followed, are rows too.
         """
         rows, self._new = self._new, []
         if is_caught_up:
             for point in self._evaluation.state.curve:
-                if point.policy_version not in self._told:
+                is_over = is_last or point.is_complete
+                if is_over and point.policy_version not in self._told:
                     self._told.add(point.policy_version)
                     step = self._ledger.made_by.get(point.policy_version, point.policy_version)
                     rows.append(evaluation_row(point, step))

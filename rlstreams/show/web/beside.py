@@ -57,7 +57,8 @@ def trackers(
     if not names:
         yield
         return
-    with _beside(folder, TRACK_LOG, "track", str(folder), "--follow") as process:
+    words = ("track", str(folder), "--follow", "--caller-fd", "0")
+    with _beside(folder, TRACK_LOG, *words) as process:
         say(f"tracked by {', '.join(names)}; problems are in {folder / TRACK_LOG}")
         try:
             yield
@@ -70,11 +71,15 @@ def trackers(
 
 @contextmanager
 def _beside(folder: Path, log: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Its standard input is a pipe that closes with this process, however it ends."""
     with (folder / log).open("ab") as output:
-        yield subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "rlstreams", *words],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
+        assert process.stdin is not None
+        with process.stdin:
+            yield process
 
 
 def _end(process: subprocess.Popen[bytes], within_s: float) -> int:

@@ -26,6 +26,8 @@ from rlstreams.workers.dataset.files import write_whole
 
 _MAIN = "__main__"  # a script that runs, a notebook
 _HEAD = "from __future__ import annotations\n"
+_SECRET = re.compile(r"(?i)(key|token|secret|password)$")
+_INNER = "is defined inside of another function, whose values it may use"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ def reward_place(function: Callable[..., object], folder: Path) -> tuple[str, Gi
     if function.__name__ == "<lambda>":
         raise _refused(name, "a lambda has no name in a file")
     if function.__closure__ or "<locals>" in name:
-        raise _refused(name, "it is defined inside of another function, whose values it may use")
+        raise _refused(name, f"it {_INNER}")
     module = sys.modules.get(function.__module__)
     if function.__module__ != _MAIN and getattr(module, name, None) is function:
         if getattr(module, "__package__", ""):
@@ -114,6 +116,9 @@ class _Copy:
             return
         self._done.add(name)
         home, own = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+        if isinstance(value, str) and _SECRET.search(name):
+            why = f"it uses {name}, by its name a secret, which a copy would show"
+            raise _refused(self._name, f"{why}: read it from os.environ inside of the function")
         if _is_literal(value):
             self.parts.append(f"{name} = {value!r}\n")
         elif isinstance(value, ModuleType):
@@ -133,11 +138,17 @@ class _Copy:
             )
 
     def _add_source(self, name: str, value: FunctionType) -> None:
+        if value.__closure__ or "<locals>" in value.__qualname__:
+            raise _refused(self._name, f"it uses {name}, which {_INNER}")
         try:
             text = textwrap.dedent(inspect.getsource(value))
         except OSError as err:
             raise _refused(self._name, f"the source of {name} is not known here") from err
-        for used in _globals_of(compile(f"{_HEAD}{text}", name, "exec", dont_inherit=True)):
+        code = compile(f"{_HEAD}{text}", name, "exec", dont_inherit=True)
+        if name not in _bound(code):
+            own = f"it uses {name}, which is {value.__name__}: call it by its own name"
+            raise _refused(self._name, own)
+        for used in _globals_of(code):
             if used in self._scope:
                 self._add(used, self._scope[used])
             elif not hasattr(builtins, used):
@@ -148,17 +159,29 @@ class _Copy:
 def _globals_of(code: CodeType) -> Iterator[str]:
     """Names that a definition reads and does not bind: when it is made, and when it is called."""
     found = [(i.opname, i.argval) for i in dis.get_instructions(code)]
-    own = {name for kind, name in found if kind == "STORE_NAME"}
     reads = {name for kind, name in found if kind in ("LOAD_GLOBAL", "LOAD_NAME")}
-    yield from sorted(name for name in reads - own if not name.startswith("__"))
+    yield from sorted(name for name in reads - _bound(code) if not name.startswith("__"))
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _globals_of(inner)
 
 
+def _bound(code: CodeType) -> set[str]:
+    return {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_NAME"}
+
+
 def _is_literal(value: object) -> bool:
     """Whether its `repr` gives it back."""
     try:
-        return bool(ast.literal_eval(repr(value)) == value)
-    except (ValueError, SyntaxError, TypeError):
+        return _is_same(ast.literal_eval(repr(value)), value)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return False
+
+
+def _is_same(found: Any, value: Any) -> bool:  # noqa: ANN401
+    """Also in type, with what is in it: a subclass of dict is no dict."""
+    if type(found) is not type(value) or found != value:
+        return False
+    if isinstance(found, dict):
+        return all(map(_is_same, [*found, *found.values()], [*value, *value.values()]))
+    return not isinstance(found, list | tuple) or all(map(_is_same, found, value))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from typing import IO, Any, Self
 import msgspec
 
 from rlstreams.cli.config import toml_lines
-from rlstreams.show.metrics.rows import EVALUATION
+from rlstreams.show.metrics.rows import EVALUATION, STEP
 from rlstreams.streams.log import errors
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.up.api.given import GivenFile, reward_place, rows_file
@@ -121,7 +122,7 @@ class Run:
         self._is_asked = False  # to drain
         self._is_over = False  # nothing more will be printed
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._say = say or (lambda _: None)
+        self._say = say or _silent
         # Ctrl-C of a terminal reaches us alone; the pipe closes with us, however we end.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rlstreams", "up", str(file), *options, *_OPTIONS],
@@ -187,28 +188,45 @@ class Run:
         self._process.stdin.close()
 
     def _take(self, pipe: IO[str]) -> None:
-        """Standard output: a JSON object a line."""
-        with pipe:
-            for line in pipe:
-                row = json.loads(line)
-                if row["kind"] == EVALUATION:
-                    self.evaluations.append(Evaluation.of(row))
-                elif row["kind"] == END:
-                    self._error = _error_of(row)
-                    self.outcome = row["outcome"]
-                else:
-                    self._steps.put(
-                        Step.of(row, self.evaluations[-1] if self.evaluations else None)
-                    )
-        self._is_over = True
-        self._steps.put(None)
+        """Standard output: a JSON object a line; what else a library prints is kept as text."""
+        try:
+            with pipe:
+                for line in pipe:
+                    self._take_line(line)
+        finally:
+            self._is_over = True
+            self._steps.put(None)
+
+    def _take_line(self, line: str) -> None:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        kind = row.get("kind") if isinstance(row, dict) else None
+        if kind == EVALUATION:
+            self.evaluations.append(Evaluation.of(row))
+        elif kind == STEP:
+            self._steps.put(Step.of(row, self.evaluations[-1] if self.evaluations else None))
+        elif kind == END:
+            self._error = _error_of(row)
+            self.outcome = row["outcome"]
+        else:
+            self._lines.append(line.rstrip("\n"))
 
     def _hear(self, pipe: IO[str]) -> None:
         """Standard error: what a person reads."""
         with pipe:
             for line in pipe:
-                self._lines.append(line.rstrip("\n"))
-                self._say(self._lines[-1])
+                self._lines.append(text := line.rstrip("\n"))
+                try:
+                    self._say(text)
+                except Exception:  # noqa: BLE001 - the caller's own; `up` must not meet a closed pipe
+                    traceback.print_exc()
+                    self._say = _silent
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""
 
 
 def _error_of(row: Mapping[str, Any]) -> StreamsError | None:

@@ -28,12 +28,15 @@ class Figures:
         self._step = views.run.step
         self._evaluated = {point.policy_version for point in views.evaluation.curve}
 
-    def update(self, views: ViewState, is_caught_up: Callable[[], bool]) -> None:
+    def update(
+        self, views: ViewState, is_caught_up: Callable[[], bool], *, is_last: bool = False
+    ) -> None:
         """Write what is new.
 
         Args:
             is_caught_up: whether all was read that the topics held when an evaluation seemed to be
                 over: only then is it known how many answers it has.
+            is_last: evaluations that lack answers, and that a later one followed, are written too.
         """
         steps = views.run.steps if views.run.step > self._step else ()
         for number, point in enumerate(steps, 1):
@@ -45,7 +48,8 @@ class Figures:
             more = {"step_target": views.run.step_target, "tokens_per_s": found.sampled_per_s}
             self._rows.write([replace(row, values={**row.values, **more})])
             self._step = point.step
-        new = [p for p in views.evaluation.curve if p.policy_version not in self._evaluated]
+        over = [p for p in views.evaluation.curve if is_last or p.is_complete]
+        new = [p for p in over if p.policy_version not in self._evaluated]
         if new and is_caught_up():
             self._rows.write([evaluation_row(p, views.run.step_of(p.policy_version)) for p in new])
             self._evaluated |= {point.policy_version for point in new}

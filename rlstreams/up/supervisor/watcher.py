@@ -167,7 +167,8 @@ class Watcher:
     def finish(self) -> None:
         """`catch_up`, and write the figures that come of it."""
         self.catch_up()
-        self._write_figures()
+        if self._figures is not None:
+            self._figures.update(self.state, lambda: True, is_last=True)
 
     def is_evaluated(self) -> bool:
         """Whether every held-out row was answered for the newest version."""
@@ -209,7 +210,8 @@ class Watcher:
         if now_s < self._next_draw_s and not self._live.has_key():
             return
         self._next_draw_s = now_s + DRAW_S
-        self._write_figures()
+        if self._figures is not None:
+            self._figures.update(self.state, self._has_read)
         self._is_shown = True
         self._live.update(
             LiveInput(
@@ -225,15 +227,16 @@ class Watcher:
             )
         )
 
-    def _write_figures(self) -> None:
-        """Those that are new, where somebody wants them."""
-        if self._figures is not None:
-            self._figures.update(self.state, self._has_read)
-
     def _has_read(self) -> bool:
-        """Whether all was read that the topics held when this was asked first."""
-        self._asked_ends = self._asked_ends or self._feed.ends()
-        if self._feed.behind(self._asked_ends):
+        """Whether all was read that the topics held when this was asked first; a broker that is
+        away is asked again."""
+        if self.is_broker_away:
+            return False
+        try:
+            self._asked_ends = self._asked_ends or self._feed.ends()
+            if self._feed.behind(self._asked_ends):
+                return False
+        except (BrokerError, DeadlineError):
             return False
         self._asked_ends = {}
         return True

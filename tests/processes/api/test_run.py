@@ -215,6 +215,28 @@ def test_what_goes_wrong_is_raised(
     assert "failed" == run.outcome
 
 
+def test_lines_that_are_no_rows_and_a_say_that_fails_end_nothing(
+    stand_in: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A library prints, a kill tears a line, the caller's own function raises."""
+    stand_in(
+        "print('one\\ntwo', file=sys.stderr, flush=True)\nprint('Loading ...\\n12')\n"
+        + prints(step(1))
+        + "print('{\"kind\": \"st', end='')\n"
+    )
+    told: list[str] = []
+
+    def fail(text: str) -> None:
+        told.append(text)
+        raise ZeroDivisionError
+
+    run, steps = started(say=fail), []
+    with pytest.raises(RunFailedError, match=r"(?s)ended with 0:.*Loading \.\.\.\n12.*\"st"):
+        steps.extend(one.step for one in run)
+    assert ([1], ["one"]) == (steps, told)
+    assert 1 == capfd.readouterr().err.count("Traceback")
+
+
 def test_a_value_that_is_none_is_refused_before_anything_starts(
     stand_in: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -141,3 +141,28 @@ def test_files_of_another_run_are_refused_and_rows_that_are_there_passed_by(tmp_
     assert len(tensorboard(tmp_path)) == sum(len(row.tags) for row in made_rows.rows())
     with pytest.raises(ConfigError, match="has event files of run demo-1, and demo-2 would be"):
         TensorBoardSink(folder, replace(about, identity="demo-2"))
+
+
+def test_a_tracker_hears_that_its_up_was_killed(tmp_path: Path) -> None:
+    """By its standard input, which `up` kept open; it would lock out the tracker of the next."""
+    program, ended = tmp_path / "python", tmp_path / "ended"
+    program.write_text(f'#!/bin/sh\ncat\necho "$@" > {ended}.part\nmv {ended}.part {ended}\n')
+    program.chmod(0o700)
+    (tmp_path / "logs").mkdir()
+    killed = (
+        "import os, pathlib, sys; from rlstreams.show.web.beside import trackers\n"
+        f"sys.executable = {str(program)!r}\n"
+        f"with trackers(pathlib.Path({str(tmp_path)!r}), ['wandb'], print, print):\n"
+        f"    print(os.path.exists({str(ended)!r}), flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", killed], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert (-signal.SIGKILL, "False") == (done.returncode, done.stdout.split()[-1])
+    until_s = time.monotonic() + 60
+    while not ended.exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    assert f"-m rlstreams track {tmp_path} --follow --caller-fd 0\n" == ended.read_text()

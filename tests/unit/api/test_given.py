@@ -48,6 +48,39 @@ def unknown(prompt, completion, answer, metadata):
 def open_file(prompt, completion, answer, metadata):
     return HANDLE.read()
 
+class Loose(dict):
+    def __missing__(self, key):
+        return 0.0
+
+API_KEY = "sk-1"
+TABLE = [Loose(a=1.0)]
+DEEP = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+def bonus(amount):
+    def add(value):
+        return value + amount
+    return add
+
+plus_one = bonus(1)
+other = last
+
+def renamed(prompt, completion, answer, metadata):
+    return other(completion)
+
+def closing(prompt, completion, answer, metadata):
+    return plus_one(0)
+
+def asking(prompt, completion, answer, metadata):
+    return API_KEY
+
+def loose(prompt, completion, answer, metadata):
+    return TABLE[0]["b"]
+
+def deep(prompt, completion, answer, metadata):
+    return len(DEEP)
+
 anonymous = lambda prompt, completion, answer, metadata: 1.0
 '''
 
@@ -112,6 +145,11 @@ def closure() -> Callable[..., float]:
         ("stateful", "stateful .* it uses Tally, an object of type, which is not text, number, "),
         ("open_file", "open_file .* it uses HANDLE, an object of "),
         ("anonymous", "a lambda has no name"),
+        ("renamed", "it uses other, which is last: call it by its own name"),
+        ("closing", "it uses plus_one, which is defined inside of another function"),
+        ("asking", "it uses API_KEY, by its name a secret, .*: read it from os.environ inside"),
+        ("loose", "it uses TABLE, an object of list, which is not text"),
+        ("deep", "it uses DEEP, an object of list, which is not text"),
     ],
 )
 def test_what_cannot_be_copied_is_refused_with_the_reason(

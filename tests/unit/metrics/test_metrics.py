@@ -21,6 +21,7 @@ from rlstreams.show.metrics.prometheus import families, served
 from rlstreams.show.metrics.reading import read_rows
 from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row
 from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
@@ -127,6 +128,7 @@ def test_rows_show_their_best_worst_and_newest_sample() -> None:
         send(log, (TRAJECTORIES, factories.trajectory(group_id="7", **(values | nine))))
     send(log, (TRAJECTORIES, factories.trajectory(**EVALUATED, sample=0, reward=7.0)))
     send(log, *(step(number) for number in range(2, 11)))
+    late = factories.trajectory(**EVALUATED, sample=9)
     wanted = [("best", "1", "1"), ("worst", "2", "0"), ("newest", "3", "0.25")]
     for has_held_out, key, group in (
         (True, "evaluation of version 2", "e2-0"),
@@ -140,6 +142,8 @@ def test_rows_show_their_best_worst_and_newest_sample() -> None:
             (sample["which"], sample["sample"], sample["reward"]) for sample in row.samples
         ]
         assert f"rlstreams inspect {group}/1 'runs/a b'" == row.samples[0]["look"]
+        picks.apply(late)
+        assert not (picks.of((EVALUATE, 2)) if has_held_out else picks.of(("train", 9)))
 
 
 def test_several_answers_to_a_row_have_a_mean_and_a_best() -> None:
@@ -183,6 +187,37 @@ def test_following_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     reader.join(60)
     assert not reader.is_alive()
     assert [("step", 1), ("step", 2), ("evaluation", 2)] == [(r.kind, r.step) for r in kept.rows]
+
+
+def test_what_lies_in_the_log_is_read_once_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an error says that it was not: who stops it would take the rows for complete."""
+    log, kept = begun(), Kept()
+
+    def stopped() -> bool:
+        send(log, step(2))
+        return True
+
+    read_rows(MemoryBus(log, "run"), kept, MetricRows(), follow=True, stopped=stopped)
+    assert [1, 2] == [row.step for row in kept.rows]
+    is_stuck = iter((False, True))
+    monkeypatch.setattr(reading, "LAST_S", 0.01)
+    monkeypatch.setattr(Feed, "behind", lambda *_: int(next(is_stuck, True)))
+    with pytest.raises(DeadlineError, match="offsets are left"):
+        read_rows(MemoryBus(log, "run"), kept, MetricRows(), follow=True, stopped=lambda: True)
+
+
+def test_an_evaluation_that_lacks_answers_is_the_last_row() -> None:
+    """Before the run is over they may come, though a later evaluation is complete."""
+    log = begun()
+    send(log, step(2), *evaluation())
+    for sample in (0, 1):
+        early = {**EVALUATED, "group_id": "e1-0", "sample": sample}
+        send(log, (PROMPTS, factories.prompt(**early)))
+    send(log, (TRAJECTORIES, factories.trajectory(**early)))
+    kept = Kept()
+    read_rows(MemoryBus(log, "run"), kept, MetricRows(), follow=True)
+    assert [2, 1] == [row.step for row in kept.rows if row.kind == "evaluation"]
+    assert {1, 2} == {row.step for row in rows_of(log) if row.kind == "evaluation"}
 
 
 def test_following_a_run_without_evaluation_ends_with_its_last_step() -> None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from rlstreams.schemas.events import EVALUATE, Event
 from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.up.live.figures import Figures
@@ -39,6 +41,17 @@ class Words:
 def make_bus() -> MemoryBus:
     log = made_log()
     return MemoryBus(log, "run")
+
+
+class Unasked(MemoryBus):
+    """Does not say where topics end while its broker is gone."""
+
+    is_gone = False
+
+    def ends(self, topic: str) -> dict[Partition, int]:
+        if self.is_gone:
+            raise BrokerError("gone")
+        return super().ends(topic)
 
 
 def say(bus: MemoryBus, topic: Topic, *events: Event) -> None:
@@ -123,6 +136,28 @@ def test_figures_are_written_once_and_an_evaluation_when_it_is_over() -> None:
     assert ("evaluation", 2) == (evaluation["kind"], evaluation["evaluation/samples"])
     expected = {"kind": "end", "outcome": "failed", "problem": "no", "error": "ConfigError"}
     assert expected == end
+
+
+def test_an_evaluation_that_lacks_answers_is_written_at_the_end() -> None:
+    """While the run goes on it may still be answered, though a later one is; a broker that cannot
+    be asked whether all was read is asked again."""
+    bus, file = Unasked(made_log(), "run"), io.StringIO()
+    say(bus, STEPS, trainer_started(), step_completed(2))
+    for name, sample in (("e1-0", 0), ("e1-0", 1), ("e2-0", 0)):
+        say(bus, PROMPTS, prompt(group_id=name, sample=sample, purpose=EVALUATE))
+    with watching(bus, Figures(file)) as watcher:
+        for version in (1, 2):
+            say(bus, TRAJECTORIES, trajectory(group_id=f"e{version}-0", sample=0, purpose=EVALUATE))
+        watcher.catch_up()
+        seen = []
+        for bus.is_gone, watcher.is_broker_away in ((True, False), (False, True), (False, False)):
+            watcher.say("")
+            watcher.draw(())
+            lines = map(json.loads, file.getvalue().splitlines())
+            seen.append([line["policy_version"] for line in lines if line["kind"] == "evaluation"])
+        watcher.finish()
+    assert [[], [], [2]] == seen
+    assert 1 == json.loads(file.getvalue().splitlines()[-1])["policy_version"]
 
 
 def test_control_is_what_was_said_last() -> None:
