@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +21,14 @@ import pytest
 
 from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Leases, TurnsView
+from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Lease, Leases, TurnsView
 from rlstreams.streams.views.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor import device_scheduler
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
+from rlstreams.up.supervisor.fleet import LOGS
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import PromptsSection, RunConfig, RunSection
 from rlstreams.workers.config.trainer import TrainerSection
@@ -98,7 +101,17 @@ def test_what_does_not_follow_changes_no_lease() -> None:
     assert leases.apply(device_lease(turn=1, state="lost", instance="a"))
     assert not leases.apply(device_lease(turn=1, state="released", instance="a"))
     assert leases.apply(device_lease(turn=2, state="granted", instance="b"))
-    assert (leases["card"].holder, leases["card"].num_void) == ("trainer-0", 5)
+    assert leases["card"].holder == "trainer-0"
+
+
+def test_a_log_that_begins_in_the_middle_of_a_turn_is_followed() -> None:
+    """Compacted, it may lack what ended that turn; the next turn may begin all the same, once."""
+    leases = Leases()
+    assert leases.apply(device_lease(turn=5, state="held", instance="a"))
+    assert not leases.apply(device_lease(turn=7, state="granted", instance="b"))
+    assert leases.apply(device_lease(turn=6, state="granted", instance="b"))
+    assert not leases.apply(device_lease(turn=7, state="granted", instance="c"))
+    assert leases["card"].is_of("b")
 
 
 @dataclass
@@ -264,6 +277,8 @@ class World:
     def say(self, text: str) -> None:
         self.said.append(text)
 
+    give_up = say
+
 
 def events(world: World) -> list[DeviceLease]:
     reader = world.bus.reader(world.bus.beginnings(CONTROL.name))
@@ -345,6 +360,10 @@ def test_the_workers_of_a_killed_up_keep_the_device_until_they_end(
     for _ in range(20):
         world.turn()
     assert (world.turns.leases["card"].turn, world.card.held) == (turn, {stranger.spec.instance})
+    assert not world.said
+    monkeypatch.setattr(device_scheduler, "GRACE_S", -world.config.deadlines.drain_s)
+    world.turn()
+    assert f"logprob-0 of an earlier start, process {os.getpid()}, has held" in world.said[-1]
     world.kill(stranger)
     world.until(lambda: world.card.steps >= 3)
 
@@ -353,7 +372,7 @@ def test_a_holder_that_waits_lets_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Samples may wait for a version that is not there: who says that it waits is recalled, and not
-    granted again for the same samples."""
+    granted again for the same samples. The trainer is then asked, whatever is counted for it."""
     world = World(tmp_path, monkeypatch, change_s=60.0)
     world.card.unsampled, world.card.scored = 0, STEP
     world.until(lambda: not world.turns.leases["card"].is_free and not world.card.scored)
@@ -362,18 +381,73 @@ def test_a_holder_that_waits_lets_others_go_on(
     monkeypatch.setattr(world.card, "work", lambda *_: None)  # nobody finishes anything
     world.card.unsampled = world.card.unscored = 5
     long_ago = int(1000 * (time.time() - 60))
-    for role in ("rollout", "logprob"):
+    for role in ROLES:
         instance = world.workers[role].child.spec.instance
         report = worker_report(role=role, instance=instance, state="waiting", at_ms=long_ago)
         world.turns.apply(report)
     monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
     turn = world.turns.leases["card"].turn
-    world.until(lambda: world.turns.leases["card"].turn == turn + 1)
+    world.until(lambda: world.turns.leases["card"].turn == turn + 2)
     until_s = time.monotonic() + 0.3
     while time.monotonic() < until_s:
         world.turn()
-    lease_ = world.turns.leases["card"]
-    assert (lease_.turn, lease_.holder) == (turn + 1, "logprob-0")
+    found = [event for event in events(world) if event.turn > turn and event.state == HELD]
+    assert [event.holder for event in found] == ["logprob-0", "trainer-0"]
+
+
+def test_after_the_last_step_each_role_has_the_device_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing waits for rollout or log-prob, but the last version that they are to pull."""
+    world = World(tmp_path, monkeypatch, change_s=60.0)
+    world.until(lambda: world.card.steps >= 1)
+    world.card.unsampled = world.card.unscored = world.card.scored = 0
+    world.progress = SimpleNamespace(at_target=True)
+    monkeypatch.setattr(device_scheduler, "AGAIN_S", 60.0)
+    monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
+    for role in ROLES:
+        instance = world.workers[role].child.spec.instance
+        world.turns.apply(worker_report(role=role, instance=instance, state="waiting", at_ms=0))
+    turn = world.turns.leases["card"].turn
+    world.until(lambda: world.turns.leases["card"].turn >= turn + 2)
+    until_s = time.monotonic() + 0.3
+    while time.monotonic() < until_s:
+        world.turn()
+    found = [event.holder for event in events(world) if event.turn >= turn and event.state == HELD]
+    assert sorted(found) == sorted(f"{role}-0" for role in ROLES)
+
+
+def test_a_server_that_outlives_its_worker_keeps_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid file says so as long as its group lives; what a killed guard left says nothing."""
+    world = World(tmp_path, monkeypatch, change_s=60.0)
+    held = Lease(holder="rollout-0", instance="rollout/gone")
+    (tmp_path / LOGS).mkdir()
+    file = tmp_path / LOGS / f"{world.config.rollout.engine}-0.pid"
+    server = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    for text, is_there in ((f"{server.pid}\n", True), ("", False)):
+        file.write_text(text)
+        assert world.scheduler._has_server(held) == is_there
+    server.kill()
+    server.wait()
+    file.write_text(f"{server.pid}\n")
+    assert not world.scheduler._has_server(held)
+
+
+def test_who_was_granted_what_another_process_holds_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, change_s=60.0)
+    fds = [lease.take(lease.lock_file(tmp_path, f"{role}-0")) for role in ROLES]
+    limits = replace(world.config.deadlines, drain_s=0.05)
+    world.config = replace(world.config, deadlines=limits)
+    for role in ROLES:
+        world.start(role)
+    with pytest.raises(DeadlineError, match=f"device 'card', which process {os.getpid()} has not"):
+        world.until(lambda: False, limit_s=30.0)
+    for fd in fds:
+        os.close(fd)
 
 
 def test_a_process_without_its_lease_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
