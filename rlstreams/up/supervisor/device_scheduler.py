@@ -31,6 +31,7 @@ from rlstreams.workers.loop.lease import lock_file
 
 IDLE_S = 2.0  # a holder that says so long that it waits has nothing to do
 AGAIN_S = 10.0  # before a role that had nothing to do is granted a turn for the same samples
+SERVER_S = 30.0  # for the server of a worker that ended: its guard takes a third of it
 READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again from the log
 
 
@@ -47,7 +48,7 @@ class DeviceScheduler(Closing):
         self._written: dict[str, tuple[int, str, float]] = {}  # by device: turn, state, when
         self._idle: dict[str, tuple[int, int, float]] = {}  # by role: samples, version, when
         self._killed: set[str] = set()  # instances
-        self._strangers: dict[str, float] = {}  # by instance: since when it was seen to be there
+        self._since_s: dict[str, float] = {}  # that it is waited for, by process id
 
     def tick(self, *, is_draining: bool = False) -> None:
         """Advance every device by at most one event; who was replaced leaves at once."""
@@ -97,7 +98,7 @@ class DeviceScheduler(Closing):
     def _grant(
         self, device: Device, lease: Lease, demands: Mapping[str, Demand]
     ) -> DeviceLease | None:
-        role = "" if self._has_server(lease) else next_role(demands)
+        role = "" if self._has_server(device, lease) else next_role(demands)
         if not role:
             return None
         child = self._worker(role).child
@@ -204,33 +205,38 @@ class DeviceScheduler(Closing):
         return self._fleet.of(role)[0]  # one worker a role: configuration sees to it
 
     def _is_there(self, device: Device, lease: Lease) -> bool:
-        """Whether a process that is none of ours still holds what it locked with its device; one
-        that does not end in the time of a drain ends the run."""
+        """Whether a process that is none of ours still holds what it locked with its device."""
         try:
             os.close(take(lock_file(Path(self._config.folder), lease.holder)))
         except OwnedError as err:
-            since_s = self._strangers.setdefault(lease.instance, time.monotonic())
             limits = self._config.deadlines
             saves_s = limits.checkpoint_s if lease.holder.startswith("trainer-") else 0.0
             limit_s = limits.drain_s + saves_s + GRACE_S
-            if time.monotonic() > since_s + limit_s:
-                self._fleet.give_up(
-                    f"{lease.holder} of an earlier start, process {err.owner}, has held device "
-                    f"{device.name!r} for {limit_s:g} s: end it, and go on with --resume"
-                )
+            self._await(device, f"{lease.holder} of an earlier start", err.owner, limit_s)
             return True
         return False
 
-    def _has_server(self, lease: Lease) -> bool:
+    def _has_server(self, device: Device, lease: Lease) -> bool:
         """Whether the server of a rollout worker that ended is still there: its guard ends it."""
         if not lease.holder.startswith("rollout-") or self._fleet.child_of(lease.instance):
             return False
         name = f"{self._config.rollout.engine}-{lease.holder.rpartition('-')[2]}.pid"
         try:
-            os.killpg(int((Path(self._config.folder) / LOGS / name).read_text("ascii")), 0)
+            leader = int((Path(self._config.folder) / LOGS / name).read_text("ascii"))
+            os.killpg(leader, 0)
         except (OSError, ValueError):  # a guard that was killed leaves its file
             return False
+        self._await(device, f"the server of {lease.holder}, which ended,", str(leader), SERVER_S)
         return True
+
+    def _await(self, device: Device, who: str, pid: str, limit_s: float) -> None:
+        """End the run, if a process that is not ours to kill has kept a device for too long."""
+        now_s = time.monotonic()
+        if now_s > self._since_s.setdefault(pid, now_s) + limit_s:
+            self._fleet.give_up(
+                f"{who} has kept device {device.name!r} for {limit_s:g} s: end process {pid}, "
+                "and go on with --resume"
+            )
 
     def _kill(self, child: Child, why: str) -> None:
         """Once; its end is seen as any other."""

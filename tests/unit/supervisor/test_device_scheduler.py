@@ -363,7 +363,8 @@ def test_the_workers_of_a_killed_up_keep_the_device_until_they_end(
     assert not world.said
     monkeypatch.setattr(device_scheduler, "GRACE_S", -world.config.deadlines.drain_s)
     world.turn()
-    assert f"logprob-0 of an earlier start, process {os.getpid()}, has held" in world.said[-1]
+    assert "logprob-0 of an earlier start has kept device 'card' for 0 s" in world.said[-1]
+    assert f"end process {os.getpid()}, and go on" in world.said[-1]
     world.kill(stranger)
     world.until(lambda: world.card.steps >= 3)
 
@@ -422,17 +423,21 @@ def test_a_server_that_outlives_its_worker_keeps_the_device(
 ) -> None:
     """Its pid file says so as long as its group lives; what a killed guard left says nothing."""
     world = World(tmp_path, monkeypatch, change_s=60.0)
-    held = Lease(holder="rollout-0", instance="rollout/gone")
+    card, held = world.config.devices[0], Lease(holder="rollout-0", instance="rollout/gone")
     (tmp_path / LOGS).mkdir()
     file = tmp_path / LOGS / f"{world.config.rollout.engine}-0.pid"
     server = subprocess.Popen(["sleep", "60"], start_new_session=True)
     for text, is_there in ((f"{server.pid}\n", True), ("", False)):
         file.write_text(text)
-        assert world.scheduler._has_server(held) == is_there
+        assert world.scheduler._has_server(card, held) == is_there
+    assert not world.said
+    monkeypatch.setattr(device_scheduler, "SERVER_S", -1.0)
+    file.write_text(f"{server.pid}\n")
+    assert world.scheduler._has_server(card, held)
+    assert f"end process {server.pid}, and go on with --resume" in world.said[-1]
     server.kill()
     server.wait()
-    file.write_text(f"{server.pid}\n")
-    assert not world.scheduler._has_server(held)
+    assert not world.scheduler._has_server(card, held)
 
 
 def test_who_was_granted_what_another_process_holds_names_it(
