@@ -35,7 +35,7 @@ class Lease:
     since_ms: int = 0  # of this state
     held_ms: int = 0  # since when the holder has its memory; 0: not yet
     begun: set[str] = field(default_factory=set)  # processes that ever held it
-    num_void: int = 0
+    is_torn: bool = False  # the first record that was read begins in the middle of a turn
 
     @property
     def is_free(self) -> bool:
@@ -63,10 +63,13 @@ class Leases:
         lease = self[event.device]
         is_next = event.turn == lease.turn + (event.state == GRANTED)
         is_own = event.state == GRANTED or event.instance == lease.instance
-        does_follow = is_next and is_own and lease.state in _FOLLOWS.get(event.state, ())
-        if not does_follow and lease.turn:  # else a compacted log begins in the middle of a turn
-            lease.num_void += 1
+        # What ended a turn that a compacted log begins in may be gone.
+        does_follow = lease.state in _FOLLOWS.get(event.state, ())
+        does_follow |= lease.is_torn and event.state == GRANTED
+        does_follow &= is_next and is_own
+        if not does_follow and lease.turn:
             return False
+        lease.is_torn = not does_follow
         lease.turn, lease.since_ms = event.turn, event.at_ms
         lease.holder, lease.instance = event.holder, event.instance
         lease.state = FREE if event.state in (RELEASED, LOST) else event.state

@@ -10,7 +10,6 @@ and the last version's pulls. Who does not read the samples' topics is answered 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +34,7 @@ class Limits:
     sample_s: float = 0.0  # a rollout worker's own deadline for one sample, all attempts
     pull_s: float = 0.0  # for one pull of weights
     save_s: float = 0.0  # for one checkpoint
+    turns_s: float = 0.0  # for the others' turns on a shared device
     start_s: float = START_S
 
     def own(self, role: str, state: str) -> float | None:
@@ -53,7 +53,7 @@ class Limits:
     def of(self, worker: WorkerHop) -> float:
         """How long others wait for a worker in the state that it reports."""
         if worker.state == "offloaded":  # its device is another's: `up` minds who holds it
-            return math.inf
+            return self.turns_s + max(self.stall_s, self.start_s)
         if (own_s := self.own(worker.role, worker.state)) is not None:
             return own_s + RESTART_S
         return max(self.stall_s, self.start_s) if worker.state == "starting" else self.stall_s

@@ -89,19 +89,19 @@ def events_of(bus: Bus, topic: str) -> list[Any]:
 
 def turns_of(bus: Bus) -> dict[str, Any]:
     """What the leases say: changes by role and state, seconds; and whether any was void."""
-    leases, seconds = Leases(), defaultdict(list)
+    leases, seconds, num_void = Leases(), defaultdict(list), 0
     num_turns: dict[str, int] = defaultdict(int)
     for record in events_of(bus, CONTROL.name):
         event = record.event
         if isinstance(event, DeviceLease):
-            leases.apply(event)
+            num_void += not leases.apply(event)
             role = event.holder.rpartition("-")[0]
             num_turns[role] += event.state == HELD
             if event.state in (HELD, RELEASED):
                 seconds[f"{role} {event.state}"].append(event.seconds)
     return {
         "turns": dict(num_turns),
-        "void": leases["card"].num_void,
+        "void": num_void,
         "median_change_s": {name: statistics.median(own) for name, own in seconds.items()},
         "max_change_s": {name: max(own) for name, own in seconds.items()},
         "first_change_s": {name: own[0] for name, own in seconds.items()},

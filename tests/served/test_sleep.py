@@ -1,4 +1,4 @@
-"""A server that shares its GPU: what it must be able to do, and what becomes of one that dies."""
+"""A server that shares its GPU: what becomes of one that dies asleep, or does not wake."""
 
 from __future__ import annotations
 
@@ -8,27 +8,12 @@ import pytest
 
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.workers.engines.served.engine import ServedEngine
-from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
 from tests.servers.served import up
 from tests.servers.world import World
 from tests.waiting import until
 
 FLAVOURS = ("vllm-0.25.1", "sglang-0.5.17")
-
-
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_a_server_that_cannot_sleep_is_refused_by_name(world: World, flavour: str) -> None:
-    """Its routes are there all the same, and would free nothing."""
-    server = world.serve(flavour)
-    server.can_sleep = False
-    flag = "--enable-sleep-mode" if server.kind == "vllm" else "--enable-memory-saver"
-
-    async def scenario(engine: ServedEngine) -> None:
-        with pytest.raises(EngineError, match=f"was started without {flag}, but its role shares"):
-            await engine.pull(world.publish(0), world.channel)
-
-    world.run(scenario, must_sleep=True)
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
@@ -52,5 +37,22 @@ def test_who_comes_up_while_its_role_rests_is_put_to_sleep(world: World, flavour
         await until(lambda: engine.wants(published), "not back")
         await engine.pull(published, world.channel)
         assert {segment.policy_version for segment in await early} == {0}
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_who_does_not_wake_is_not_taken_for_asleep(world: World, flavour: str) -> None:
+    """Else its next sleep would be over at once, while it comes up again with all its memory."""
+    server = world.serve(flavour)
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        assert engine.is_up
+        await engine.sleep()
+        server.kill()
+        await engine.wake()
+        assert not engine.is_up
+        assert not any(monitor.server.is_asleep for monitor in engine._monitors)
 
     world.run(scenario)

@@ -61,7 +61,6 @@ class FakeServer:
         self.spoil: Spoil | None = None  # of generate's answers
         self.statuses: list[int] = []  # of the next generate requests, instead of an answer
         self.ranks = self.replicas = 1  # what it says of its processes
-        self.can_sleep = True  # whether it was started with the means to
         self.dies_of_loading = False
         self.hangs_of_loading = False
         self.is_stuck = False  # its engine hangs: the front end alone answers

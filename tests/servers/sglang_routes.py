@@ -82,7 +82,6 @@ class SglangRoutes:
             "context_length": MAX_TOKENS,
             "tp_size": self._server.ranks // self._server.replicas,
             "dp_size": self._server.replicas,
-            "enable_memory_saver": self._server.can_sleep,
         }
         return web.json_response(found)
 

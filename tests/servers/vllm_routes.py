@@ -119,11 +119,9 @@ class VllmRoutes:
 
     async def server_info(self, request: web.Request) -> web.Response:
         assert request.query["config_format"] == "json"
-        config = {
-            "model_config": {"enable_sleep_mode": self._server.can_sleep},
-            "parallel_config": {"pipeline_parallel_size": 1},
-        }
-        return web.json_response({"vllm_config": config})
+        return web.json_response(
+            {"vllm_config": {"parallel_config": {"pipeline_parallel_size": 1}}}
+        )
 
     def routes(self) -> list[web.RouteDef]:
         routes = [

@@ -113,7 +113,6 @@ def settings_of(config: RunConfig) -> ServedSettings:
         start_s=engine.start_s,
         silent_s=engine.silent_s,
         change_s=device.change_s if device is not None else engine.answer_s,
-        must_sleep=device is not None and bool(engine.urls),
         allow_untested=engine.allow_untested,
     )
 

@@ -127,6 +127,10 @@ def _check_devices(config: RunConfig) -> None:
     """Who shares a GPU, with whom, and by what means weights come to it."""
     devices = config.devices
     for number, device in enumerate(devices):
+        if device.name == config.run.id:
+            raise ConfigError(
+                f"devices.name is {device.name!r}, as run.id is: a device needs another name"
+            )
         for other in devices[:number]:
             taken: dict[str, set[str]] = {
                 "name": {device.name} & {other.name},
@@ -154,6 +158,12 @@ def _check_device(config: RunConfig, device: Device) -> None:
             raise ConfigError(
                 f"{role}.workers is {workers[role]}, but the role shares device {device.name!r}: "
                 "one worker of a role takes turns; set it to 1"
+            )
+        if role == "rollout" and config.engine.urls:
+            raise ConfigError(
+                f"engine.urls names {len(config.engine.urls)} servers, but rollout shares device "
+                f"{device.name!r}: when its worker dies, nobody has them give their memory up; "
+                "leave it empty, and the worker starts its own"
             )
         if role == "rollout" and config.rollout.engine != "builtin":
             continue  # a server chooses its own

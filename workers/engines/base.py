@@ -131,6 +131,14 @@ class Engine(Protocol):
         """The version that it holds, or NO_VERSION."""
 
     @property
+    def is_up(self) -> bool:
+        """Whether it could pull or sample now; asked from any thread.
+
+        Raises:
+            EngineError: it will never be; says why.
+        """
+
+    @property
     def num_sampled(self) -> int:
         """Tokens sampled since it was made, those of abandoned requests included where it knows."""
 

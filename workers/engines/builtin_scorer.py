@@ -150,7 +150,8 @@ class BuiltinScorer:
 
     def off_load(self) -> None:
         """Move all versions that are held to the host."""
-        held = (tensor for weights in self._held.values() for tensor in weights.values())
+        versions = tuple(self._held.values())  # at once: another thread may drop one
+        held = (tensor for weights in versions for tensor in weights.values())
         self._off_load.give_up((*held, *self._buffers))
 
     def load_back(self) -> None:

@@ -138,6 +138,11 @@ class LocalEngine:
         paused_s = await self._ask(swap, "swapping weights")
         return pulled_of(published, size_bytes(weights), started_s, paused_s)
 
+    @property
+    def is_up(self) -> bool:
+        """From the start."""
+        return True
+
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling; with WAIT it returns when all running requests have finished."""
         await asyncio.wrap_future(await self._ask(lambda: self._scheduler.pause(mode), "pausing"))

@@ -15,7 +15,7 @@ from pathlib import Path
 from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.log.bus import Producer
 from rlstreams.streams.log.codec import now_ms, outgoing
-from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.errors import DeadlineError, StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.views.leases import GRANTED, HELD, RECALLED, RELEASED, Leases
@@ -84,6 +84,9 @@ class DeviceTurns:
 
         Args:
             poll: reads `control`; False: this process is to end.
+
+        Raises:
+            DeadlineError: a predecessor has not left it long after; names its process.
         """
         while poll():
             self._context.beat()
@@ -100,7 +103,14 @@ class DeviceTurns:
         a predecessor of another `up` may still end."""
         try:
             take(lock_file(self._context.folder, self._context.worker))
-        except OwnedError:
+        except OwnedError as err:
+            self._since_s = self._since_s or time.monotonic()
+            limit_s = self._context.config.deadlines.drain_s
+            if time.monotonic() > self._since_s + limit_s:
+                raise DeadlineError(
+                    f"{self._context.worker} was granted device {self._device!r}, which process "
+                    f"{err.owner} has not left for {limit_s:g} s (deadlines.drain_s): end it"
+                ) from err
             return False
         return True
 

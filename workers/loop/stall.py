@@ -20,6 +20,7 @@ from typing import Self
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.views.hops import PROGRESS
 from rlstreams.streams.views.stalls import Limits
+from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.reward import judging_s
 from rlstreams.workers.config.run import RunConfig
 
@@ -41,7 +42,13 @@ def limits_of(config: RunConfig) -> Limits:
         sample_s=sample_s * config.rollout.max_attempts,
         pull_s=config.weights.pull_deadline_s,
         save_s=config.deadlines.checkpoint_s,
+        turns_s=max(map(_turns_s, config.devices), default=0.0),
     )
+
+
+def _turns_s(device: Device) -> float:
+    """The longest that the other roles of a device may have it, taking and giving up included."""
+    return (len(device.roles) - 1) * (device.longest_turn_s + 2 * device.change_s)
 
 
 def turn_limit_s(config: RunConfig) -> float:

@@ -166,8 +166,8 @@ class RolloutStage:
         return self._puller.pulling is None and self._handover.to(here=False)
 
     def take_device(self) -> bool:
-        """Load back; where that lost the weights, a pull is next."""
-        self._may_begin = self._handover.to(here=True)
+        """Load back, or wait for a first server; where that lost the weights, a pull is next."""
+        self._may_begin = self._handover.to(here=True) and self._engine.is_up
         return self._may_begin
 
     async def _sleep(self) -> None:

@@ -41,7 +41,7 @@ class Member:
     worker: str = ""  # that asked for it in the log
     since_s: float = 0.0
     tries: int = 0
-    has_no_ipc: bool = False  # it is on the sender's GPU, and a transfer there failed
+    has_no_ipc: bool = False  # it is on the sender's GPU, and no link was formed there
     gone: str = ""  # why
     answers: dict[str, Frame] = field(default_factory=dict)  # last word, by group
 

@@ -259,7 +259,7 @@ class Sender:
         """One try; who is alive after a broken one stays ready."""
         num_members = len(self._membership.members)
         group_id, group, is_new = self._groups.get(transfer.members, num_members, transfer.backend)
-        started_s = time.monotonic()
+        started_s, formed_s = time.monotonic(), 0.0
         try:
             transfer.begin(group_id, group, self._listener, self._limits.form_s, is_new=is_new)
             formed_s = time.monotonic()
@@ -267,7 +267,7 @@ class Sender:
             sent_s = time.monotonic()
             transfer.await_answers()
         except BrokenError as err:
-            self._abort(transfer, err)
+            self._abort(transfer, err, was_formed=formed_s > 0)
             return
         self._settle(transfer, "")
         if transfer.backend != self._backend:
@@ -290,13 +290,13 @@ class Sender:
 
         torch.cuda.empty_cache()
 
-    def _abort(self, transfer: Transfer, error: BrokenError) -> None:
+    def _abort(self, transfer: Transfer, error: BrokenError, *, was_formed: bool) -> None:
         """Wait for the living to say that they heard of it."""
         reason = str(error)
         version = transfer.policy_version
         self._log.warning("transfer_broken", policy_version=version, reason=reason)
         self._groups.drop(transfer.members, reason)
-        if transfer.backend == IPC:
+        if transfer.backend == IPC and not was_formed:
             self._log.warning("no_cuda_ipc", puller=transfer.members[0].label, instead="gloo")
             transfer.members[0].has_no_ipc = True
         until_s = time.monotonic() + ABORT_GRACE_S

@@ -22,7 +22,7 @@ from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.views.leases import GRANTED, HELD, LOST, RECALLED, Lease
 from rlstreams.streams.views.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor.child import Child
-from rlstreams.up.supervisor.fleet import LOGS, Fleet, Worker
+from rlstreams.up.supervisor.fleet import GRACE_S, LOGS, Fleet, Worker
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import RunConfig
@@ -31,6 +31,7 @@ from rlstreams.workers.loop.lease import lock_file
 
 IDLE_S = 2.0  # a holder that says so long that it waits has nothing to do
 AGAIN_S = 10.0  # before a role that had nothing to do is granted a turn for the same samples
+SERVER_S = 30.0  # for the server of a worker that ended: its guard takes a third of it
 READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again from the log
 
 
@@ -47,6 +48,7 @@ class DeviceScheduler(Closing):
         self._written: dict[str, tuple[int, str, float]] = {}  # by device: turn, state, when
         self._idle: dict[str, tuple[int, int, float]] = {}  # by role: samples, version, when
         self._killed: set[str] = set()  # instances
+        self._since_s: dict[str, float] = {}  # that it is waited for, by process id
 
     def tick(self, *, is_draining: bool = False) -> None:
         """Advance every device by at most one event; who was replaced leaves at once."""
@@ -78,7 +80,7 @@ class DeviceScheduler(Closing):
         held_s = (now_ms() - lease.since_ms) / 1000
         child = self._fleet.child_of(lease.instance)
         if child is None:
-            if self._is_there(lease):
+            if self._is_there(device, lease):
                 return None  # of an `up` that was killed: its workers drain
             return self._event(device, lease, LOST, f"{lease.holder} ended", seconds=held_s)
         if lease.state == HELD:
@@ -96,7 +98,7 @@ class DeviceScheduler(Closing):
     def _grant(
         self, device: Device, lease: Lease, demands: Mapping[str, Demand]
     ) -> DeviceLease | None:
-        role = "" if self._has_server(lease) else next_role(demands)
+        role = "" if self._has_server(device, lease) else next_role(demands)
         if not role:
             return None
         child = self._worker(role).child
@@ -117,18 +119,18 @@ class DeviceScheduler(Closing):
     def _recall(
         self, device: Device, lease: Lease, role: str, held_s: float, demands: Mapping[str, Demand]
     ) -> DeviceLease | None:
-        idle_s = self._watcher.turns.idle_s(lease.instance, lease.held_ms, now_ms())
+        is_idle = self._is_idle(lease)
         why = why_recall(
             role,
             held_s,
             demands,
             turn_s=device.turn_s,
             longest_turn_s=device.longest_turn_s,
-            is_idle=idle_s >= IDLE_S,
+            is_idle=is_idle,
         )
         if not why:
             return None
-        if role in demands and idle_s >= IDLE_S:
+        if role in demands and is_idle:
             version = self._watcher.policy_version
             self._idle[role] = (demands[role].samples, version, time.monotonic())
         return self._event(device, lease, RECALLED, why, demands)
@@ -164,14 +166,15 @@ class DeviceScheduler(Closing):
         scored = waiting[SCORED.name]
         if scored < trainer.groups_per_step * self._config.prompts.group_size:
             scored = 0
-        if is_draining or self._watcher.progress.at_target:
-            scored = max(scored, 1)  # its checkpoint, and its end
         samples = {
             "rollout": waiting[PROMPTS.name],
             "logprob": waiting[TRAJECTORIES.name],
-            "trainer": scored,
+            "trainer": max(scored, int(is_draining)),  # its checkpoint
         }
+        if self._watcher.progress.at_target:  # each has its end: the last version is pulled
+            samples = {role: max(1, number) for role, number in samples.items()}
         found: dict[str, Demand] = {}
+        is_busy = False  # a role beside the trainer
         for role in device.roles:
             child = self._worker(role).child
             if child is not None and child.poll() is None:
@@ -180,7 +183,16 @@ class DeviceScheduler(Closing):
                 holds = lease.is_of(child.spec.instance)
                 if is_starting or holds or not self._was_idle(role, samples[role]):
                     found[role] = demand
+                    has_work = not self._is_idle(lease) if holds else demand.is_any
+                    is_busy |= role != "trainer" and has_work
+        if not is_busy and "trainer" in found and not found["trainer"].is_any:
+            found["trainer"] = Demand(samples=1)  # what is counted may be too little: it knows
         return found
+
+    def _is_idle(self, lease: Lease) -> bool:
+        """Whether its holder has had nothing to do for a while."""
+        idle_s = self._watcher.turns.idle_s(lease.instance, lease.held_ms, now_ms())
+        return lease.state == HELD and idle_s >= IDLE_S
 
     def _was_idle(self, role: str, samples: int) -> bool:
         """Whether it had nothing to do when as much waited for it, a moment ago."""
@@ -192,20 +204,39 @@ class DeviceScheduler(Closing):
     def _worker(self, role: str) -> Worker:
         return self._fleet.of(role)[0]  # one worker a role: configuration sees to it
 
-    def _is_there(self, lease: Lease) -> bool:
+    def _is_there(self, device: Device, lease: Lease) -> bool:
         """Whether a process that is none of ours still holds what it locked with its device."""
         try:
             os.close(take(lock_file(Path(self._config.folder), lease.holder)))
-        except OwnedError:
+        except OwnedError as err:
+            limits = self._config.deadlines
+            saves_s = limits.checkpoint_s if lease.holder.startswith("trainer-") else 0.0
+            limit_s = limits.drain_s + saves_s + GRACE_S
+            self._await(device, f"{lease.holder} of an earlier start", err.owner, limit_s)
             return True
         return False
 
-    def _has_server(self, lease: Lease) -> bool:
+    def _has_server(self, device: Device, lease: Lease) -> bool:
         """Whether the server of a rollout worker that ended is still there: its guard ends it."""
         if not lease.holder.startswith("rollout-") or self._fleet.child_of(lease.instance):
             return False
         name = f"{self._config.rollout.engine}-{lease.holder.rpartition('-')[2]}.pid"
-        return (Path(self._config.folder) / LOGS / name).exists()
+        try:
+            leader = int((Path(self._config.folder) / LOGS / name).read_text("ascii"))
+            os.killpg(leader, 0)
+        except (OSError, ValueError):  # a guard that was killed leaves its file
+            return False
+        self._await(device, f"the server of {lease.holder}, which ended,", str(leader), SERVER_S)
+        return True
+
+    def _await(self, device: Device, who: str, pid: str, limit_s: float) -> None:
+        """End the run, if a process that is not ours to kill has kept a device for too long."""
+        now_s = time.monotonic()
+        if now_s > self._since_s.setdefault(pid, now_s) + limit_s:
+            self._fleet.give_up(
+                f"{who} has kept device {device.name!r} for {limit_s:g} s: end process {pid}, "
+                "and go on with --resume"
+            )
 
     def _kill(self, child: Child, why: str) -> None:
         """Once; its end is seen as any other."""

@@ -21,6 +21,10 @@ from tests.unit.roles.test_rollout import make_rollout
 DEADLINE_S = 60.0
 
 
+class Loads(FakeEngine):
+    is_up = False
+
+
 def change(role: StageLoop, hands: Callable[[], bool]) -> None:
     """Turns until its memory has left, or is back."""
     until_s = time.monotonic() + DEADLINE_S
@@ -52,6 +56,21 @@ def test_a_rollout_is_cut_and_goes_on_under_the_version_of_its_next_turn(tmp_pat
     sampled_by = [s.policy_version for s in found.segments if s.author == "policy"]
     assert sampled_by[0] == 0
     assert sampled_by == sorted(sampled_by)
+    rollout.close()
+
+
+def test_a_turn_is_not_held_before_the_engine_is_up(tmp_path: Path) -> None:
+    """A server that still loads takes memory, and no pull: it must not look idle."""
+    stand, engine = Stand(tmp_path), Loads()
+    rollout = make_rollout(stand, engine)
+    stand.publish(0)
+    assert not rollout.take_device()
+    for _ in range(20):
+        rollout.turn()
+    assert stand.read(WORKER_EVENTS.name, WorkerReport)[-1].state == "offloaded"
+    engine.is_up = True
+    assert rollout.take_device()
+    turn_until(rollout, lambda: engine.policy_version == 0)
     rollout.close()
 
 

@@ -156,6 +156,14 @@ def test_a_worker_that_works_has_until_its_own_deadline() -> None:
     assert ("rollout", ("rollout-0",)) == told(run.blocked(replace(LIMITS, sample_s=40.0)))
 
 
+def test_a_worker_without_its_device_has_until_all_others_had_it() -> None:
+    run = Run().issue(10, 11).says("rollout", "offloaded")
+    patient = run.blocked(replace(LIMITS, start_s=0.0, turns_s=40.0))
+    assert ("rollout", False) == (patient.hop, patient.is_overdue)
+    late = run.blocked(replace(LIMITS, start_s=0.0, turns_s=20.0))
+    assert ("rollout", ("rollout-0",)) == told(late)
+
+
 def test_one_of_two_rollout_workers() -> None:
     """The silent one is named first; while the other one finishes samples, nothing is blocked."""
     run = Run().issue(10, 11).says("rollout", "working", until_ms=NOW_MS)

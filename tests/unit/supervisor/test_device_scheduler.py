@@ -1,4 +1,4 @@
-"""Turns on a shared device: who is next, and a protocol that kills, hangs and zombies cannot break.
+"""Turns on a shared device: a protocol that kills, hangs and zombies cannot break.
 
 The scheduler of `up` and the processes' own half of the protocol run on the in-memory log. The
 device is a budget of memory that holds one role at a time; processes die at any moment.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +21,13 @@ import pytest
 
 from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Leases, TurnsView
-from rlstreams.streams.views.turns import Demand, next_role, why_recall
+from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Lease, TurnsView
 from rlstreams.up.supervisor import device_scheduler
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
+from rlstreams.up.supervisor.fleet import LOGS
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import PromptsSection, RunConfig, RunSection
 from rlstreams.workers.config.trainer import TrainerSection
@@ -38,67 +40,6 @@ from tests.logs import made_log
 
 ROLES = ("trainer", "logprob", "rollout")
 STEP = 4  # samples
-Demands = dict[str, Demand]
-
-
-def demands(**samples: int) -> Demands:
-    return {role: Demand(samples=num) for role, num in samples.items()}
-
-
-@pytest.mark.parametrize(
-    ("asking", "chosen"),
-    [
-        (demands(), ""),
-        (demands(rollout=9, trainer=0), "rollout"),
-        (demands(rollout=900, logprob=1), "logprob"),
-        (demands(rollout=900, logprob=1, trainer=4), "trainer"),
-        ({**demands(trainer=4), "rollout": Demand(samples=0, is_starting=True)}, "rollout"),
-    ],
-)
-def test_the_most_downstream_work_is_next_and_a_start_before_it(
-    asking: Demands, chosen: str
-) -> None:
-    assert next_role(asking) == chosen
-
-
-@pytest.mark.parametrize(
-    ("held_s", "is_idle", "asking", "why"),
-    [
-        (1.9, True, demands(rollout=0, logprob=9), ""),  # its smallest turn
-        (3.0, False, demands(rollout=0, logprob=9), "rollout has nothing to do, logprob waits"),
-        (3.0, True, demands(rollout=5, trainer=9), "rollout has nothing to do, trainer waits"),
-        (3.0, False, demands(rollout=2, logprob=15), ""),  # its tail is worth finishing
-        (3.0, False, demands(rollout=2, logprob=16), "rollout has 2 samples left"),
-        (3.0, False, demands(logprob=1, rollout=99), ""),  # upstream work can wait
-        (60.0, False, demands(logprob=1, rollout=9), "logprob had its longest turn"),
-        (99.0, True, demands(logprob=1, rollout=0), ""),  # nobody else has a use for it
-    ],
-)
-def test_a_turn_ends_for_a_reason(held_s: float, is_idle: bool, asking: Demands, why: str) -> None:
-    holder = next(iter(asking))
-    limits = {"turn_s": 2.0, "longest_turn_s": 60.0}
-    found = why_recall(holder, held_s, asking, **limits, is_idle=is_idle)
-    assert found.startswith(why)
-    assert bool(found) == bool(why)
-
-
-def test_what_does_not_follow_changes_no_lease() -> None:
-    """A late word of a process that lost its lease, a second grant, another's release."""
-    leases = Leases()
-    granted = device_lease(turn=1, state="granted", instance="a")
-    assert leases.apply(granted)
-    for void in (
-        granted,
-        device_lease(turn=2, state="granted", instance="b"),
-        device_lease(turn=1, state="held", instance="b"),
-        device_lease(turn=1, state="released", instance="b"),
-    ):
-        assert not leases.apply(void)
-    assert leases.apply(device_lease(turn=1, state="held", instance="a"))
-    assert leases.apply(device_lease(turn=1, state="lost", instance="a"))
-    assert not leases.apply(device_lease(turn=1, state="released", instance="a"))
-    assert leases.apply(device_lease(turn=2, state="granted", instance="b"))
-    assert (leases["card"].holder, leases["card"].num_void) == ("trainer-0", 5)
 
 
 @dataclass
@@ -264,6 +205,8 @@ class World:
     def say(self, text: str) -> None:
         self.said.append(text)
 
+    give_up = say
+
 
 def events(world: World) -> list[DeviceLease]:
     reader = world.bus.reader(world.bus.beginnings(CONTROL.name))
@@ -345,6 +288,11 @@ def test_the_workers_of_a_killed_up_keep_the_device_until_they_end(
     for _ in range(20):
         world.turn()
     assert (world.turns.leases["card"].turn, world.card.held) == (turn, {stranger.spec.instance})
+    assert not world.said
+    monkeypatch.setattr(device_scheduler, "GRACE_S", -world.config.deadlines.drain_s)
+    world.turn()
+    assert "logprob-0 of an earlier start has kept device 'card' for 0 s" in world.said[-1]
+    assert f"end process {os.getpid()}, and go on" in world.said[-1]
     world.kill(stranger)
     world.until(lambda: world.card.steps >= 3)
 
@@ -353,7 +301,7 @@ def test_a_holder_that_waits_lets_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Samples may wait for a version that is not there: who says that it waits is recalled, and not
-    granted again for the same samples."""
+    granted again for the same samples. The trainer is then asked, whatever is counted for it."""
     world = World(tmp_path, monkeypatch, change_s=60.0)
     world.card.unsampled, world.card.scored = 0, STEP
     world.until(lambda: not world.turns.leases["card"].is_free and not world.card.scored)
@@ -362,18 +310,76 @@ def test_a_holder_that_waits_lets_others_go_on(
     monkeypatch.setattr(world.card, "work", lambda *_: None)  # nobody finishes anything
     world.card.unsampled = world.card.unscored = 5
     long_ago = int(1000 * (time.time() - 60))
-    for role in ("rollout", "logprob"):
+    for role in ROLES:
         instance = world.workers[role].child.spec.instance
         report = worker_report(role=role, instance=instance, state="waiting", at_ms=long_ago)
         world.turns.apply(report)
     monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
     turn = world.turns.leases["card"].turn
-    world.until(lambda: world.turns.leases["card"].turn == turn + 1)
+    world.until(lambda: world.turns.leases["card"].turn == turn + 2)
     until_s = time.monotonic() + 0.3
     while time.monotonic() < until_s:
         world.turn()
-    lease_ = world.turns.leases["card"]
-    assert (lease_.turn, lease_.holder) == (turn + 1, "logprob-0")
+    found = [event for event in events(world) if event.turn > turn and event.state == HELD]
+    assert [event.holder for event in found] == ["logprob-0", "trainer-0"]
+
+
+def test_after_the_last_step_each_role_has_the_device_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing waits for rollout or log-prob, but the last version that they are to pull."""
+    world = World(tmp_path, monkeypatch, change_s=60.0)
+    world.until(lambda: world.card.steps >= 1)
+    world.card.unsampled = world.card.unscored = world.card.scored = 0
+    world.progress = SimpleNamespace(at_target=True)
+    monkeypatch.setattr(device_scheduler, "AGAIN_S", 60.0)
+    monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
+    for role in ROLES:
+        instance = world.workers[role].child.spec.instance
+        world.turns.apply(worker_report(role=role, instance=instance, state="waiting", at_ms=0))
+    turn = world.turns.leases["card"].turn
+    world.until(lambda: world.turns.leases["card"].turn >= turn + 2)
+    until_s = time.monotonic() + 0.3
+    while time.monotonic() < until_s:
+        world.turn()
+    found = [event.holder for event in events(world) if event.turn >= turn and event.state == HELD]
+    assert sorted(found) == sorted(f"{role}-0" for role in ROLES)
+
+
+def test_a_server_that_outlives_its_worker_keeps_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid file says so as long as its group lives; what a killed guard left says nothing."""
+    world = World(tmp_path, monkeypatch, change_s=60.0)
+    card, held = world.config.devices[0], Lease(holder="rollout-0", instance="rollout/gone")
+    (tmp_path / LOGS).mkdir()
+    file = tmp_path / LOGS / f"{world.config.rollout.engine}-0.pid"
+    server = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    for text, is_there in (("", False), (f"{server.pid}\n", True)):
+        file.write_text(text)
+        assert world.scheduler._has_server(card, held) == is_there
+    assert not world.said
+    monkeypatch.setattr(device_scheduler, "SERVER_S", -1.0)
+    assert world.scheduler._has_server(card, held)
+    assert f"end process {server.pid}, and go on with --resume" in world.said[-1]
+    server.kill()
+    server.wait()
+    assert not world.scheduler._has_server(card, held)
+
+
+def test_who_was_granted_what_another_process_holds_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, change_s=60.0)
+    fds = [lease.take(lease.lock_file(tmp_path, f"{role}-0")) for role in ROLES]
+    limits = replace(world.config.deadlines, drain_s=0.05)
+    world.config = replace(world.config, deadlines=limits)
+    for role in ROLES:
+        world.start(role)
+    with pytest.raises(DeadlineError, match=f"device 'card', which process {os.getpid()} has not"):
+        world.until(lambda: False, limit_s=30.0)
+    for fd in fds:
+        os.close(fd)
 
 
 def test_a_process_without_its_lease_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,12 @@ ON_CARD = ["--trainer.device=cuda:0", "--logprob.device=cuda:0"]
             [*ON_CARD, "--trainer.ranks=2"],
             "trainer.ranks is 2, but its role shares",
         ),
+        (CARD, ["--run.id=card"], "devices.name is 'card', as run.id is"),
+        (
+            CARD.replace("logprob", "rollout"),
+            ["--rollout.engine=vllm", '--engine.urls=["http://a:1"]'],
+            "engine.urls names 1 servers, but rollout shares device 'card'",
+        ),
         (CARD + "turn_s = 200", [], "devices.turn_s of 'card' is 200, above longest_turn_s 120"),
     ],
 )

@@ -93,6 +93,12 @@ class ServedEngine:
         return newest if newest >= self._floor else NO_VERSION
 
     @property
+    def is_up(self) -> bool:
+        """Whether a server is; raises what `wants` raises."""
+        self._check_any_left()
+        return any(server.is_up for server in self._servers)
+
+    @property
     def num_sampled(self) -> int:
         """Tokens received; of requests that broke off none."""
         return sum(server.num_sampled for server in self._servers)
@@ -103,9 +109,6 @@ class ServedEngine:
         Raises:
             EngineError: no server can be brought into service any more; says why.
         """
-        for task in self._tasks:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                raise EngineError(f"a server is looked after by nobody: {error!r}") from error
         self._check_any_left()
         return bool(self._behind(published))
 
@@ -272,14 +275,16 @@ class ServedEngine:
 
     def _check_any_left(self) -> None:
         """Raises an EngineError if no server can be brought into service any more; says why."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise EngineError(f"a server is looked after by nobody: {error!r}") from error
         failures = [monitor.failure for monitor in self._monitors if monitor.failure]
         if len(failures) == len(self._monitors):
             raise EngineError("\n".join(failures))
 
     async def _one_up(self) -> None:
         until_s = time.monotonic() + self._settings.start_s
-        while not any(server.is_up for server in self._servers):
-            self._check_any_left()
+        while not self.is_up:
             if time.monotonic() > until_s:
                 urls = ", ".join(server.url for server in self._servers)
                 raise EngineError(f"none of {urls} was up within {self._settings.start_s:g} s")

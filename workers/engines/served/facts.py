@@ -137,27 +137,6 @@ def label_call(*label: str) -> dict[str, object]:
     return {"method": NAME_LABEL, "args": list(label)}
 
 
-async def check_sleeps(http: ServerHttp, facts: ServerFacts, deadline_s: float) -> None:
-    """Whether a server can give its memory up.
-
-    Raises:
-        ServerError: it was not started with the means to, or does not say.
-    """
-    found: Any
-    if facts.kind is Kind.SGLANG:
-        flag, found = "--enable-memory-saver", dict(facts.settings)
-    else:
-        flag = "--enable-sleep-mode"
-        found = await http.get("/server_info?config_format=json", deadline_s)
-        for name in ("vllm_config", "model_config"):
-            found = found.get(name) if isinstance(found, dict) else None
-    if not (isinstance(found, dict) and found.get(flag.removeprefix("--").replace("-", "_"))):
-        raise ServerError(
-            f"server {http.url} ({facts.name}) was started without {flag}, but its role shares a "
-            "device (devices.roles): start it with it, or let the worker start it (no engine.urls)"
-        )
-
-
 async def _keeps_records(http: ServerHttp, deadline_s: float) -> bool:
     """Whether our plugin is in the engine core, which knows the method then."""
     try:

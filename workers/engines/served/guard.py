@@ -35,10 +35,12 @@ def main(fd: int, pid_file: Path, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, end)
     threading.Thread(target=watch, daemon=True).start()
     with contextlib.suppress(OSError):  # a full disk; the server is minded all the same
-        pid_file.write_text(f"{server.pid}\n", encoding="ascii")
+        written = pid_file.with_suffix(".tmp")  # who reads the file finds the whole number
+        written.write_text(f"{server.pid}\n", encoding="ascii")
+        written.rename(pid_file)
     status = server.wait()
-    pid_file.unlink(missing_ok=True)
     _signal_group(server.pid, signal.SIGKILL)  # what it left behind
+    pid_file.unlink(missing_ok=True)
     return status if status >= 0 else 128 - status
 
 

@@ -98,7 +98,7 @@ class HealthMonitor:
             if process.num_failures >= MAX_FAILED_STARTS:
                 self._fail(f"{process.num_failures} starts failed; the last time {why}")
         may_start = process.may_start and not self.failure and not self.server.is_resting
-        if may_start and not await self._is_taken():
+        if may_start and not await self._is_taken() and not self.server.is_resting:
             before = process.waits_for
             if process.take_turn():
                 process.start()

@@ -27,7 +27,7 @@ from rlstreams.workers.engines.served.delivery import (
     FolderDelivery,
     Order,
 )
-from rlstreams.workers.engines.served.facts import Kind, ServerFacts, ask_usable, check_sleeps
+from rlstreams.workers.engines.served.facts import Kind, ServerFacts, ask_usable
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.routing import Router
 from rlstreams.workers.engines.served.running import Requests, Running, generate_request
@@ -128,8 +128,6 @@ class Server:
         facts = await ask_usable(
             self.http, settings.kind, settings.answer_s, allow_untested=settings.allow_untested
         )
-        if settings.must_sleep:
-            await check_sleeps(self.http, facts, settings.answer_s)
         adapter = ADAPTERS[facts.kind](self.http, facts, settings.answer_s)
         await self._delivery.prepare(adapter)
         if self._router is not None:
@@ -156,6 +154,7 @@ class Server:
     def lose(self, why: str) -> None:
         """It died or does not answer: shut it, and end what it was asked."""
         self.adapter, self.hang = None, ""
+        self.is_asleep = False  # one whose wake failed is not taken for one that sleeps
         self._void(why)
         self._labels = self._no_labels()
         self._requests.hang_up(why)

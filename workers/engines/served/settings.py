@@ -29,5 +29,4 @@ class ServedSettings:
     look_s: float = 4.0  # longest answer to a look
     silent_s: float = 20.0  # a server that answers no look for so long is given up
     change_s: float = 120.0  # longest time to give the GPU's memory up, or to have it again
-    must_sleep: bool = False  # refuse a server that was started without the means to
     allow_untested: bool = False  # use a version that these adapters were not run with
