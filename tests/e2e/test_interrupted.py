@@ -30,9 +30,10 @@ WORDS = (
     "--steps", f"{STEPS}", "--trainer.groups_per_step=4", "--prompts.evaluate_rows=16",
     "--demo.kills=[]", f"--deadlines.drain_s={DRAIN_S:g}",
 )  # fmt: skip
-# The first terminal that the leader of a session opens is its own.
+# The first terminal that the leader of a session opens is its own. `nohup pytest` ignores SIGHUP.
 ON_TERMINAL = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.close(os.open(os.ttyname(0), os.O_RDWR))
 os.execvp("rlstreams", ["rlstreams", "up", *sys.argv[1:]])
 """
