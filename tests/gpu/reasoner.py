@@ -1,14 +1,16 @@
-"""The reasoner's run on two GPUs, or TRL's on the same model and rows: accuracy over GPU-seconds.
+"""The reasoner's run, or TRL's on the same model and rows: accuracy over GPU-seconds.
 
     python -m tests.gpu.reasoner --limit-s 400 --out ours.json --log reasoner.tar.gz
+    python -m tests.gpu.reasoner --gpus 1 --overlay .../reasoner/one-gpu.toml --out one.json
+    python -m tests.gpu.reasoner --kill-every 45 --steps 100 --out fire.json  # `rlstreams chaos`
     python -m tests.gpu.reasoner --peer trl --limit-s 300 --out trl.json
     python -m tests.gpu.reasoner --out permuted.json -- --run.id=permuted --trainer.control=permuted
 
 Model and rows are those that infra/examples/reasoner/README.md makes. `--log` keeps the run's log
 in a file; one that is there is continued: without a checkpoint the trainer does the steps of the
-log again, from the same base model. A second counts twice, for it has two
-GPUs; the clock starts at the end of the first step and stands still between two trainers. Held-out
-rows are the same; TRL's kept models answer them after its run, which its clock does not count.
+log again, from the same base model. A second counts once for each GPU; the clock starts at the end
+of the first step and stands still between two trainers, except under `--kill-every`. Held-out rows
+are the same; TRL's kept models answer them after its run, which its clock does not count.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from tests.gpu.end_to_end import GROUP, trl
 from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "infra" / "examples" / "reasoner" / "run.toml"
-GPUS = 2
+KILLED = "trainer,rollout,logprob,broker"
 LEFT_OUT = ("checkpoints", "weights", "up.log")
 
 
@@ -61,26 +63,32 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
         *([f"broker.jars_dir={args.jars}"] if args.jars else []),
         *(word.removeprefix("--") for word in args.overrides),
     ]
-    config = load([EXAMPLE], words)
+    files = [EXAMPLE, *args.overlay]
+    config = load(files, words)
     run = Path(config.folder)
     if args.log and args.log.exists() and not run.exists():
         with tarfile.open(args.log) as archive:
             archive.extractall(run.parent, filter="data")
     resume = ["resume"] if (run / "broker").exists() else []
-    status = run_it([EXAMPLE], [*words, *resume], run, args.limit_s)
+    command = ["up"]
+    if args.kill_every:
+        roles = KILLED if config.rollout.engine == "builtin" else f"{KILLED},server"
+        command = ["chaos", "--periodic", "--every", str(args.kill_every), "--roles", roles]
+        command += ["--kills", str(args.kills), "--json", str(args.out.with_suffix(".chaos.json"))]
+    status = run_it(files, [*words, *resume], run, args.limit_s, command)
     sys.stdout.write((run / "up.log").read_text(encoding="utf-8", errors="replace")[-3000:])
     if status not in (0, 124):
         sys.stdout.write(tails(run) + "\n")
     try:
         told = told_by_the_log(config)
         keys = ("steps", "reward", "train_s", "states_s", "mismatch_mean", "audit_ok")
-        return {"status": status, "curve": curve_of(run)} | {key: told[key] for key in keys}
+        return {"status": status, "curve": curve_of(run, args)} | {key: told[key] for key in keys}
     finally:
         if args.log:
             packed(run, args.log)
 
 
-def curve_of(run: Path) -> list[dict[str, Any]]:
+def curve_of(run: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Accuracy at each evaluation: mean and number, `walk 3` and `all 3` by level, `all`."""
     rewards: dict[int, dict[str, list[float]]] = {}
     with open_run(run) as log:
@@ -89,7 +97,9 @@ def curve_of(run: Path) -> list[dict[str, Any]]:
             for record in log.read(Prompt)
             if record.event.purpose == EVALUATE
         }
-        clock = gpu_seconds([(s.epoch, s.finished_at_ms / 1000) for s in log.steps()])
+        epochs = [0 if args.kill_every else step.epoch for step in log.steps()]
+        ends = [step.finished_at_ms / 1000 for step in log.steps()]
+        clock = gpu_seconds(list(zip(epochs, ends, strict=True)), args.gpus)
         for record in log.read(Trajectory):
             row, found = rows.get(record.event.group_id), evaluation_id(record.event.group_id)
             if row and found:
@@ -107,11 +117,11 @@ def curve_of(run: Path) -> list[dict[str, Any]]:
     ]
 
 
-def gpu_seconds(ends: Sequence[tuple[int, float]]) -> list[float]:
+def gpu_seconds(ends: Sequence[tuple[int, float]], gpus: int) -> list[float]:
     """Of each step, from 0 for the start and for the first; `ends`: epoch and seconds."""
     clock = [0.0, 0.0]
     for (epoch_before, before_s), (epoch, end_s) in pairwise(ends):
-        clock.append(round(clock[-1] + GPUS * (end_s - before_s) * (epoch == epoch_before), 2))
+        clock.append(round(clock[-1] + gpus * (end_s - before_s) * (epoch == epoch_before), 2))
     return clock[: len(ends) + 1]
 
 
@@ -120,7 +130,7 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
     more = ["--reasoner", "--lr", str(args.lr), "--keep-every", str(args.every)]
     args.prompt, args.trl_dtype = 512, "float32"  # its default
     found = trl(args, args.base, more)
-    clock = gpu_seconds([(0, end_s) for end_s in found["ends_s"]])
+    clock = gpu_seconds([(0, end_s) for end_s in found["ends_s"]], args.gpus)
     curve = []
     for step in range(0, len(clock), args.every):
         model = args.base / (f"kept-{step}" if step else "model")
@@ -144,6 +154,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peer", choices=["", "trl"], default="")
+    parser.add_argument("--overlay", type=Path, action="append", default=[], help="over run.toml")
+    parser.add_argument("--gpus", type=int, default=2, help="that the run has")
+    parser.add_argument("--kill-every", type=float, default=0.0, help="seconds between two kills")
+    parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--base", type=Path, default=Path("runs/reasoner-base"))
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="for the run's own")
     parser.add_argument("--steps", type=int, default=300)
@@ -164,7 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     args.base, args.folder = args.base.resolve(), args.folder.resolve()
     found = theirs(args) if args.peer else ours(args)
-    asked = {name: getattr(args, name) for name in ("peer", "steps", "samples", "lr", "overrides")}
+    names = ("peer", "gpus", "kill_every", "steps", "samples", "lr", "overrides")
+    asked = {name: getattr(args, name) for name in names}
     result = {"hardware": hardware()} | asked | found
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for point in found["curve"]:

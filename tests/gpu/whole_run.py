@@ -69,14 +69,20 @@ def model_of(args: argparse.Namespace) -> Path:
     return Path(args.folder).resolve() / f"model-{args.model}"
 
 
-def run_it(files: Sequence[Path], overrides: Sequence[str], folder: Path, limit_s: float) -> int:
-    """`rlstreams up`; its status. What it says is shown and kept."""
-    words = [*map(str, files), *(f"--{word}" for word in overrides)]
+def run_it(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    folder: Path,
+    limit_s: float,
+    command: Sequence[str] = ("up",),
+) -> int:
+    """`rlstreams up`, or another command; its status. What it says is shown and kept."""
+    words = [*command, *map(str, files), *(f"--{word}" for word in overrides)]
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     with (folder / "up.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlstreams", "up", *words],
+            [sys.executable, "-m", "rlstreams", *words],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
