@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=420.0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("overrides", nargs="*", help="after --: fields of the configuration")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     found = {"hardware": hardware()} | (hand_over(args) if args.part == "ipc" else whole_run(args))
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

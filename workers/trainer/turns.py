@@ -20,7 +20,7 @@ class TrainerTurns:
 
     def __init__(self, training: Training, writer: LedgerWriter, compute: Compute) -> None:
         self._training = training
-        self._off_load = OffLoad(training.numerics.device)
+        self._off_load = OffLoad(training.device)
         self._writer = writer
         self._compute = compute
         self._is_wanted = True

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import torch
+
+from rlstreams.workers.trainer.turns import TrainerTurns
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
@@ -39,3 +44,10 @@ def test_steps_after_a_turn_of_others_are_those_that_would_have_been(tmp_path: P
         hashes.append([step.weight_hash for step in steps(log)])
     assert len(hashes[0]) == 3
     assert hashes[0] == hashes[1]
+
+
+def test_a_gpu_is_addressed_by_its_number() -> None:
+    """`numerics` names it as its maker does, which is no device of torch."""
+    training = SimpleNamespace(device="cuda:0", numerics=SimpleNamespace(device="NVIDIA H200"))
+    turns = TrainerTurns(cast(Any, training), cast(Any, None), cast(Any, None))
+    assert turns._off_load._device == torch.device("cuda:0")

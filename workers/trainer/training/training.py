@@ -98,7 +98,7 @@ class Training:
             )
             config = read_config(folder)
             self.vocab_size, self.max_tokens = vocab_size_of(config), token_limit(config)
-            self._section = section
+            self._section, self.device = section, device
             begin = over_megatron if section.backend == MEGATRON else over_library
             made = begin(team, section, numerics, folder, device, dtype)
             self.learner, self.numerics, self.routers = made.learner, made.numerics, made.routers
