@@ -21,7 +21,7 @@ from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.ledger import UnreadStep
 from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
 from rlstreams.streams.log.bus import Bus, Closing
-from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.errors import ConfigError, DeadlineError
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
@@ -63,6 +63,11 @@ _MAY_HEAL = frozenset(
     }
 )
 
+
+class ReplayedError(ConfigError):
+    """A replay wrote this run: its events name positions of the recorded log."""
+
+
 Hanging = Callable[[], Sequence[Breach]]
 Ends = Mapping[Partition, int]
 
@@ -76,6 +81,7 @@ def audit(bus: Bus, *, settle_s: float = SETTLE_S) -> AuditReport:
 
     Raises:
         TopicMismatchError: a topic of the run is missing.
+        ReplayedError: the run is a replay.
         DeadlineError: a partition did not deliver up to its end.
     """
     with Auditor(bus) as auditor:
@@ -139,6 +145,11 @@ class Auditor(Closing):
 
     def _report(self) -> AuditReport:
         """What the fold says, with the versions of newer steps, and no more of those yet."""
+        if self._fold.is_replay:
+            raise ReplayedError(
+                "this run was written by a replay, and its events name positions of the recorded "
+                "log: audit the recording (rlstreams audit RECORDING)"
+            )
         self._later += self._steps(self._bus.ends(STEPS.name))
         return Classes(self._fold, self._reached).report()
 
