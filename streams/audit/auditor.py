@@ -21,7 +21,8 @@ from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.ledger import UnreadStep
 from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
 from rlstreams.streams.log.bus import Bus, Closing
-from rlstreams.streams.log.errors import ConfigError, DeadlineError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
@@ -192,8 +193,7 @@ class Tail(Closing):
         self, bus: Bus, topic: Topic, beginnings: Mapping[Partition, int], deadline_s: float
     ) -> None:
         self.topic = topic
-        self._beginnings = dict(beginnings)
-        self._reader = bus.reader(self._beginnings)
+        self._reader = bus.reader(beginnings)
         self._deadline_s = deadline_s
         self._ahead: list[RawRecord] = []  # delivered, but beyond the stretch
 
@@ -205,19 +205,8 @@ class Tail(Closing):
         """
         waiting, self._ahead = self._ahead, []
         yield from self._below(ends, waiting)
-        at = self._positions()
-        last_progress = time.monotonic()
-        while behind := [partition for partition, end in ends.items() if at[partition] < end]:
-            records = self._reader.poll(BATCH, 0.2)
+        for records in read_to(self._reader, ends, self._deadline_s, batch=BATCH):
             yield from self._below(ends, records)
-            before, at = at, self._positions()
-            if records or any(at[partition] != before[partition] for partition in behind):
-                last_progress = time.monotonic()
-            elif time.monotonic() - last_progress > self._deadline_s:
-                where = [f"{p} is at {at[p]} of {ends[p]}" for p in sorted(behind)]
-                raise DeadlineError(
-                    f"audit: {', '.join(where)}: nothing delivered for {self._deadline_s:g} s"
-                )
 
     def close(self) -> None:
         """Release the reader."""
@@ -231,7 +220,3 @@ class Tail(Closing):
                 yield raw
             else:
                 self._ahead.append(raw)
-
-    def _positions(self) -> Mapping[Partition, int]:
-        """Where each partition is now."""
-        return {**self._beginnings, **self._reader.positions()}
