@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run, real
@@ -42,31 +43,51 @@ def add(subparsers: Commands) -> None:
         --every SECONDS        pause between the rounds of --follow (default: %(default)g)
 
         rlstreams audit runs/demo
+        rlstreams audit recordings/demo
         rlstreams audit run.toml --follow
         rlstreams audit runs/demo --json --bootstrap 127.0.0.1:9092
         """,
         settle_={"type": real(0.0)},
         every_={"type": real(0.0), "default": FOLLOW_EVERY_S},
     )
-    add_run(parser)
+    add_run(parser, is_log=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; 0 if the log violates no guarantee, else 1."""
-    from dataclasses import replace
-
-    from rlstreams.streams.audit.auditor import SETTLE_S, Auditor
+    from rlstreams.streams.audit.auditor import SETTLE_S
 
     settle_s = SETTLE_S if args.settle is None else args.settle
-    config = configuration(args.config, args.overrides)
-    if args.bootstrap:
-        config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
-    with opened_run(config) as log, Auditor(log.bus, hanging=_hanging(config)) as auditor:
+    with _auditor(args) as auditor:
         if args.follow:
             return follow(auditor, settle_s, args.every, as_json=args.json)
         report = auditor.round(settle_s)
     show(report.to_json() if args.json else report.text())
     return 0 if report.ok else 1
+
+
+@contextmanager
+def _auditor(args: argparse.Namespace) -> Iterator[Auditor]:
+    from dataclasses import replace
+
+    from rlstreams.streams.audit.auditor import Auditor
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.streams.run.recorded_log import RecordedLog, is_recording
+
+    if args.config and is_recording(args.config[0]):
+        with RecordedLog(args.config[0]) as recorded, Auditor(recorded.bus) as auditor:
+            if missing := [*recorded.recording.manifest.selection.values(), *recorded.problems]:
+                raise ConfigError(
+                    f"{recorded.name} holds a part of its run ({missing[0]}): of what is not there "
+                    "nobody can say whether it was lost"
+                )
+            yield auditor
+        return
+    config = configuration(args.config, args.overrides)
+    if args.bootstrap:
+        config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
+    with opened_run(config) as log, Auditor(log.bus, hanging=_hanging(config)) as auditor:
+        yield auditor
 
 
 def follow(auditor: Auditor, settle_s: float, every_s: float, *, as_json: bool) -> int:

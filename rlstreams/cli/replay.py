@@ -140,17 +140,13 @@ def _count(recording: Recording, selection: Selection) -> None:
 def _play(args: argparse.Namespace, recording: Recording, selection: Selection) -> None:
     from rlstreams.debug.replay.filters import chosen
     from rlstreams.debug.replay.player import Player
-    from rlstreams.streams.recording.selection import Selection as Everything
 
     speed, progress = speed_of(args.speed), Progress()
-    # Less is played than the run's log held: an audit judges what can hold then.
-    is_part = bool(selection != Everything() or recording.manifest.selection or recording.problems)
     with _fresh(args, recording) as target:
         player = Player(
             target.bus,
             recording.manifest.run,
             speed,
-            is_part=is_part,
             on_progress=lambda now: progress(f"{counted(now.num_records, 'record')} played"),
         )
         played = player.play(chosen(recording, selection))

@@ -21,7 +21,8 @@ from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.ledger import UnreadStep
 from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
 from rlstreams.streams.log.bus import Bus, Closing
-from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
@@ -63,6 +64,11 @@ _MAY_HEAL = frozenset(
     }
 )
 
+
+class ReplayedError(ConfigError):
+    """A replay wrote this run: its events name positions of the recorded log."""
+
+
 Hanging = Callable[[], Sequence[Breach]]
 Ends = Mapping[Partition, int]
 
@@ -76,6 +82,7 @@ def audit(bus: Bus, *, settle_s: float = SETTLE_S) -> AuditReport:
 
     Raises:
         TopicMismatchError: a topic of the run is missing.
+        ReplayedError: the run is a replay.
         DeadlineError: a partition did not deliver up to its end.
     """
     with Auditor(bus) as auditor:
@@ -139,6 +146,11 @@ class Auditor(Closing):
 
     def _report(self) -> AuditReport:
         """What the fold says, with the versions of newer steps, and no more of those yet."""
+        if self._fold.is_replay:
+            raise ReplayedError(
+                "this run was written by a replay, and its events name positions of the recorded "
+                "log: audit the recording (rlstreams audit RECORDING)"
+            )
         self._later += self._steps(self._bus.ends(STEPS.name))
         return Classes(self._fold, self._reached).report()
 
@@ -181,8 +193,7 @@ class Tail(Closing):
         self, bus: Bus, topic: Topic, beginnings: Mapping[Partition, int], deadline_s: float
     ) -> None:
         self.topic = topic
-        self._beginnings = dict(beginnings)
-        self._reader = bus.reader(self._beginnings)
+        self._reader = bus.reader(beginnings)
         self._deadline_s = deadline_s
         self._ahead: list[RawRecord] = []  # delivered, but beyond the stretch
 
@@ -194,19 +205,8 @@ class Tail(Closing):
         """
         waiting, self._ahead = self._ahead, []
         yield from self._below(ends, waiting)
-        at = self._positions()
-        last_progress = time.monotonic()
-        while behind := [partition for partition, end in ends.items() if at[partition] < end]:
-            records = self._reader.poll(BATCH, 0.2)
+        for records in read_to(self._reader, ends, self._deadline_s, batch=BATCH):
             yield from self._below(ends, records)
-            before, at = at, self._positions()
-            if records or any(at[partition] != before[partition] for partition in behind):
-                last_progress = time.monotonic()
-            elif time.monotonic() - last_progress > self._deadline_s:
-                where = [f"{p} is at {at[p]} of {ends[p]}" for p in sorted(behind)]
-                raise DeadlineError(
-                    f"audit: {', '.join(where)}: nothing delivered for {self._deadline_s:g} s"
-                )
 
     def close(self) -> None:
         """Release the reader."""
@@ -220,7 +220,3 @@ class Tail(Closing):
                 yield raw
             else:
                 self._ahead.append(raw)
-
-    def _positions(self) -> Mapping[Partition, int]:
-        """Where each partition is now."""
-        return {**self._beginnings, **self._reader.positions()}

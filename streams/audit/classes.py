@@ -17,7 +17,6 @@ from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.report import (
     EXAMPLES_PER_KIND,
-    HOLD_IN_A_PART,
     AuditReport,
     BreachKind,
     Redone,
@@ -61,8 +60,6 @@ class Classes:
         self._ledger.check_closed_set(self._breaches)
         self._fold.check_scores(self._breaches)
         void = self._ledger.void + self._fold.versions.check(self._breaches)
-        if self._fold.replay.is_part:
-            self._breaches.keep_only(HOLD_IN_A_PART)
         return self._report([str(position) for position in void])
 
     def _class_of(self, sample: Sample) -> tuple[str, str]:
@@ -183,9 +180,7 @@ class Classes:
     def _report(self, void: list[str]) -> AuditReport:
         fold, ledger = self._fold, self._ledger
         return AuditReport(
-            run=ledger.run or fold.replay.run,
-            replay_of=fold.replay.run,
-            is_part=fold.replay.is_part,
+            run=ledger.run,
             steps=ledger.last_step,
             policy_version=ledger.policy_version,
             issued=self._counts.total(),

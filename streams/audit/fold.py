@@ -7,7 +7,6 @@ cannot be read is counted and named, and costs nothing but itself.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -42,49 +41,13 @@ from rlstreams.streams.log.group_ids import MAX_DIGITS
 from rlstreams.streams.log.record import (
     ID_HEADER,
     REPLAY_HEADER,
-    REPLAY_SCOPE_HEADER,
     Partition,
     Position,
     RawRecord,
 )
-from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
-
-_ORIGIN = re.compile(
-    rb"(?P<run>.+)/(?P<topic>[a-z-]+)\[(?P<partition>\d{1,9})\]@(?P<offset>\d{1,18})"
-)
-
-
-class Replay:
-    """Notes what the records of a run's topics say; one that is no replay says nothing."""
-
-    def __init__(self) -> None:
-        self.run = ""  # that was recorded; empty: this is no replay
-        self.is_part = False  # chosen records only, or into one role alone
-        # A trainer that ran here itself names positions of this log.
-        self.has_own_steps = False
-        self.first: dict[Partition, int] = {}  # lowest recorded offset that was replayed
-
-    @property
-    def is_by_origin(self) -> bool:
-        """Whether positions in events are those of the recorded log."""
-        return bool(self.run) and not self.has_own_steps
-
-    def take(self, raw: RawRecord) -> Position | None:
-        """Note a record; where it lay in the recorded log, None if it is this log's own."""
-        text = raw.headers.get(REPLAY_HEADER)
-        found = None if text is None else _ORIGIN.fullmatch(bytes(text))
-        if found is None or found["topic"].decode() != raw.position.topic:
-            return None
-        origin = Position(raw.position.topic, int(found["partition"]), int(found["offset"]))
-        self.run = self.run or found["run"].decode("utf-8", "replace")
-        self.is_part = self.is_part or REPLAY_SCOPE_HEADER in raw.headers
-        partition = Partition(origin.topic, origin.partition)
-        self.first[partition] = min(origin.offset, self.first.get(partition, origin.offset))
-        return origin
-
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 
 POLICY = "policy"  # author of a segment
-NEVER = 1 << 62  # no offset is higher
 
 _PROMPT = Projection(Prompt, "group_id", "sample", "group_size", "purpose")
 _SEGMENTS = ("author", "policy_version", "weight_hash")
@@ -116,7 +79,6 @@ class AuditFold:
     ) -> None:
         self.expired = expired or {}
         self._schemas = schemas
-        self.replay = Replay()
         self.breaches = Breaches()
         self.samples = Samples()
         self.ledger = Ledger(self.samples, self.breaches)
@@ -126,13 +88,18 @@ class AuditFold:
         self.dense_up_to: int | None = None
         self.duplicates = Named()
         self.unreadable = Named()
-        self._origins: set[Position] = set()  # of replayed records of the small topics
         self._nameless: set[Origin] = set()  # of dead letters that name no sample
         self.by_headers: set[tuple[str, Sample]] = set()  # stages of which no record was read
         # Scores that are not of their sample's first trajectory, by place: the sample, the place
         # that they name, their facts. And the facts of other trajectories; None: unreadable.
         self._unlike: dict[int, tuple[Sample, int, int]] = {}
         self._others: dict[int, int | None] = {}
+        self._num_records = self._num_replayed = 0
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether a replay wrote this log: events name positions of the recorded one."""
+        return 2 * self._num_replayed > self._num_records
 
     def foresee(self, raw: RawRecord) -> Event | UnreadStep | None:
         """Note which version a record of `steps` made; gives what `train` takes, now or later.
@@ -140,7 +107,7 @@ class AuditFold:
         Versions that were used may be newer than the steps that this audit accounts for.
         """
         try:
-            event = self._decoded(raw)
+            event = decoded(raw, self._schemas).event
         except DecodeError as err:
             self.unreadable.add(f"{raw.position}: {err}")
             is_framed = raw.value[: len(MARKER)] == MARKER and len(raw.value) >= HEADER_BYTES
@@ -149,8 +116,7 @@ class AuditFold:
             self.versions.num_unread += 1
             print_ = bytes(raw.value[len(MARKER) : HEADER_BYTES]).hex()
             return UnreadStep(f"fingerprint {print_}: {err}")
-        if event is not None:
-            self.versions.ledger(event)
+        self.versions.ledger(event)
         return event
 
     def train(self, step: Event | UnreadStep, position: Position) -> None:
@@ -162,13 +128,12 @@ class AuditFold:
         """Take a record of any topic but `steps`."""
         topic, partition, offset = raw.position
         place = place_of(partition, offset)
+        self._num_records += 1
+        self._num_replayed += REPLAY_HEADER in raw.headers
         try:
             if topic not in FIELDS:
                 self._event(raw)
-                return
-            if (origin := self.replay.take(raw)) is not None and self.replay.is_by_origin:
-                place = place_of(origin.partition, origin.offset)
-            if topic == SCORED.name:
+            elif topic == SCORED.name:
                 self._scored(raw, place)
             elif topic == TRAJECTORIES.name:
                 self._trajectory(raw, place)
@@ -180,13 +145,8 @@ class AuditFold:
                 self._by_header(raw, place)
 
     def begins(self, topic: str, partition: int) -> int:
-        """Below this offset nothing of a partition can be known: retention removed it, or it was
-        not recorded.
-        """
-        key = Partition(topic, partition)
-        if self.replay.is_by_origin:
-            return self.replay.first.get(key, NEVER)
-        return self.expired.get(key, 0)
+        """Below this offset nothing of a partition can be known: retention removed it."""
+        return self.expired.get(Partition(topic, partition), 0)
 
     def mark_issued(self) -> None:
         """Every group up to the newest one so far must have been seen when the report is made."""
@@ -215,21 +175,8 @@ class AuditFold:
                 detail = f"{position_at(SCORED.name, place)} is not of the trajectory at {of}"
                 breaches.add(BreachKind.FORGED_SCORE, sample.name, detail)
 
-    def _decoded(self, raw: RawRecord) -> Event | None:
-        """Its event; None for one that a replay that went back had written before."""
-        origin = self.replay.take(raw)
-        if origin in self._origins:
-            self.duplicates.count += 1
-            return None
-        event = decoded(raw, self._schemas).event
-        if origin is not None:
-            self._origins.add(origin)
-        elif raw.position.topic == STEPS.name:
-            self.replay.has_own_steps = True
-        return event
-
     def _event(self, raw: RawRecord) -> None:
-        event = self._decoded(raw)
+        event = decoded(raw, self._schemas).event
         if isinstance(event, PolicyLoaded):
             self.versions.loaded(event)
         elif isinstance(event, PolicyPublished):

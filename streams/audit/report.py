@@ -49,23 +49,6 @@ class BreachKind(StrEnum):
     BAD_ID = "bad id"  # neither a group number nor an evaluation
 
 
-# What is wrong also where some of the records are missing; the others may be the gap itself.
-HOLD_IN_A_PART = frozenset(
-    {
-        BreachKind.TRAINED_TWICE,
-        BreachKind.TRAINED_AND_DROPPED,
-        BreachKind.CLOSED_TWICE,
-        BreachKind.STEP_TWICE,
-        BreachKind.UNREADABLE_STEP,
-        BreachKind.VERSION_TWICE,
-        BreachKind.TOO_STALE,
-        BreachKind.MISLABELLED,
-        BreachKind.HANGING,
-        BreachKind.BAD_ID,
-    }
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach:
     """One broken promise."""
@@ -104,12 +87,6 @@ class Breaches:
             num_missing -= 1
         if num_missing > 0:
             self.counts[kind.value] += num_missing
-
-    def keep_only(self, kinds: Collection[BreachKind]) -> None:
-        """Forget all others."""
-        values = {kind.value for kind in kinds}
-        self.counts = Counter({k: n for k, n in self.counts.items() if k in values})
-        self.kept = [breach for breach in self.kept if breach.kind in kinds]
 
     def copy(self) -> Breaches:
         """An independent collection with the same content."""
@@ -188,8 +165,6 @@ class AuditReport:
     named_void: tuple[str, ...] = ()  # where the first few of them lie
     unreadable: int = 0  # records that could not be decoded
     named_unreadable: tuple[str, ...] = ()  # where the first few of them lie, and why
-    replay_of: str = ""  # the recorded run whose records a replay wrote here; empty: no replay
-    is_part: bool = False  # of a replay: only chosen records, or into one role alone
     trainer_state: str = ""  # as its newest heartbeat says; "done" when the run has ended
     breaches: tuple[Breach, ...] = ()  # the first few of each kind
     breach_counts: Mapping[str, int] = field(default_factory=dict)
@@ -248,8 +223,7 @@ class AuditReport:
             ("drifted", self.drifted, "redone steps with different weights"),
         ]
         rows += [row for row in extras if row[1]]
-        what = f"a replay of run {self.replay_of}" if self.replay_of else f"run {self.run}"
-        lines = [f"audit of {what}, from its topics alone"]
+        lines = [f"audit of run {self.run}, from its topics alone"]
         lines += [f"{name:<16}{count:>12,}  {note}".rstrip() for name, count, note in rows]
         lines += [f"  {named}" for named in self.named_duplicates]
         lines += [f"  void: {named}" for named in self.named_void]
@@ -268,13 +242,6 @@ class AuditReport:
         return f"staleness       {shares or 'nothing trained'}, bound {bound}{masked}"
 
     def _verdict(self) -> list[str]:
-        if self.ok and self.is_part:
-            return ["ok as far as a part tells: what was not replayed is not judged"]
-        if self.ok and self.replay_of:
-            return [
-                "ok: every sample accounted for; those in flight without proof: "
-                "a replay has no committed positions"
-            ]
         if self.ok:
             return ["ok: every sample accounted for"]
         lines = [f"{sum(self.breach_counts.values()):,} breaches: {_parts(self.breach_counts)}"]

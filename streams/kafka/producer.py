@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -25,13 +25,12 @@ from rlstreams.streams.log.errors import (
 )
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
 
-T = TypeVar("T")
-
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _CALL_S = 5.0  # one try of a call, or what is left until the deadline; repeated until then
-_GRACE_S = 0.5  # in which a call whose time is over says so by itself
 _ABORT_S = 10.0
-_STUCK_S = 15.0  # beyond a commit's own deadline, in which an abort may end
+# Beyond a commit's own deadline, in which an abort may end. A call that ignores its own timeout
+# (librdkafka issue 5456) is left to its thread: an unknown outcome ends the process anyway.
+_STUCK_S = 15.0
 # The client's word for "duplicate": what we had sent never before may be missing from the log.
 _UNPLACED = "the broker acknowledged a record without an offset, it may be missing from the log"
 
@@ -69,20 +68,12 @@ class KafkaProducer(Closing):
         consumed: Mapping[Partition, Committed] | None = None,
         consumer: GroupConsumer | None = None,
     ) -> Sequence[Position]:
-        """See `Producer`.
-
-        Without records and positions nothing is sent, which proves nothing about who owns the id.
-        """
-        self._check_free()
-        if not records and not consumed:
-            return []
-        member = _member(consumed or {}, consumer)
-        deadline = time.monotonic() + self._commit_s
-        reports = Reports(partial(self._enqueue, deadline), self._prefix)
-        with self._judged():
-            metadata = self._open(reports, records, member)
-            self._settle(reports, consumed or {}, metadata, deadline)
-        return reports.positions
+        """See `Producer`."""
+        commit = self.start(records, consumed, consumer)
+        while not commit.wait(_CALL_S):
+            pass
+        commit.result()
+        return self._sending.positions if self._sending is not None and records else []
 
     def start(
         self,
@@ -93,14 +84,19 @@ class KafkaProducer(Closing):
         """See `Producer`; what waits for the broker does so on a thread of its own.
 
         The records are handed to the client before this returns: beside the role's thread that
-        would cost both of them the interpreter's lock with every record.
+        would cost both of them the interpreter's lock with every record. Without records and
+        positions nothing is sent, which proves nothing about who owns the id.
         """
-        self._check_free()
-        member = _member(consumed or {}, consumer)
+        if self._ended is not None:
+            raise self._ended
+        if self._is_busy:
+            raise RuntimeError(f"transactional id {self._id}: a commit is under way; wait for it")
+        positions = consumed or {}
+        member = _member(positions, consumer)
         deadline = time.monotonic() + self._commit_s
         sending = Reports(partial(self._enqueue, deadline), self._prefix)
         metadata, failed = None, None
-        if records or consumed:
+        if records or positions:
             try:
                 metadata = self._open(sending, records, member)
             except (KafkaException, StreamsError) as err:
@@ -110,18 +106,11 @@ class KafkaProducer(Closing):
             with self._judged():
                 if failed is not None:
                     raise failed
-                if records or consumed:
-                    self._settle(sending, consumed or {}, metadata, deadline)
+                if records or positions:
+                    self._settle(sending, positions, metadata, deadline)
 
         self._started = KafkaCommit(end, self._id, self._commit_s)
         return self._started
-
-    def _check_free(self) -> None:
-        """One transaction at a time, and none behind one that was final."""
-        if self._ended is not None:
-            raise self._ended
-        if self._is_busy:
-            raise RuntimeError(f"transactional id {self._id}: a commit is under way; wait for it")
 
     @property
     def _is_busy(self) -> bool:
@@ -168,10 +157,7 @@ class KafkaProducer(Closing):
             ]
             send = self._client.send_offsets_to_transaction
             reach(CrashPoint.OFFSETS_BEFORE)
-            self._again(
-                lambda left_s: self._bounded(lambda: send(offsets, metadata, left_s), deadline),
-                deadline,
-            )
+            self._again(lambda left_s: send(offsets, metadata, left_s), deadline)
             reach(CrashPoint.OFFSETS_AFTER)
         _serve(lambda: self._client.flush(_left_s(deadline)))
         if not (sending.error or sending.is_whole or len(self._client)):
@@ -224,18 +210,6 @@ class KafkaProducer(Closing):
             else:
                 return
             time.sleep(0.02)
-
-    def _bounded(self, call: Callable[[], object], deadline: float) -> None:
-        """A call that may ignore its own timeout (librdkafka issue 5456), with ours instead.
-
-        A call that never returns keeps its thread until the process exits, which is what an
-        unknown outcome means.
-        """
-        answer = _on_a_thread(call, "send-offsets")
-        try:
-            answer.result(max(0.0, deadline - time.monotonic()) + _GRACE_S)
-        except TimeoutError as err:
-            raise self._too_late(None) from err
 
     def _too_late(self, error: Any) -> OutcomeUnknownError:  # noqa: ANN401
         said = "the client is stuck" if error is None else f"last: {error.str()}"
@@ -310,20 +284,6 @@ def _serve(call: Callable[[], object]) -> None:
         call()
 
 
-def _on_a_thread(call: Callable[[], T], name: str) -> Future[T]:
-    """What `call` answers or raises. A daemon: one that never returns must not keep the process."""
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as err:  # noqa: BLE001  (raised by `result`)
-            answer.set_exception(err)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return answer
-
-
 class KafkaCommit:
     """The port `Commit` on Kafka: the role continues while the broker settles the transaction.
 
@@ -336,7 +296,17 @@ class KafkaCommit:
     def __init__(self, commit: Callable[[], None], transactional_id: str, commit_s: float) -> None:
         self._id = transactional_id
         self._deadline = time.monotonic() + commit_s + _STUCK_S
-        self._answer = _on_a_thread(commit, "commit")
+        self._answer: Future[None] = Future()
+        # A daemon: one that never returns must not keep the process.
+        threading.Thread(target=self._run, args=(commit,), name="commit", daemon=True).start()
+
+    def _run(self, commit: Callable[[], None]) -> None:
+        try:
+            commit()
+        except BaseException as err:  # noqa: BLE001  (raised by `result`)
+            self._answer.set_exception(err)
+        else:
+            self._answer.set_result(None)
 
     def wait(self, timeout_s: float) -> bool:
         """See `Commit`."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from rlstreams.schemas.avro import fingerprint, fingerprint_of_foreign, schema_text
 from rlstreams.schemas.events import EVENTS
-from rlstreams.streams.log.errors import DeadlineError, TopicMismatchError
+from rlstreams.streams.log.errors import TopicMismatchError
+from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Outgoing, RawRecord
 from rlstreams.streams.log.topics import SCHEMAS
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 DEADLINE_S = 10.0  # to read what the topic has grown by: a few records of a few kilobytes
 RETRY_S = 1.0
 MAX_MISSING = 256  # fingerprints that are remembered as missing; more only ask every RETRY_S
-_BATCH = 500
-_POLL_S = 0.2
 
 
 class Catalogue:
@@ -77,15 +76,9 @@ class Catalogue:
             if self._next >= end:
                 continue
             first = max(self._next, self._bus.beginnings(SCHEMAS.name)[partition])
-            until_s = time.monotonic() + self._deadline_s
             with self._bus.reader({partition: first}) as reader:
-                while (at := reader.positions()[partition]) < end:
-                    if time.monotonic() > until_s:
-                        raise DeadlineError(
-                            f"looking a schema up in {partition}: at offset {at} of {end} "
-                            f"after {self._deadline_s:g} s"
-                        )
-                    for raw in reader.poll(_BATCH, _POLL_S):
+                for raws in read_to(reader, {partition: end}, self._deadline_s):
+                    for raw in raws:
                         self._learn(raw)
             self._next = end
             self._missing.clear()

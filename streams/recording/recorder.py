@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas import DecodeError
@@ -17,7 +17,8 @@ from rlstreams.schemas.events import TrainerHeartbeat, TrainerStarted
 from rlstreams.streams.log import topics as t
 from rlstreams.streams.log.bus import Bus, Closing
 from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.errors import DeadlineError, StreamsError
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.recording.selection import Selection
 from rlstreams.streams.recording.writer import RecordingWriter
@@ -27,7 +28,6 @@ _FIRST = (t.SCHEMAS, t.STEPS, t.DEAD_LETTERS, t.POLICY_VERSIONS, t.SCORED, t.TRA
 ORDER = (*_FIRST, t.PROMPTS, t.POLICY_PULLS, t.CONTROL, t.WORKER_EVENTS)
 DONE = "done"
 _BATCH = 100  # records of a poll; few enough for memory where each has megabytes
-_POLL_S = 0.2
 _ASK_EVERY_S = 5.0
 DEADLINE_S = 60.0  # longest wait for the next record below a known end
 
@@ -94,18 +94,17 @@ class Recorder(Closing):
             OffsetGoneError: retention removed what a resumed recording would go on with.
         """
         self._ends = self._offsets(self._bus.ends)
-        deadline_s = time.monotonic() + DEADLINE_S
-        while behind := self._behind():
-            if self.step(_POLL_S) or self._behind() != behind:
-                deadline_s = time.monotonic() + DEADLINE_S
-            elif time.monotonic() > deadline_s:
-                where = ", ".join(f"{p} at {at}" for p, at in sorted(self._positions().items()))
-                raise DeadlineError(f"recording: nothing delivered for {DEADLINE_S:g} s; {where}")
+        for raws in read_to(self._reader, self._ends, DEADLINE_S, batch=_BATCH):
+            self._record(raws)
         self.commit()
 
     def step(self, timeout_s: float) -> int:
         """Record what is there; the number of records that were read."""
         raws = self._reader.poll(_BATCH, timeout_s)
+        self._record(raws)
+        return len(raws)
+
+    def _record(self, raws: Sequence[RawRecord]) -> None:
         for raw in raws:
             if raw.position.offset < self._ends.get(raw.partition, raw.position.offset + 1):
                 self._take(raw)
@@ -113,7 +112,6 @@ class Recorder(Closing):
             self.commit()
         written, read = self._writer.num_records, self._num_bytes
         self._on_progress(Progress(num_records=written, num_bytes=read, behind=self._behind()))
-        return len(raws)
 
     def commit(self) -> None:
         """Make what was taken count."""

@@ -23,11 +23,11 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.lineage.fold import Lineage, LineageFold, SampleId, is_group
-from rlstreams.streams.log.bus import Bus, Closing, Reader
+from rlstreams.streams.log.bus import Bus, Closing
 from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.partitioner import partition_of
+from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
@@ -275,27 +275,12 @@ class BusLog(RunLog):
             for partition, begin in sorted(self.bus.beginnings(topic.name).items()):
                 if keys is not None and not _may_hold(partition, keys, len(ends)):
                     continue
-                for raw in self._partition(reader, partition, begin, ends.get(partition, 0)):
-                    if keys is None or raw.key in keys:
-                        yield raw
-
-    def _partition(
-        self, reader: Reader, partition: Partition, begin: int, end: int
-    ) -> Iterator[RawRecord]:
-        reader.seek({partition: begin})
-        until_s = time.monotonic() + READ_DEADLINE_S
-        at = begin
-        while at < end:
-            records = reader.poll(_BATCH, _POLL_S)
-            yield from (raw for raw in records if raw.position.offset < end)
-            before, at = at, reader.positions().get(partition, at)
-            if records or at != before:
-                until_s = time.monotonic() + READ_DEADLINE_S
-            elif time.monotonic() > until_s:
-                raise DeadlineError(
-                    f"reading {partition}: at offset {at} of {end}, "
-                    f"nothing delivered for {READ_DEADLINE_S:g} s"
-                )
+                reader.seek({partition: begin})
+                end = ends.get(partition, 0)
+                for records in read_to(reader, {partition: end}, READ_DEADLINE_S, batch=_BATCH):
+                    for raw in records:
+                        if raw.position.offset < end and (keys is None or raw.key in keys):
+                            yield raw
 
     def close(self) -> None:
         """Release what was opened for it; idempotent."""

@@ -7,7 +7,6 @@ no clock and no bus: `apply` takes one event after another, in the order of its 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
@@ -55,7 +54,6 @@ WATCHED: tuple[Topic, ...] = (
     TRAJECTORIES,
 )
 _BATCH = 500
-_POLL_S = 0.2
 
 
 class View(Protocol):
@@ -147,7 +145,11 @@ class Feed:
             StreamsError: the broker cannot be asked. Nothing is passed over: poll
                 again.
         """
-        self._left.extend(() if self._left else self._reader.poll(_BATCH, timeout_s))
+        if not self._left:
+            self._left.extend(self._reader.poll(_BATCH, timeout_s))
+        return self._apply()
+
+    def _apply(self) -> int:
         num_records = len(self._left)
         while self._left:
             try:
@@ -166,19 +168,13 @@ class Feed:
         """Apply all up to where the topics end now.
 
         Raises:
-            DeadlineError: nothing was delivered for `deadline_s`; names the topics.
+            DeadlineError: nothing was delivered for `deadline_s`; names the partitions.
         """
         ends = self.ends()
-        until_s = time.monotonic() + deadline_s
-        while behind := self.behind(ends):
-            if self.poll(_POLL_S):
-                until_s = time.monotonic() + deadline_s
-            elif time.monotonic() > until_s:
-                names = ", ".join(topic.name for topic in self._topics)
-                raise DeadlineError(
-                    f"reading {names}: {behind} offsets are left, and the broker delivered nothing "
-                    f"for {deadline_s:g} s"
-                )
+        self._apply()
+        for records in read_to(self._reader, ends, deadline_s, batch=_BATCH):
+            self._left.extend(records)
+            self._apply()
 
     def behind(self, ends: Mapping[Partition, int]) -> int:
         """Offsets between here and `ends`, over all partitions; 0: all of them was applied."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +12,13 @@ from rlstreams.schemas.events import EVALUATE, NO_VERSION, TRAIN, Prompt
 from rlstreams.schemas.projection import Projection
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.group_ids import evaluation_id, issue_number
+from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.workers.dataset.order import Order
 from rlstreams.workers.prompts.issue import PlannedGroup
 
-POLL_S = 0.05
 MAX_POLL = 1000
 _IDENTITY = Projection(Prompt, "group_id", "sample", "purpose")
 
@@ -253,20 +251,8 @@ def find_prompt(bus: Bus, group_id: str, num_partitions: int, deadline_s: float)
 
 def _records(bus: Bus, starts: Mapping[Partition, int], deadline_s: float) -> Iterator[RawRecord]:
     """Everything from `starts` to the last stable offset of now."""
-    ends = bus.ends(PROMPTS.name)
-    until_s = time.monotonic() + deadline_s
+    every = bus.ends(PROMPTS.name)
+    ends = {partition: every[partition] for partition in starts}
     with bus.reader(starts) as reader:
-        while True:
-            positions = reader.positions()
-            left = {p: ends[p] for p in starts if positions.get(p, 0) < ends[p]}
-            if not left:
-                return
-            if time.monotonic() > until_s:
-                partition, end = next(iter(left.items()))
-                raise DeadlineError(
-                    f"reading {partition} from the broker: at offset {positions.get(partition)} "
-                    f"of {end}, and nothing came for {deadline_s:g} s"
-                )
-            for raw in reader.poll(MAX_POLL, POLL_S):
-                yield raw
-                until_s = time.monotonic() + deadline_s
+        for raws in read_to(reader, ends, deadline_s, batch=MAX_POLL):
+            yield from raws

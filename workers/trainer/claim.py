@@ -17,16 +17,17 @@ each other forever, so ownership is decided in the log:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus, Producer, Reader
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.errors import DeadlineError, FencedError
+from rlstreams.streams.log.errors import FencedError
 from rlstreams.streams.log.fencing import is_next_epoch
-from rlstreams.streams.log.record import Partition, Position
+from rlstreams.streams.log.read_to import read_to
+from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
@@ -117,17 +118,8 @@ def read_to_end(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecord
     Raises:
         DeadlineError: the reader came no further for READ_DEADLINE_S.
     """
-    end = bus.ends(STEPS.name)[STEPS_PARTITION]
-    before, since_s = -1, time.monotonic()
-    while (at := reader.positions()[STEPS_PARTITION]) < end:
-        if at > before:
-            before, since_s = at, time.monotonic()
-        elif time.monotonic() - since_s > READ_DEADLINE_S:
-            raise DeadlineError(
-                f"reading {STEPS_PARTITION} from the broker: at offset {at} of {end}, and nothing "
-                f"came for {READ_DEADLINE_S:g} s"
-            )
-        _fold(reader, ledger, foreign, 0.2)
+    for raws in read_to(reader, bus.ends(STEPS.name), READ_DEADLINE_S):
+        _fold(raws, ledger, foreign)
 
 
 def read_ledger(bus: Bus, reads: str) -> Ledger:
@@ -142,10 +134,10 @@ def read_ledger(bus: Bus, reads: str) -> Ledger:
     return ledger
 
 
-def _fold(reader: Reader, ledger: Ledger, foreign: ForeignRecords, timeout_s: float) -> bool:
+def _fold(raws: Sequence[RawRecord], ledger: Ledger, foreign: ForeignRecords) -> bool:
     """Whether the newest epoch's owner wrote something."""
     wrote = False
-    for record in foreign.readable(reader.poll(500, timeout_s)):
+    for record in foreign.readable(raws):
         is_valid = ledger.apply(record.event, record.position)
         wrote = wrote or is_valid
     return wrote
@@ -172,7 +164,7 @@ def _watch(context: Context, reader: Reader, ledger: Ledger, foreign: ForeignRec
     lease_s = context.config.deadlines.lease_s
     epoch, began = ledger.epoch, time.monotonic()
     while (watched_s := time.monotonic() - began) < lease_s:
-        wrote = _fold(reader, ledger, foreign, min(0.2, lease_s - watched_s))
+        wrote = _fold(reader.poll(500, min(0.2, lease_s - watched_s)), ledger, foreign)
         if wrote and (ledger.epoch > epoch or watched_s > LAST_WORDS_SHARE * lease_s):
             owner = ledger.claim.instance if ledger.claim else "?"
             host = f" on host {ledger.claim.host}" if ledger.claim and ledger.claim.host else ""

@@ -227,6 +227,6 @@ def _trajectory(recording: Recording, scored: ScoredTrajectory) -> Outgoing:
     """As it was recorded, or out of the score, which holds all of it."""
     position = Position(TRAJECTORIES.name, scored.trajectory_partition, scored.trajectory_offset)
     if (raw := recording.find(position)) is not None:
-        return outgoing_of(raw, recording.manifest.run, is_part=True)
+        return outgoing_of(raw, recording.manifest.run)
     made = outgoing(TRAJECTORIES, scored.trajectory, partition=scored.trajectory_partition)
     return replace(made, value=encode(scored.trajectory))

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 from rlstreams.schemas.tensor import Buffer
 from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.errors import AbortedError, BrokerError
-from rlstreams.streams.log.record import (
-    PART,
-    REPLAY_HEADER,
-    REPLAY_SCOPE_HEADER,
-    Outgoing,
-    RawRecord,
-)
+from rlstreams.streams.log.record import REPLAY_HEADER, Outgoing, RawRecord
 
 MAX_ABORTS = 5
 STREAM_BYTES = 128_000_000  # of one transaction
@@ -30,20 +24,15 @@ STREAM_RECORDS = 200_000
 STREAM_S = 2.0
 
 
-def outgoing_of(
-    raw: RawRecord, run: str, value: Sequence[Buffer] | None = None, *, is_part: bool = False
-) -> Outgoing:
+def outgoing_of(raw: RawRecord, run: str, value: Sequence[Buffer] | None = None) -> Outgoing:
     """A recorded record, to be sent to where it lay in another run.
 
     Args:
         run: that it was recorded from; a record that was itself replayed keeps its first origin.
         value: instead of the recorded one, where an event has to be rewritten.
-        is_part: more was recorded than is replayed, as always into one role alone.
     """
     topic, partition, offset = raw.position
     origin = {REPLAY_HEADER: f"{run}/{topic}[{partition}]@{offset}".encode()}
-    if is_part:
-        origin[REPLAY_SCOPE_HEADER] = PART
     return Outgoing(
         topic=topic,
         key=raw.key,
@@ -68,7 +57,6 @@ class Player:
 
     Args:
         speed: recorded seconds per second; inf: as fast as possible.
-        is_part: not all that was recorded is played.
         on_progress: called after each transaction.
         now_s, sleep: the clock.
     """
@@ -79,7 +67,6 @@ class Player:
         run: str,
         speed: float = math.inf,
         *,
-        is_part: bool = False,
         on_progress: Callable[[Played], None] = lambda _: None,
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -87,7 +74,6 @@ class Player:
         self._bus = bus
         self._run = run
         self._speed = speed
-        self._is_part = is_part
         self._on_progress = on_progress
         self._now_s = now_s
         self._sleep = sleep
@@ -114,7 +100,7 @@ class Player:
             taken: list[Outgoing] = []
             size, until_s = 0, self._now_s() + STREAM_S
             while waiting is not None and (not taken or wait_s(waiting) <= 0):
-                taken.append(outgoing_of(waiting, self._run, is_part=self._is_part))
+                taken.append(outgoing_of(waiting, self._run))
                 self._by_topic[waiting.position.topic] += 1
                 size += len(waiting.value)
                 self._num_bytes += len(waiting.value)

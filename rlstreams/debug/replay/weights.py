@@ -63,7 +63,7 @@ class RecordedWeights:
             endpoints=(Endpoint(channel=CHANNEL, address=str(self._target.resolve())),),
             versions_served=tuple(sorted(served)),
         )
-        return outgoing_of(record.raw, self._run, encode(event), is_part=True)
+        return outgoing_of(record.raw, self._run, encode(event))
 
 
 def _versions(folder: Path) -> list[Path]:

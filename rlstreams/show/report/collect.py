@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rlstreams.show.report.page import (
     render_report,
     steps_csv,
 )
-from rlstreams.streams.audit.auditor import audit
+from rlstreams.streams.audit.auditor import ReplayedError, audit
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.lineage.fold import Lineage
 from rlstreams.streams.log.bus import Bus
@@ -60,7 +61,10 @@ def collect(
     Raises:
         DeadlineError: the topics could not be read up to their ends.
     """
-    report = audit(log.bus) if audited is None else audited
+    report = audited
+    if report is None:
+        with suppress(ReplayedError):  # the page of a replay has no verdict
+            report = audit(log.bus)
     fold = RunFold()
     feed = Feed(log.bus, fold, there(log.bus, (*FIRST, *THEN)))
     try:

@@ -22,6 +22,7 @@ from rlstreams.show.metrics.reading import read_rows
 from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
@@ -199,10 +200,10 @@ def test_what_lies_in_the_log_is_read_once_it_is_stopped(monkeypatch: pytest.Mon
 
     read_rows(MemoryBus(log, "run"), kept, MetricRows(), follow=True, stopped=stopped)
     assert [1, 2] == [row.step for row in kept.rows]
-    is_stuck = iter((False, True))
     monkeypatch.setattr(reading, "LAST_S", 0.01)
-    monkeypatch.setattr(Feed, "behind", lambda *_: int(next(is_stuck, True)))
-    with pytest.raises(DeadlineError, match="offsets are left"):
+    ends = iter([{}, {Partition("steps", 0): 1000}])  # at the start, and when it is stopped
+    monkeypatch.setattr(Feed, "ends", lambda _: next(ends))
+    with pytest.raises(DeadlineError, match=r"steps\[0\]: at offset \d+ of 1000"):
         read_rows(MemoryBus(log, "run"), kept, MetricRows(), follow=True, stopped=lambda: True)
 
 

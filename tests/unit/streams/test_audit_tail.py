@@ -54,5 +54,5 @@ def test_nothing_is_polled_where_nothing_is_missing(
 
 def test_a_partition_that_does_not_deliver_is_named(bus: Bus) -> None:
     """With where it is, and where it should be."""
-    with pytest.raises(DeadlineError, match=r"prompts\[1\] is at 3 of 9: nothing delivered"):
+    with pytest.raises(DeadlineError, match=r"prompts\[1\]: at offset 3 of 9: nothing came"):
         read(tail_of(bus, deadline_s=0.0), 1, 9)

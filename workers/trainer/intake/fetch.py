@@ -10,7 +10,7 @@ from typing import TypeVar
 from rlstreams.schemas import DecodeError
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 
 E = TypeVar("E")
@@ -102,15 +102,8 @@ def events_now(bus: Bus, start: Mapping[Partition, int], kind: type[E]) -> Itera
         DeadlineError: nothing came for READ_DEADLINE_S.
     """
     ends = {p: end for p, end in bus.ends(next(iter(start)).topic).items() if end > start[p]}
-    until_s = time.monotonic() + READ_DEADLINE_S
     with bus.reader(start) as reader:
-        while any(reader.positions()[partition] < end for partition, end in ends.items()):
-            raws = reader.poll(500, 0.2)
-            if raws:
-                until_s = time.monotonic() + READ_DEADLINE_S
-            elif time.monotonic() > until_s:
-                where = ", ".join(map(str, ends))
-                raise DeadlineError(f"reading {where}: nothing came for {READ_DEADLINE_S:g} s")
+        for raws in read_to(reader, ends, READ_DEADLINE_S):
             for raw in raws:
                 try:
                     event = decoded(raw, bus.schemas()).event
