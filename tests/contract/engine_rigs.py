@@ -26,11 +26,11 @@ from rlstreams.workers.engines.base import (
 )
 from rlstreams.workers.engines.builtin import BuiltinEngine
 from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
-from rlstreams.workers.engines.fake import EOS, FakeEngine, FakeScorer, fake_weights
 from rlstreams.workers.model.model import load_model, weights_of
 from rlstreams.workers.weights.channel import Manifest
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.contract.engine_waits import DEADLINE_S, until_running
+from tests.fake_engine import EOS, FakeEngine, FakeScorer, fake_weights
 from tests.servers.fake_server import TELLING, VERSIONS, FakeServer
 from tests.servers.real import (
     LONG_MODEL_TOKENS,

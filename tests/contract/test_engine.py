@@ -17,7 +17,6 @@ from rlstreams.workers.engines.base import (
     SampleRequest,
     TokenSequence,
 )
-from rlstreams.workers.engines.fake import EOS
 from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import (
     KINDS,
@@ -33,6 +32,7 @@ from tests.contract.engine_rigs import (
     tokens,
 )
 from tests.contract.engine_waits import until_idle, until_sampled
+from tests.fake_engine import EOS
 
 
 @pytest.fixture(
