@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas import SchemaTexts
@@ -15,7 +15,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.group_ids import evaluation_id, issue_number
-from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.workers.dataset.order import Order
 from rlstreams.workers.prompts.issue import PlannedGroup
@@ -224,49 +224,20 @@ def read_issued(
     Raises:
         DeadlineError: nothing came for `deadline_s`.
     """
-    for raw in _records(bus, bus.beginnings(PROMPTS.name), deadline_s):
-        try:
-            issued.apply(raw)
-        except ValueError as err:
-            pass_by(raw, str(err))
-
-
-def find_prompt(bus: Bus, group_id: str, num_partitions: int, deadline_s: float) -> Prompt | None:
-    """The first sample of a training group in the topic, if the topic still has it.
-
-    A look through one partition, for the rare drop whose event could not name its row.
-
-    Raises:
-        DeadlineError: nothing came for `deadline_s`.
-    """
-    partition = Partition(PROMPTS.name, int(group_id) % num_partitions)
-    start = {partition: bus.beginnings(PROMPTS.name)[partition]}
-    for raw in _records(bus, start, deadline_s):
-        try:
-            event = decoded(raw, bus.schemas()).event
-        except ValueError:
-            continue
-        if isinstance(event, Prompt) and event.group_id == group_id:
-            return event
-    return None
-
-
-def _records(bus: Bus, starts: Mapping[Partition, int], deadline_s: float) -> Iterator[RawRecord]:
-    """Everything from `starts` to the last stable offset of now."""
     ends = bus.ends(PROMPTS.name)
     until_s = time.monotonic() + deadline_s
-    with bus.reader(starts) as reader:
-        while True:
-            positions = reader.positions()
-            left = {p: ends[p] for p in starts if positions.get(p, 0) < ends[p]}
-            if not left:
-                return
+    with bus.reader(bus.beginnings(PROMPTS.name)) as reader:
+        while left := {p: end for p, end in ends.items() if reader.positions().get(p, 0) < end}:
             if time.monotonic() > until_s:
                 partition, end = next(iter(left.items()))
                 raise DeadlineError(
-                    f"reading {partition} from the broker: at offset {positions.get(partition)} "
-                    f"of {end}, and nothing came for {deadline_s:g} s"
+                    f"reading {partition} from the broker: at offset "
+                    f"{reader.positions().get(partition)} of {end}, and nothing came for "
+                    f"{deadline_s:g} s"
                 )
             for raw in reader.poll(MAX_POLL, POLL_S):
-                yield raw
+                try:
+                    issued.apply(raw)
+                except ValueError as err:
+                    pass_by(raw, str(err))
                 until_s = time.monotonic() + deadline_s
