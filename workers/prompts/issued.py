@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +65,6 @@ class Issued:
         self._free: list[int] = []
         self.replaced: set[str] = set()  # groups that have a replacement
         self.position = 0  # in the training order: of the next new group
-        self.left_out: deque[int] = deque()  # positions below it that come before it
         self.evaluated_version = NO_VERSION
         self.evaluated_rows: set[int] = set()  # of that version, with all of their samples
         self._torn_rows: dict[int, _Group] = {}  # of that version too
@@ -90,7 +88,8 @@ class Issued:
     def settle(self, order: Order) -> Sequence[Prompt]:
         """End the fold: samples that a torn transaction left out, to be written again.
 
-        A group of which nothing is left gives its number to the next new one.
+        A group of which nothing is left gives its number to the next new one; its row comes again
+        in the next epoch.
         """
         self._next_number = max(self._places, default=-1) + 1
         self._free = sorted(set(range(self._next_number)) - self._places.keys(), reverse=True)
@@ -101,14 +100,9 @@ class Issued:
         self._groups.clear()
         return torn
 
-    def forget(self, is_closed: Callable[[int], bool], order: Order) -> None:
-        """A missing group that is closed was not torn but removed by retention: keep its number.
-
-        The rows of the others are those that nothing else will issue in their epoch.
-        """
+    def forget(self, is_closed: Callable[[int], bool]) -> None:
+        """A missing group that is closed was not torn but removed by retention: keep its number."""
         self._free = [number for number in self._free if not is_closed(number)]
-        if self._free and self._places:
-            self.left_out.extend(self._positions_left_out(order))
         self._places.clear()
 
     @property
@@ -136,8 +130,6 @@ class Issued:
                 self._next_number = group.number + 1
             if group.replaces is not None:
                 self.replaced.add(group.replaces)
-            elif self.left_out:
-                self.left_out.popleft()
             else:
                 self.position += 1
 
@@ -197,20 +189,6 @@ class Issued:
         else:
             self._places[number] = None
             self.replaced.add(prompt.replaces)
-
-    def _positions_left_out(self, order: Order) -> Sequence[int]:
-        """Positions of no group, as many as numbers of no group at most.
-
-        Numbers are given in the order of positions, so what a tear took lies above the positions of
-        all lower numbers. What is missing below them went with retention.
-        """
-        places = sorted((place, number) for number, place in self._places.items() if place)
-        positions = {number: order.position(*place) for place, number in places}
-        lowest = self._free[-1]
-        start = 1 + max((at for number, at in positions.items() if number < lowest), default=-1)
-        taken = set(positions.values())
-        missing = [at for at in range(start, self.position) if at not in taken]
-        return missing[-len(self._free) :]
 
 
 def read_issued(
