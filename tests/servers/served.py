@@ -32,10 +32,9 @@ def model_folder(folder: Path) -> Path:
 STAND_IN_BEAT_S = 0.02
 
 
-def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
+def settings(kind: str, **changes: Any) -> ServedSettings:
     base = ServedSettings(
         kind=Kind(kind),
-        model=model,
         limit=8,
         capture_experts=True,
         on_pull=PauseMode.KEEP,
@@ -68,7 +67,7 @@ def plugin_engine(
         probe_s: longest answer to a probe.
     """
     model = model_folder(folder)
-    chosen = settings(fake.kind, model, **changes)
+    chosen = settings(fake.kind, **changes)
     shape = read_shape(model)
     delivery = PluginDelivery(listener, model, folder / "versions", "0", probe_s=probe_s)
     server = Server(fake.url, chosen, shape, delivery)
@@ -78,7 +77,7 @@ def plugin_engine(
 def engine_of_urls(kind: str, urls: Sequence[str], folder: Path, **changes: Any) -> ServedEngine:
     """An engine of servers of the chain, wherever they are."""
     model = model_folder(folder)
-    chosen = settings(kind, model, **changes)
+    chosen = settings(kind, **changes)
     shape = read_shape(model)
     servers = [
         Server(url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"))

@@ -99,7 +99,6 @@ def settings_of(config: RunConfig) -> ServedSettings:
     engine, device = config.engine, config.shared_device("rollout")
     return ServedSettings(
         kind=Kind(config.rollout.engine),
-        model=model_folder(config.model.path),
         limit=engine.max_running,
         capture_experts=config.rollout.capture_experts,
         on_pull=PauseMode(engine.on_pull),

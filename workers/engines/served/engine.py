@@ -15,7 +15,6 @@ from rlstreams.schemas.events import NO_VERSION, PolicyPublished
 from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
-    Health,
     Held,
     PauseMode,
     SampleRequest,
@@ -94,6 +93,12 @@ class ServedEngine:
         """Whether a server is; raises what `wants` raises."""
         self._check_any_left()
         return any(server.is_up for server in self._servers)
+
+    @property
+    def is_ready(self) -> bool:
+        """While a server is in service, or is brought back into it."""
+        any_left = any(not monitor.failure for monitor in self._monitors)
+        return not self._is_closed and self._floor != NO_VERSION and any_left
 
     @property
     def num_sampled(self) -> int:
@@ -197,21 +202,6 @@ class ServedEngine:
         """Have every server up again; each holds no version until it has pulled."""
         await asyncio.gather(*(monitor.wake() for monitor in self._monitors))
         self.dispatch()
-
-    async def health(self) -> Health:
-        """Ready while a server is in service, or is brought back into it."""
-        lost = [monitor.failure for monitor in self._monitors if monitor.failure]
-        shut = [f"{s.url}: {s.why_shut}" for s in self._servers if not s.is_open]
-        open_ = sum(server.is_open for server in self._servers)
-        ready = (
-            not self._is_closed and self._floor != NO_VERSION and len(lost) < len(self._monitors)
-        )
-        return Health(
-            ready=ready,
-            detail="; ".join([f"{open_} of {len(self._monitors)} servers open", *shut]),
-            running=sum(server.in_flight for server in self._servers),
-            waiting=self._num_waiting,
-        )
 
     async def close(self) -> None:
         """End requests, pulls and the servers that are ours; idempotent."""
