@@ -26,11 +26,11 @@ from rlstreams.workers.engines.base import (
 )
 from rlstreams.workers.engines.builtin import BuiltinEngine
 from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
-from rlstreams.workers.engines.fake import EOS, FakeEngine, FakeScorer, fake_weights
 from rlstreams.workers.model.model import load_model, weights_of
 from rlstreams.workers.weights.channel import Manifest
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
-from tests.contract.engine_waits import DEADLINE_S, until_running
+from tests.contract.engine_waits import DEADLINE_S, num_running, until_running
+from tests.fake_engine import EOS, FakeEngine, FakeScorer, fake_weights
 from tests.servers.fake_server import TELLING, VERSIONS, FakeServer
 from tests.servers.real import (
     LONG_MODEL_TOKENS,
@@ -282,7 +282,7 @@ class RealRig(Rig):
         thaw(self.url)
         before = self.counted
         async for num_tokens in self._counting():
-            if num_tokens >= before + 16 or not (await engine.health()).running:
+            if num_tokens >= before + 16 or not num_running(engine):
                 break
         await engine.pause(PauseMode.ABORT)
         await engine.resume()

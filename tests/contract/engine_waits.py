@@ -6,13 +6,31 @@ import asyncio
 import time
 
 from rlstreams.workers.engines.base import Engine
+from rlstreams.workers.engines.local import LocalEngine
+from rlstreams.workers.engines.served.engine import ServedEngine
 
 DEADLINE_S = 300.0  # a real server on a busy machine samples some thousand tokens in it
 
 
+def num_running(engine: Engine) -> int:
+    """Requests that sample now."""
+    if isinstance(engine, LocalEngine):
+        return len(engine._decoder.running)
+    assert isinstance(engine, ServedEngine)
+    return sum(server.in_flight for server in engine._servers)
+
+
+def num_waiting(engine: Engine) -> int:
+    """Requests that wait for a slot."""
+    if isinstance(engine, LocalEngine):
+        return len(engine._scheduler.waiting)
+    assert isinstance(engine, ServedEngine)
+    return engine._num_waiting
+
+
 async def until_running(engine: Engine, num: int = 1) -> None:
     until_s = time.monotonic() + DEADLINE_S
-    while (await engine.health()).running < num:
+    while num_running(engine) < num:
         assert time.monotonic() < until_s, "nothing runs"
         await asyncio.sleep(0.001)
 
@@ -26,13 +44,13 @@ async def until_sampled(engine: Engine, num_tokens: int) -> None:
 
 async def until_waiting(engine: Engine, num: int) -> None:
     until_s = time.monotonic() + DEADLINE_S
-    while (await engine.health()).waiting != num:
+    while num_waiting(engine) != num:
         assert time.monotonic() < until_s, f"not {num} requests wait"
         await asyncio.sleep(0.001)
 
 
 async def until_idle(engine: Engine) -> None:
     until_s = time.monotonic() + DEADLINE_S
-    while (await engine.health()).running:
+    while num_running(engine):
         assert time.monotonic() < until_s, "something runs on"
         await asyncio.sleep(0.001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -275,3 +276,34 @@ def test_a_receiver_that_fails_leaves_at_once(stand: Stand) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         receiver.receive(0, Full(rows, torch.device("cpu")), time.monotonic() + DEADLINE_S)
     stand.log.wait_for("puller_lost", 1)
+
+
+def test_a_trainer_that_is_through_waits_until_its_last_version_is_pulled(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """It is evaluated after the last step, and ends with the trainer's process."""
+    stand.pull(channel, stand.publish(0))
+    last = stand.publish(1)
+    ending = threading.Thread(target=stand.server.finish, args=(DEADLINE_S,), daemon=True)
+    ending.start()
+    assert weight_hash(stand.pull(channel, last)) == last.weight_hash
+    ending.join(DEADLINE_S)
+    assert not ending.is_alive()
+    assert "puller_not_awaited" not in stand.log.events
+
+
+def test_who_never_pulls_the_last_version_is_named(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """After the deadline of a pull; the trainer ends all the same, also if its server closes."""
+    stand.pull(channel, stand.publish(0))
+    stand.publish(1)
+    stand.server.finish(0.0)
+    assert stand.log.events.count("puller_not_awaited") == 1
+    stand.pull(channel, stand.publish(2))
+    stand.publish(3)
+    ending = threading.Thread(target=stand.server.finish, args=(DEADLINE_S,), daemon=True)
+    ending.start()
+    stand.server.close()
+    ending.join(DEADLINE_S)
+    assert not ending.is_alive()

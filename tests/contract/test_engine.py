@@ -17,7 +17,6 @@ from rlstreams.workers.engines.base import (
     SampleRequest,
     TokenSequence,
 )
-from rlstreams.workers.engines.fake import EOS
 from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import (
     KINDS,
@@ -32,7 +31,8 @@ from tests.contract.engine_rigs import (
     rows_of,
     tokens,
 )
-from tests.contract.engine_waits import until_idle, until_sampled
+from tests.contract.engine_waits import num_running, num_waiting, until_idle, until_sampled
+from tests.fake_engine import EOS
 
 
 @pytest.fixture(
@@ -52,12 +52,12 @@ def test_nothing_is_sampled_before_the_first_pull(rig: Rig) -> None:
         await asyncio.sleep(0.2)
         assert engine.policy_version == NO_VERSION
         assert not early.done()
-        assert not (await engine.health()).ready
+        assert not engine.is_ready
         pulled = await engine.pull(rig.publish(0), rig.channel)
         segments = await early
         assert {s.policy_version for s in segments} == {0}
         assert {s.weight_hash for s in segments} == {pulled.weight_hash}
-        assert (await engine.health()).ready
+        assert engine.is_ready
 
     drive(rig.engine(), scenario)
 
@@ -157,8 +157,7 @@ def test_more_requests_than_slots_all_finish(rig: Rig) -> None:
         wanted = [request(f"{i}/0/0", token_ids=PROMPT[: 1 + i % 7]) for i in range(30)]
         results = await asyncio.gather(*(collect(engine, one) for one in wanted))
         assert all(result[-1].finish_reason in ("stop", "length") for result in results)
-        health = await engine.health()
-        assert (health.running, health.waiting) == (0, 0)
+        assert (num_running(engine), num_waiting(engine)) == (0, 0)
 
     drive(rig.engine(slots=3), scenario)
 

@@ -28,7 +28,7 @@ from tests.contract.engine_rigs import (
     rows_of,
     tokens,
 )
-from tests.contract.engine_waits import until_waiting
+from tests.contract.engine_waits import num_running, num_waiting, until_waiting
 
 
 @pytest.fixture(params=(*KINDS, *SERVED, REAL))
@@ -174,7 +174,7 @@ def test_pausing_with_wait_lets_running_requests_finish(rig: Rig) -> None:
         await rig.until_sampling(engine)
         rig.hasten()
         await engine.pause(PauseMode.WAIT)
-        assert (await engine.health()).running == 0
+        assert num_running(engine) == 0
         assert (await first)[-1].finish_reason is FinishReason.LENGTH
         second = asyncio.create_task(collect(engine, request("1/0/0")))
         await asyncio.sleep(0.1)
@@ -248,7 +248,7 @@ def test_closing_ends_every_request(rig: Rig) -> None:
         for segments in await asyncio.gather(*open_):
             assert segments[-1].finish_reason in ("abort", "length", "stop")
         assert any(t.result()[-1].finish_reason is FinishReason.ABORT for t in open_)
-        assert not (await engine.health()).ready
+        assert not engine.is_ready
         with pytest.raises(EngineError, match="closed"):
             await collect(engine, request())
 
@@ -282,7 +282,7 @@ def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig, is_paused: bool) 
         await engine.resume()
         assert engine.num_sampled >= len(tokens(segments)) > 0
         assert await collect(engine, request("3/0/0"))
-        assert 0 == (await engine.health()).running
+        assert 0 == num_running(engine)
 
     drive(rig.engine(slots=1), scenario)
 
@@ -309,7 +309,7 @@ def test_requests_that_are_given_up_together_free_their_places(rig: Rig) -> None
         segments = await later
         assert segments[-1].finish_reason in ("length", "stop")
         await engine.pause(PauseMode.WAIT)
-        assert (0, 0) == ((await engine.health()).running, (await engine.health()).waiting)
+        assert (0, 0) == (num_running(engine), num_waiting(engine))
         await engine.resume()
         assert engine.num_sampled >= before + len(tokens(segments))
         both = [asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in (8, 9)]
@@ -331,6 +331,6 @@ def test_a_listener_that_leaves_frees_its_slot(rig: Rig) -> None:
             await task
         rig.hasten()
         assert await collect(engine, request("1/0/0"))
-        assert (await engine.health()).running == 0
+        assert num_running(engine) == 0
 
     drive(rig.engine(slots=1), scenario)

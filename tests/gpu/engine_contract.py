@@ -82,9 +82,7 @@ class Bench:
 
     def engine(self, args: argparse.Namespace, url: str, **changes: Any) -> ServedEngine:
         limits = {"pull_s": 120.0, "request_s": 300.0, "start_s": START_S, "silent_s": 120.0}
-        chosen = settings(
-            self.kind, self.model, capture_experts=args.experts, **{**limits, **changes}
-        )
+        chosen = settings(self.kind, capture_experts=args.experts, **{**limits, **changes})
         shape = read_shape(self.model)
         delivery = delivery_of(self.model, self.folder, 0, self.listener)
         if args.record:

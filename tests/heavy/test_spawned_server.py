@@ -49,7 +49,7 @@ class Spawned:
             start = StartCommand(argv=argv, environment={})
         self.process = ServerProcess(start, folder / "server.log")
         model = model_folder(folder)
-        chosen = settings("vllm", model, silent_s=2.0, start_s=START_S)
+        chosen = settings("vllm", silent_s=2.0, start_s=START_S)
         shape = read_shape(model)
         server = Server(
             f"http://127.0.0.1:{port}", chosen, shape, FolderDelivery(model, folder / "versions")

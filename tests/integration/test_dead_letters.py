@@ -26,7 +26,6 @@ from rlstreams.streams.log.topics import (
 from rlstreams.workers.bootstrap import parts as bootstrap
 from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.engines.base import Sampling
-from rlstreams.workers.engines.fake import FakeEngine, FakeScorer, fake_weights
 from rlstreams.workers.logprob.worker import make_worker as make_logprob
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Role
@@ -40,6 +39,7 @@ from rlstreams.workers.trainer.intake.intake import Intake
 from rlstreams.workers.trainer.intake.payloads import Payloads
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests import factories
+from tests.fake_engine import FakeEngine, FakeScorer, fake_weights
 from tests.integration import stranger
 from tests.unit.roles.stand import EXAMPLE, length, make_prompt
 

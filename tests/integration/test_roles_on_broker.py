@@ -21,10 +21,10 @@ from rlstreams.streams.log.topics import POLICY_VERSIONS, PROMPTS, STEPS, TRAJEC
 from rlstreams.workers.bootstrap.parts import open_bus
 from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.engines.fake import fake_weights
 from rlstreams.workers.loop.runtime import Exit
 from rlstreams.workers.weights.file import FileWeightServer
 from tests import factories
+from tests.fake_engine import fake_weights
 from tests.integration.worker_process import work
 from tests.unit.roles.stand import EXAMPLE, make_prompt
 

@@ -16,7 +16,6 @@ from rlstreams.streams.log.crash_points import CrashPoint, Hook, arm, arm_from
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import Sampling, Scores, TokenSequence
-from rlstreams.workers.engines.fake import FakeEngine, FakeScorer
 from rlstreams.workers.logprob.worker import make_worker as make_logprob
 from rlstreams.workers.loop import runtime
 from rlstreams.workers.loop.context import Context
@@ -25,6 +24,7 @@ from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.rollout.worker import make_worker as make_rollout
 from rlstreams.workers.sandbox.reward import Verifier
 from rlstreams.workers.weights.file import FileWeightChannel
+from tests.fake_engine import FakeEngine, FakeScorer
 from tests.unit.roles.stand import length
 
 FREEZE = "freeze:"

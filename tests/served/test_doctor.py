@@ -16,7 +16,6 @@ from rlstreams.start.doctor.engines import engine_checks
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
-from tests.servers.fake_router import FakeRouter
 from tests.servers.fake_server import FakeServer
 from tests.servers.world import World
 
@@ -179,19 +178,3 @@ def test_a_server_that_hangs_costs_the_deadline(
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         check = named(config_of(world.folder, urls(url)), "engine.urls")
     assert f"server {url}: GET /openapi.json: no answer within 0.2 s" == check.found
-
-
-def test_routers(world: World) -> None:
-    """One for each worker, and somebody listens there."""
-    server = world.serve()
-    router = FakeRouter([server.url])
-    try:
-        words = [urls(server), f'--engine.routers=["{router.url}"]']
-        assert named(config_of(world.folder, *words), "engine.routers").level is Level.OK
-    finally:
-        router.close()
-    check = named(config_of(world.folder, *words), "engine.routers")
-    assert (Level.FAIL, True) == (check.level, check.found.startswith(f"router {router.url}: GET"))
-    more = config_of(world.folder, urls(server, "http://127.0.0.1:1"), words[1],
-                     "--rollout.workers=2")  # fmt: skip
-    assert "names 1 routers for 2 rollout workers" in named(more, "engine").found

@@ -92,7 +92,7 @@ def test_another_process_at_the_port_is_not_taken_for_ours(world: World, tmp_pat
     """It is never spoken to, and named once it has not left in time."""
     other = world.serve()
     model = model_folder(tmp_path)
-    chosen = settings("vllm", model, port_s=0.1, beat_s=STAND_IN_BEAT_S)
+    chosen = settings("vllm", port_s=0.1, beat_s=STAND_IN_BEAT_S)
     sleeping = (sys.executable, "-c", "import time; time.sleep(600)")
     process = ServerProcess(StartCommand(argv=sleeping, environment={}), tmp_path / "server.log")
     server = Server(other.url, chosen, read_shape(model), FolderDelivery(model, tmp_path / "v"))
@@ -121,7 +121,7 @@ def test_servers_on_one_gpu_start_one_after_the_other(world: World, tmp_path: Pa
     second = ServerProcess(sleeping, tmp_path / "second.log", [tmp_path / "gpu-1.lock", lock])
     served = world.serve()
     model = model_folder(tmp_path)
-    chosen = settings("vllm", model, beat_s=STAND_IN_BEAT_S)
+    chosen = settings("vllm", beat_s=STAND_IN_BEAT_S)
     server = Server(served.url, chosen, read_shape(model), FolderDelivery(model, tmp_path / "v"))
     served.kill()  # nobody listens: the port is free for what is started
     notes: list[str] = []

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from rlstreams.workers.engines.fake import EOS, MAX_TOKENS, NUM_EXPERTS, VOCAB_SIZE, fake_weights
 from rlstreams.workers.engines.sampling import Draw, sample
+from tests.fake_engine import EOS, MAX_TOKENS, NUM_EXPERTS, VOCAB_SIZE, fake_weights
 
 _STILL_S = 0.001  # between two looks of a job that stands still
 START_LABEL = "default"  # until it is told another

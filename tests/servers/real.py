@@ -122,7 +122,7 @@ def real_engine(
         "start_s": 120.0,
         "silent_s": 60.0,
     }
-    chosen = settings(kind, model, capture_experts=False, **{**slow, **changes})
+    chosen = settings(kind, capture_experts=False, **{**slow, **changes})
     shape = read_shape(model)
     if not stops:
         shape = replace(shape, eos_ids=frozenset())

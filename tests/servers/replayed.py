@@ -86,7 +86,7 @@ def engine_of(
     for name, content in head["files"].items():
         (model / name).write_text(json.dumps(content))
     kind = str(head["server"]).partition("/")[0]
-    chosen, shape = settings(kind, model, capture_experts=head["experts"]), read_shape(model)
+    chosen, shape = settings(kind, capture_experts=head["experts"]), read_shape(model)
     server = Server(stand_in.url, chosen, shape, FolderDelivery(model, folder / "versions"))
     first, second = (_published(version, weights) for version, weights in head["versions"])
     return ServedEngine(chosen, shape, longest_sequence(model), [(server, None)]), (first, second)

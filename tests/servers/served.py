@@ -13,7 +13,6 @@ from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
-from rlstreams.workers.engines.served.routing import Router
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
@@ -33,10 +32,9 @@ def model_folder(folder: Path) -> Path:
 STAND_IN_BEAT_S = 0.02
 
 
-def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
+def settings(kind: str, **changes: Any) -> ServedSettings:
     base = ServedSettings(
         kind=Kind(kind),
-        model=model,
         limit=8,
         capture_experts=True,
         on_pull=PauseMode.KEEP,
@@ -54,12 +52,10 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
     return replace(base, **changes)
 
 
-def served_engine(
-    fakes: Sequence[FakeServer], folder: Path, router: str = "", **changes: Any
-) -> ServedEngine:
+def served_engine(fakes: Sequence[FakeServer], folder: Path, **changes: Any) -> ServedEngine:
     """An engine of stand-in servers, which are looked at all the time."""
     changes = {"beat_s": STAND_IN_BEAT_S, **changes}
-    return engine_of_urls(fakes[0].kind, [fake.url for fake in fakes], folder, router, **changes)
+    return engine_of_urls(fakes[0].kind, [fake.url for fake in fakes], folder, **changes)
 
 
 def plugin_engine(
@@ -71,31 +67,24 @@ def plugin_engine(
         probe_s: longest answer to a probe.
     """
     model = model_folder(folder)
-    chosen = settings(fake.kind, model, **changes)
+    chosen = settings(fake.kind, **changes)
     shape = read_shape(model)
     delivery = PluginDelivery(listener, model, folder / "versions", "0", probe_s=probe_s)
     server = Server(fake.url, chosen, shape, delivery)
     return ServedEngine(chosen, shape, longest_sequence(model), [(server, None)])
 
 
-def engine_of_urls(
-    kind: str, urls: Sequence[str], folder: Path, router: str = "", **changes: Any
-) -> ServedEngine:
-    """An engine of servers of the chain, wherever they are.
-
-    Args:
-        router: url of one in front of all; empty: none.
-    """
+def engine_of_urls(kind: str, urls: Sequence[str], folder: Path, **changes: Any) -> ServedEngine:
+    """An engine of servers of the chain, wherever they are."""
     model = model_folder(folder)
-    chosen = settings(kind, model, **changes)
+    chosen = settings(kind, **changes)
     shape = read_shape(model)
-    front = Router(router) if router else None
     servers = [
-        Server(url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"), front)
+        Server(url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"))
         for number, url in enumerate(urls)
     ]
     pairs = [(server, None) for server in servers]
-    return ServedEngine(chosen, shape, longest_sequence(model), pairs, router=front)
+    return ServedEngine(chosen, shape, longest_sequence(model), pairs)
 
 
 def up(engine: ServedEngine) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rlstreams.workers.engines.fake import MAX_TOKENS
+from tests.fake_engine import MAX_TOKENS
 from tests.servers.host import Answer, Host
 from tests.servers.markov import Job
 from tests.servers.vllm_routes import fine

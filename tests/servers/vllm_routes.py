@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from rlstreams.workers.engines.fake import MAX_TOKENS
 from rlstreams.workers.weights.link.vllm_records import KEY, NAME_LABEL
+from tests.fake_engine import MAX_TOKENS
 from tests.servers.host import Answer, Host
 from tests.servers.markov import Job
 

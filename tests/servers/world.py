@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.fake import fake_weights
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.contract.engine_rigs import announced, drive
+from tests.fake_engine import fake_weights
 from tests.servers.fake_server import FakeServer
 from tests.servers.served import served_engine
 

@@ -336,7 +336,6 @@ def _weight_server(context: Context) -> WeightServer:
         log=get_log(context.role, context.worker, context.instance),
         limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
         place="pinned" if is_pinned and weights.snapshot == "auto" else weights.snapshot,
-        hold_s=weights.hold_s,
     )
 
 

@@ -26,7 +26,6 @@ from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
 from rlstreams.workers.engines.served.process import ServerProcess, start_locks
-from rlstreams.workers.engines.served.routing import Router
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
@@ -66,10 +65,9 @@ def make_served_engine(context: Context) -> ServedEngine:
     folder = context.folder / SERVERS / context.worker
     listener = report_listener_of(config)
     servers: list[tuple[Server, ServerProcess | None]] = []
-    router = router_of(config, context.ordinal)
     for number, url in enumerate(urls_of(config, context.ordinal)):
         delivery = delivery_of(model, folder, number, listener)
-        servers.append((Server(url, settings, shape, delivery, router), None))
+        servers.append((Server(url, settings, shape, delivery), None))
     if not servers:
         port = port_of(config, context.ordinal)
         url = f"http://{config.engine.host}:{port}"
@@ -83,7 +81,6 @@ def make_served_engine(context: Context) -> ServedEngine:
         servers,
         note=lambda what: log.info("engine", what=what),
         on_close=listener.close,
-        router=router,
     )
 
 
@@ -102,7 +99,6 @@ def settings_of(config: RunConfig) -> ServedSettings:
     engine, device = config.engine, config.shared_device("rollout")
     return ServedSettings(
         kind=Kind(config.rollout.engine),
-        model=model_folder(config.model.path),
         limit=engine.max_running,
         capture_experts=config.rollout.capture_experts,
         on_pull=PauseMode(engine.on_pull),
@@ -120,21 +116,6 @@ def settings_of(config: RunConfig) -> ServedSettings:
 def urls_of(config: RunConfig, ordinal: int) -> tuple[str, ...]:
     """The running servers of one worker: they are dealt out, so that no two workers share one."""
     return config.engine.urls[ordinal :: config.rollout.workers]
-
-
-def router_of(config: RunConfig, ordinal: int) -> Router | None:
-    """The router in front of one worker's servers, if there is one.
-
-    Raises:
-        ConfigError: there are some, but not one for each rollout worker.
-    """
-    routers, num_workers = config.engine.routers, config.rollout.workers
-    if routers and len(routers) != num_workers:
-        raise ConfigError(
-            f"engine.routers names {len(routers)} routers for {num_workers} rollout workers: each "
-            "worker needs one of its own, in front of its own servers"
-        )
-    return Router(routers[ordinal]) if routers else None
 
 
 def command_of(

@@ -58,12 +58,6 @@ def check_across(config: RunConfig) -> None:
             "nothing would be kept close to it; set trainer.loss.kl_coef, or leave it at "
             f"{START!r}"
         )
-    is_cut = trainer.ranks > 1 or trainer.backend == MEGATRON
-    if is_cut and config.weights.snapshot == "none":
-        raise ConfigError(
-            f"trainer.ranks is {trainer.ranks} over {trainer.backend}, weights.snapshot 'none', "
-            "but such weights lie whole nowhere: set it to device or pinned"
-        )
     if trainer.routing_replay and not config.rollout.capture_experts:
         raise ConfigError(
             "trainer.routing_replay is true, but rollout.capture_experts is false: no routes would "
@@ -177,7 +171,7 @@ def _check_device(config: RunConfig, device: Device) -> None:
     _check_gives_up(config, device)
     if "trainer" not in device.roles:
         return
-    if config.weights.channel != "file" and config.weights.snapshot in ("device", "none"):
+    if config.weights.channel != "file" and config.weights.snapshot == "device":
         raise ConfigError(
             f"weights.snapshot is {config.weights.snapshot!r}, but the trainer shares device "
             f"{device.name!r}, where nothing of it stays: set it to 'pinned' or 'auto'"

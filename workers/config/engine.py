@@ -19,9 +19,6 @@ class EngineSection:
 
     urls: tuple[str, ...] = ()
     """Running servers, `http://host:port`; empty: each rollout worker starts and manages one."""
-    routers: tuple[str, ...] = ()
-    """For generation only: one `vllm-router` or `sglang-router` per rollout worker, before that
-    worker's `urls`."""
     python: str = ""
     """Python executable of the server's environment; empty: the one that runs rlstreams."""
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
@@ -71,11 +68,6 @@ class EngineSection:
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"engine.port must be in [0, 65535], got {self.port}")
         check_urls("engine.urls", self.urls)
-        check_urls("engine.routers", self.routers)
-        if self.routers and not self.urls:
-            raise ConfigError(
-                "engine.routers is set, but engine.urls is empty: name the servers behind them too"
-            )
         one_interface(
             "engine.host",
             self.host,

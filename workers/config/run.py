@@ -244,12 +244,9 @@ class WeightsSection:
     secret: str = ""
     """Shared secret that pullers authenticate with; `env:NAME` or `file:PATH`. Empty: generated in
     the run's folder."""
-    snapshot: Literal["auto", "device", "pinned", "none"] = "auto"
-    """Where the trainer keeps the copy it serves: beside the model, in pinned host memory, or
-    nowhere, so that training waits for pulls. `auto`: `device` if it fits and `trainer.ranks` is
-    1."""
-    hold_s: float = 10.0
-    """With `none`: maximum wait for workers that are connected and have not pulled yet."""
+    snapshot: Literal["auto", "device", "pinned"] = "auto"
+    """Where the trainer keeps the copy it serves: beside the model, or in pinned host memory.
+    `auto`: `device` if it fits and `trainer.ranks` is 1."""
     window_s: float = 0.05
     """Pullers that become ready within this time share one broadcast."""
     stall_deadline_s: float = 20.0
@@ -267,7 +264,7 @@ class WeightsSection:
             pull_deadline_s=self.pull_deadline_s,
             stall_deadline_s=self.stall_deadline_s,
         )
-        not_negative("weights", window_s=self.window_s, hold_s=self.hold_s)
+        not_negative("weights", window_s=self.window_s)
         if self.channel != "file":
             one_interface(
                 "weights.host",

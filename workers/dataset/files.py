@@ -1,4 +1,4 @@
-"""Files by content: signatures that are cheap, hashes that are not and so are remembered."""
+"""Files by content: signatures that are cheap, and hashes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import ConfigError
 
 LINE_BYTES = 4 << 20  # of one row; a million tokens
-REMEMBERED_BYTES = 32 << 20  # hashing a smaller file takes less than a tenth of a second
 
 
 class Signature(NamedTuple):
@@ -36,25 +33,13 @@ def signature(path: Path) -> Signature:
 
 
 def content_hash(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal; of a large one remembered while its signature stays.
+    """SHA-256 of a file, hexadecimal.
 
     Raises:
         OSError: it cannot be read.
     """
-    before = signature(path)
-    if before.size < REMEMBERED_BYTES:
-        return _hashed(path)
-    key = hashlib.sha256(f"{path.resolve()}\n{tuple(before)}".encode()).hexdigest()
-    memo = cache_folder() / "hashes" / key
-    with suppress(OSError, UnicodeDecodeError):
-        remembered = memo.read_text(encoding="ascii")
-        if len(remembered) == 64:  # else a power cut emptied it
-            return remembered
-    digest = _hashed(path)
-    if signature(path) == before:
-        with suppress(OSError):  # a cache that cannot be written costs time, no more
-            write_whole(memo, digest.encode("ascii"))
-    return digest
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -90,8 +75,3 @@ def checked_length(line: bytes, place: str) -> bytes:
     if len(line) > LINE_BYTES:
         raise ConfigError(f"{place} is longer than {LINE_BYTES >> 20} MiB; shorten or remove it")
     return line
-
-
-def _hashed(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,34 +21,22 @@ class Order:
         self._num_rows = num_rows
         self._epoch = -1
         self._rows: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)  # of the epoch, in its order
-        self._places: npt.NDArray[np.uint32] | None = None  # by row
 
     def at(self, position: int) -> tuple[int, int]:
         """Epoch and row at `position`, from 0."""
         epoch, place = divmod(position, self._num_rows)
         return epoch, int(self._of(epoch)[place])
 
-    def position(self, epoch: int, row: int) -> int:
-        """Where `row` stands in `epoch`."""
-        return epoch * self._num_rows + int(self._placed(epoch)[row])
-
     def after(self, epoch: int, rows: Collection[int]) -> int:
         """The position behind the last one of `rows` in `epoch`; of no rows the epoch's first."""
-        last = int(self._placed(epoch)[list(rows)].max()) if rows else -1
-        return epoch * self._num_rows + last + 1
+        places = np.flatnonzero(np.isin(self._of(epoch), list(rows)))
+        return epoch * self._num_rows + (int(places[-1]) + 1 if len(places) else 0)
 
     def _of(self, epoch: int) -> npt.NDArray[np.uint32]:
         if epoch != self._epoch:
-            self._rows, self._places = permutation(self._seed, epoch, self._num_rows), None
+            self._rows = permutation(self._seed, epoch, self._num_rows)
             self._epoch = epoch
         return self._rows
-
-    def _placed(self, epoch: int) -> npt.NDArray[np.uint32]:
-        rows = self._of(epoch)
-        if self._places is None:
-            self._places = np.empty_like(rows)
-            self._places[rows] = np.arange(len(rows), dtype=np.uint32)
-        return self._places
 
 
 def permutation(seed: int, epoch: int, num_rows: int) -> npt.NDArray[np.uint32]:

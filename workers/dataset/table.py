@@ -21,12 +21,13 @@ import numpy.typing as npt
 
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.dataset.files import REMEMBERED_BYTES, Signature, signature
+from rlstreams.workers.dataset.files import Signature, signature
 from rlstreams.workers.dataset.identity import shape_of
 from rlstreams.workers.dataset.limits import Limits
 from rlstreams.workers.dataset.row import PromptText, Row, RowReader, parse
 from rlstreams.workers.dataset.sources import Kind, Source, digest_of, numbered_rows
 
+KEPT_FROM_BYTES = 32 << 20  # what is smaller is read in a moment
 _VERSION = 3  # of what a table holds
 _BATCH_BYTES = 8 << 20
 _PROGRESS_S = 5.0
@@ -109,7 +110,7 @@ class Pass:
         source, shape = self.source, shape_of(self.source.data)
         try:
             before = [signature(path) for path in source.files()]
-            if source.kind is Kind.JSON_LINES and before[0].size < REMEMBERED_BYTES:
+            if source.kind is Kind.JSON_LINES and before[0].size < KEPT_FROM_BYTES:
                 return pyarrow.Table.from_batches(self._batches(before), _schema())
             known = [_VERSION, source.kind, source.digest(), shape, self.limits.key]
             path = cache_folder() / "tables" / f"{digest_of(known)}.arrow"

@@ -85,16 +85,6 @@ class GeneratedSegment:
     routed_experts_start: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """What a server says of itself."""
-
-    ready: bool  # takes requests, if need be after a server came back
-    detail: str
-    running: int  # requests that sample now
-    waiting: int  # requests that wait for a slot
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
     """Weights that an engine holds."""
@@ -139,6 +129,10 @@ class Engine(Protocol):
         """
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests, if need be after a server came back; asked from any thread."""
+
+    @property
     def num_sampled(self) -> int:
         """Tokens sampled since it was made, those of abandoned requests included where it knows."""
 
@@ -181,9 +175,6 @@ class Engine(Protocol):
 
     async def wake(self) -> None:
         """Load back. What sleep threw away makes it hold no version until a pull."""
-
-    async def health(self) -> Health:
-        """Answers at once, whatever the engine does."""
 
     async def close(self) -> None:
         """End all requests and release the engine; idempotent."""

@@ -18,7 +18,6 @@ from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
-    Health,
     Held,
     PauseMode,
     SampleRequest,
@@ -75,6 +74,11 @@ class LocalEngine:
     def policy_version(self) -> int:
         """The version that it holds, or NO_VERSION."""
         return self._scheduler.held.policy_version
+
+    @property
+    def is_ready(self) -> bool:
+        """Once it holds a version, until it fails or is closed."""
+        return self.policy_version >= 0 and not (self._error or self._closed)
 
     @property
     def num_sampled(self) -> int:
@@ -160,18 +164,6 @@ class LocalEngine:
         """Load back, and go on."""
         await self._ask(self._decoder.load_back, "loading back")
         await self.resume()
-
-    async def health(self) -> Health:
-        """Answers at once, whatever the decode thread does."""
-        running, waiting = len(self._decoder.running), len(self._scheduler.waiting)
-        has_version = self.policy_version >= 0
-        detail = f"version {self.policy_version}" if has_version else "no version"
-        if self._error is not None:
-            detail = f"the decode thread failed: {self._error!r}"
-        elif self._closed is not None:
-            detail = "closed"
-        ready = has_version and not (self._error or self._closed)
-        return Health(ready=ready, detail=detail, running=running, waiting=waiting)
 
     async def close(self) -> None:
         """End all requests with ABORT and the thread with them; idempotent."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas import SchemaTexts
@@ -14,7 +13,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.group_ids import evaluation_id, issue_number
 from rlstreams.streams.log.read_to import read_to
-from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.workers.dataset.order import Order
 from rlstreams.workers.prompts.issue import PlannedGroup
@@ -64,7 +63,6 @@ class Issued:
         self._free: list[int] = []
         self.replaced: set[str] = set()  # groups that have a replacement
         self.position = 0  # in the training order: of the next new group
-        self.left_out: deque[int] = deque()  # positions below it that come before it
         self.evaluated_version = NO_VERSION
         self.evaluated_rows: set[int] = set()  # of that version, with all of their samples
         self._torn_rows: dict[int, _Group] = {}  # of that version too
@@ -88,7 +86,8 @@ class Issued:
     def settle(self, order: Order) -> Sequence[Prompt]:
         """End the fold: samples that a torn transaction left out, to be written again.
 
-        A group of which nothing is left gives its number to the next new one.
+        A group of which nothing is left gives its number to the next new one; its row comes again
+        in the next epoch.
         """
         self._next_number = max(self._places, default=-1) + 1
         self._free = sorted(set(range(self._next_number)) - self._places.keys(), reverse=True)
@@ -99,14 +98,9 @@ class Issued:
         self._groups.clear()
         return torn
 
-    def forget(self, is_closed: Callable[[int], bool], order: Order) -> None:
-        """A missing group that is closed was not torn but removed by retention: keep its number.
-
-        The rows of the others are those that nothing else will issue in their epoch.
-        """
+    def forget(self, is_closed: Callable[[int], bool]) -> None:
+        """A missing group that is closed was not torn but removed by retention: keep its number."""
         self._free = [number for number in self._free if not is_closed(number)]
-        if self._free and self._places:
-            self.left_out.extend(self._positions_left_out(order))
         self._places.clear()
 
     @property
@@ -134,8 +128,6 @@ class Issued:
                 self._next_number = group.number + 1
             if group.replaces is not None:
                 self.replaced.add(group.replaces)
-            elif self.left_out:
-                self.left_out.popleft()
             else:
                 self.position += 1
 
@@ -196,20 +188,6 @@ class Issued:
             self._places[number] = None
             self.replaced.add(prompt.replaces)
 
-    def _positions_left_out(self, order: Order) -> Sequence[int]:
-        """Positions of no group, as many as numbers of no group at most.
-
-        Numbers are given in the order of positions, so what a tear took lies above the positions of
-        all lower numbers. What is missing below them went with retention.
-        """
-        places = sorted((place, number) for number, place in self._places.items() if place)
-        positions = {number: order.position(*place) for place, number in places}
-        lowest = self._free[-1]
-        start = 1 + max((at for number, at in positions.items() if number < lowest), default=-1)
-        taken = set(positions.values())
-        missing = [at for at in range(start, self.position) if at not in taken]
-        return missing[-len(self._free) :]
-
 
 def read_issued(
     bus: Bus, issued: Issued, deadline_s: float, pass_by: Callable[[RawRecord, str], None]
@@ -222,37 +200,10 @@ def read_issued(
     Raises:
         DeadlineError: nothing came for `deadline_s`.
     """
-    for raw in _records(bus, bus.beginnings(PROMPTS.name), deadline_s):
-        try:
-            issued.apply(raw)
-        except ValueError as err:
-            pass_by(raw, str(err))
-
-
-def find_prompt(bus: Bus, group_id: str, num_partitions: int, deadline_s: float) -> Prompt | None:
-    """The first sample of a training group in the topic, if the topic still has it.
-
-    A look through one partition, for the rare drop whose event could not name its row.
-
-    Raises:
-        DeadlineError: nothing came for `deadline_s`.
-    """
-    partition = Partition(PROMPTS.name, int(group_id) % num_partitions)
-    start = {partition: bus.beginnings(PROMPTS.name)[partition]}
-    for raw in _records(bus, start, deadline_s):
-        try:
-            event = decoded(raw, bus.schemas()).event
-        except ValueError:
-            continue
-        if isinstance(event, Prompt) and event.group_id == group_id:
-            return event
-    return None
-
-
-def _records(bus: Bus, starts: Mapping[Partition, int], deadline_s: float) -> Iterator[RawRecord]:
-    """Everything from `starts` to the last stable offset of now."""
-    every = bus.ends(PROMPTS.name)
-    ends = {partition: every[partition] for partition in starts}
-    with bus.reader(starts) as reader:
-        for raws in read_to(reader, ends, deadline_s, batch=MAX_POLL):
-            yield from raws
+    with bus.reader(bus.beginnings(PROMPTS.name)) as reader:
+        for records in read_to(reader, bus.ends(PROMPTS.name), deadline_s, batch=MAX_POLL):
+            for raw in records:
+                try:
+                    issued.apply(raw)
+                except ValueError as err:
+                    pass_by(raw, str(err))

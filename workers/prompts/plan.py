@@ -6,8 +6,7 @@ watermark and a few numbers, and every event of `steps` that closes groups carri
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rlstreams.schemas.events import NO_VERSION, Prompt
 from rlstreams.streams.ledger import Ledger
@@ -50,11 +49,11 @@ class Plan:
 
     def torn(self) -> Sequence[Prompt]:
         """What a torn transaction left out of groups that are still open; before all else, once."""
-        self._issued.forget(self._ledger.is_closed, self._order)
+        self._issued.forget(self._ledger.is_closed)
         return [p for p in self._torn if not self._ledger.is_closed(int(p.group_id))]
 
     def groups(self) -> Sequence[PlannedGroup]:
-        """The groups to issue now: rows that a tear left out, replacements, the training order."""
+        """The groups to issue now: replacements, then the training order."""
         num = room(
             self._ledger,
             self._issued.num_groups,
@@ -62,11 +61,8 @@ class Plan:
             self._config.trainer.groups_per_step,
         )
         numbers = self._issued.numbers(min(num, GROUPS_PER_COMMIT))
-        # Left-out rows come first, so that numbers go on in the order of positions.
-        groups = self._in_order(numbers, self._issued.left_out)
-        groups += self._replacements.planned(numbers[len(groups) :], self._issued.replaced)
-        groups += self._in_order(numbers[len(groups) :], itertools.count(self._issued.position))
-        return groups
+        groups = self._replacements.planned(numbers, self._issued.replaced)
+        return [*groups, *self._in_order(numbers[len(groups) :])]
 
     def evaluation(self) -> tuple[int, Sequence[int]]:
         """The version to evaluate now, and the held-out rows that are still to be issued for it."""
@@ -79,10 +75,10 @@ class Plan:
         issued = done if version == last else frozenset[int]()
         return version, [row for row in self._held_out_rows if row not in issued]
 
-    def _in_order(self, numbers: Sequence[int], positions: Iterable[int]) -> list[PlannedGroup]:
-        """Groups under these numbers for what stands at these positions, as far as both go."""
+    def _in_order(self, numbers: Sequence[int]) -> list[PlannedGroup]:
+        """Groups under these numbers for what comes next."""
         groups = []
-        for number, position in zip(numbers, positions, strict=False):
+        for position, number in enumerate(numbers, self._issued.position):
             epoch, row = self._order.at(position)
             groups.append(PlannedGroup(number=number, row=row, dataset_epoch=epoch))
         return groups

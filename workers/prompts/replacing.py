@@ -7,16 +7,15 @@ in `replaces`, so the topic `prompts` itself records which requests were served.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from rlstreams.schemas.events import DroppedGroup, GroupsDropped, ReplacementRequested
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.record import Position
-from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
+from rlstreams.streams.log.topics import DEAD_LETTERS
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.prompts.issue import PlannedGroup
-from rlstreams.workers.prompts.issued import find_prompt
 
 MAX_POLL = 100
 
@@ -26,20 +25,27 @@ class DroppedGroups:
 
     Args:
         max_replacements: of one row, without an operator's request.
+        num_rows: of the training data.
+        refused: told of a group whose drop names no row of it: a stranger's record was read.
     """
 
-    def __init__(self, max_replacements: int) -> None:
+    def __init__(
+        self, max_replacements: int, num_rows: int, refused: Callable[[str], None]
+    ) -> None:
         self._max_replacements = max_replacements
+        self._rows = range(num_rows)
+        self._refused = refused
         self._dropped: dict[str, DroppedGroup] = {}
         self._asked: set[str] = set()
-        self._due: set[str] = set()  # ever put into `to_replace`, and not given up
+        self._due: set[str] = set()  # ever put into `to_replace`
         self.to_replace: deque[PlannedGroup] = deque()  # oldest first; the issuer takes from it
 
     def add(self, event: GroupsDropped, _: Position) -> None:
         """The ledger's `on_drop`."""
         for group in event.groups:
             self._dropped.setdefault(group.group_id, group)
-            if self.may_replace(group.group_id, group.replacement, permanent=group.permanent):
+            is_automatic = not group.permanent and group.replacement < self._max_replacements
+            if is_automatic or group.group_id in self._asked:
                 self._replace(group)
 
     def ask(self, group_id: str) -> None:
@@ -52,18 +58,11 @@ class DroppedGroups:
         if group_id in self._dropped:
             self._replace(self._dropped[group_id])
 
-    def may_replace(self, group_id: str, replacement: int, *, permanent: bool = False) -> bool:
-        """Whether a dropped group, its row replaced `replacement` times so far, is issued again."""
-        is_automatic = not permanent and replacement < self._max_replacements
-        return is_automatic or group_id in self._asked
-
-    def give_up(self, again: PlannedGroup) -> None:
-        """Do not replace this group, unless somebody asks for it later."""
-        self.to_replace.remove(again)
-        self._due.discard(again.replaces or "")
-
     def _replace(self, group: DroppedGroup) -> None:
         if group.group_id in self._due:
+            return
+        if group.row not in self._rows:
+            self._refused(group.group_id)
             return
         self._due.add(group.group_id)
         self.to_replace.append(
@@ -81,27 +80,12 @@ class Replacements:
 
     Args:
         run: requests of another run are passed by.
-        num_rows: of the training data; a drop may name a row beyond it, from a stranger's record.
-        deadline_s: longest silence of the broker while a group's row is looked up.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        run: str,
-        dropped: DroppedGroups,
-        foreign: ForeignRecords,
-        *,
-        num_rows: int,
-        deadline_s: float,
-    ) -> None:
-        self._bus = bus
+    def __init__(self, bus: Bus, run: str, dropped: DroppedGroups, foreign: ForeignRecords) -> None:
         self._run = run
         self._dropped = dropped
         self._foreign = foreign
-        self._rows = range(num_rows)
-        self._deadline_s = deadline_s
-        self._num_partitions = bus.partitions(PROMPTS.name)
         self._reader = bus.reader(bus.beginnings(DEAD_LETTERS.name))
         self._history = bus.ends(DEAD_LETTERS.name)
 
@@ -127,35 +111,8 @@ class Replacements:
         due = self._dropped.to_replace
         for again in [again for again in due if again.replaces in replaced]:
             due.remove(again)
-        groups: list[PlannedGroup] = []
-        for again in list(due):
-            if len(groups) == len(numbers):
-                break
-            known = again if again.row in self._rows else self._look_up(again)
-            if known is not None:
-                groups.append(replace(known, number=numbers[len(groups)]))
-        return groups
+        return [replace(again, number=n) for again, n in zip(due, numbers, strict=False)]
 
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
-
-    def _look_up(self, again: PlannedGroup) -> PlannedGroup | None:
-        """What a drop that names none of our rows could not say; None: it is given up.
-
-        How often the row was replaced is known from here on only, and so is held to the maximum.
-        """
-        due, group_id = self._dropped.to_replace, str(again.replaces)
-        prompt = find_prompt(self._bus, group_id, self._num_partitions, self._deadline_s)
-        if prompt is None or prompt.row not in self._rows:
-            self._foreign.log.warning("no_row_to_replace", group_id=group_id)
-        elif self._dropped.may_replace(group_id, prompt.replacement):
-            known = due[due.index(again)] = replace(
-                again,
-                row=prompt.row,
-                dataset_epoch=prompt.dataset_epoch,
-                replacement=prompt.replacement + 1,
-            )
-            return known
-        self._dropped.give_up(again)
-        return None

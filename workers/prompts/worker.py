@@ -64,23 +64,26 @@ class PromptsWorker:
             log.info("data_opened", data=line)
         self._data_hash = data_hashes(config.data).get("train")
         self._writer = PromptWriter(problems.train, problems.held_out, encoder, config.run.seed)
-        dropped = DroppedGroups(config.prompts.max_replacements)
+        num_rows = len(problems.train)
+        dropped = DroppedGroups(
+            config.prompts.max_replacements,
+            num_rows,
+            lambda group_id: log.warning("no_row_to_replace", group_id=group_id),
+        )
         self._ledger = Ledger(on_drop=dropped.add)
         self._foreign = ForeignRecords(context.worker, context.bus.schemas())
         self._reporter = Reporter(context)
         self._poll_s = poll_s
         self._draining = self._is_mended = self.is_paused = False
-        bus, deadline_s, num_rows = context.bus, config.deadlines.commit_s, len(problems.train)
+        bus = context.bus
         self._num_partitions = bus.partitions(PROMPTS.name)
         self._issued = Issued(config.run.seed, self._num_partitions, bus.schemas())
         # The producer comes first: it fences a predecessor, whose records are final from here on.
         self._producer = bus.producer(context.transactional_id)
-        read_issued(bus, self._issued, deadline_s, self._foreign.note)
+        read_issued(bus, self._issued, config.deadlines.commit_s, self._foreign.note)
         self._steps = bus.reader(bus.beginnings(STEPS.name))
         self._history = bus.ends(STEPS.name)  # nothing is issued before it is read up to here
-        self._replacements = Replacements(
-            bus, config.run.id, dropped, self._foreign, num_rows=num_rows, deadline_s=deadline_s
-        )
+        self._replacements = Replacements(bus, config.run.id, dropped, self._foreign)
         self._plan = Plan(
             config,
             self._ledger,

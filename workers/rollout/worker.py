@@ -28,7 +28,6 @@ from rlstreams.workers.sandbox.reward import RewardError
 from rlstreams.workers.sandbox.user_code import UserCodeError
 from rlstreams.workers.weights.channel import WeightChannel
 
-HEALTH_DEADLINE_S = 10.0
 START_S = 10.0
 CLOSE_S = 40.0  # a server that is ours is given time to end
 _JUDGED = 4  # times the engine's capacity: samples that only wait for their reward
@@ -135,10 +134,8 @@ class RolloutStage:
 
     def _fail(self, key: Hashable, error: BaseException) -> Finished:
         reason = next((name for kind, name in REASONS.items() if isinstance(error, kind)), None)
-        if reason == "engine":
-            what = f"health of engine {self._engine.name}"
-            if not self._loop.wait(self._engine.health(), HEALTH_DEADLINE_S, what).ready:
-                reason = None
+        if reason == "engine" and not self._engine.is_ready:
+            reason = None
         if reason is None:
             raise error  # the process starts again; its samples stay in flight
         record = self._running.pop(key)

@@ -52,10 +52,6 @@ class Publisher:
         self._server.retire(self._section.versions_served)
         self.seconds = time.monotonic() - started_s
 
-    def before_change(self) -> None:
-        """See `WeightServer`."""
-        self._server.before_change()
-
     def finish(self) -> None:
         """Until who listens has the last version: it is evaluated, and nobody else has it."""
         self._server.finish(self._section.pull_deadline_s)

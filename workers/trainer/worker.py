@@ -103,9 +103,10 @@ class TrainerWorker:
                 yield None
                 continue
             self._writer.tell("training", f"step {self._step + 1}")
+            step = self._step
             yield from self._train(plan, idle_ms)
-            # Also where there was no step: its server may have let go of the version.
-            yield from self._publisher.publish(self._compute, self._step, self._version)
+            if self._step > step:
+                yield from self._publisher.publish(self._compute, self._step, self._version)
             idle_ms = 0
         self._samples.drop(self._version, at_once=True)  # what is open stays open
         yield from self._turns.between_steps(self._may_wait)
@@ -125,7 +126,6 @@ class TrainerWorker:
         the next plan may be long."""
         planned_ms = now_ms()
         payloads = self._samples.take(plan)
-        yield self._compute(self._publisher.before_change)
         trained: Trained | tuple[UntrainableSample, ...] = yield self._compute(
             self._training.try_train, payloads, plan.masked, plan.policy_version
         )

@@ -82,15 +82,6 @@ class WeightServer(Protocol):
     def versions(self) -> Sequence[int]:
         """Versions that can be pulled, oldest first."""
 
-    def before_change(self) -> None:
-        """The trainer is about to change weights that it published: returns when it may.
-
-        At once where versions are copies; else no version is served afterwards until `publish`.
-
-        Raises:
-            WeightError: a transfer does not end.
-        """
-
     def finish(self, deadline_s: float) -> None:
         """The run is over, and its last version published: returns when whoever listens has it.
 

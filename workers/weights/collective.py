@@ -27,14 +27,13 @@ from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.handshake import receiver_key
 from rlstreams.workers.weights.members import Listener
 from rlstreams.workers.weights.sender import Limits, Log, Sender
-from rlstreams.workers.weights.snapshot import LIVE, PLACES, Snapshots
+from rlstreams.workers.weights.snapshot import PLACES, Snapshots
 
 if TYPE_CHECKING:
     import torch
 
     from rlstreams.workers.weights.link.receiver import Receiver
 
-HOLD_S = 10.0
 _EVERY_INTERFACE = ("", "0.0.0.0", "::")
 
 
@@ -59,7 +58,6 @@ class CollectiveWeightServer:
         log: Log,
         limits: Limits | None = None,
         place: str = "auto",
-        hold_s: float = HOLD_S,
         device: torch.device | None = None,
     ) -> None:
         """Nothing listens before `open`.
@@ -68,7 +66,6 @@ class CollectiveWeightServer:
             host: address of the one interface to listen on.
             secret: the run's; pullers prove that they know it.
             place: where snapshots lie, one of `PLACES`.
-            hold_s: with place `none`, longest wait of the trainer for pullers that are connected.
 
         Raises:
             ValueError: no such place; a host that means every interface; no secret.
@@ -86,8 +83,6 @@ class CollectiveWeightServer:
         self._host = host
         self._secret = secret
         self._log = log
-        self._hold_s = hold_s
-        self._is_live = place == LIVE
         self._snapshots = Snapshots(device, place)
         self._sender = Sender(backend, device, self._snapshots, limits or Limits(), log)
         self._listener: Listener | None = None
@@ -148,11 +143,6 @@ class CollectiveWeightServer:
     def versions(self) -> Sequence[int]:
         """Versions that can be pulled, oldest first."""
         return self._snapshots.versions()
-
-    def before_change(self) -> None:
-        """With place `none`: wait for pullers, then serve nothing; see `WeightServer`."""
-        if self._is_live:
-            self._sender.withdraw(self._hold_s)
 
     def finish(self, deadline_s: float) -> None:
         """Until all that are connected have the newest version; see `WeightServer`."""

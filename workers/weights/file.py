@@ -115,9 +115,6 @@ class FileWeightServer:
         """Versions that can be pulled, oldest first."""
         return list(_files(self._folder))
 
-    def before_change(self) -> None:
-        """Nothing to do: a file is a copy."""
-
     def finish(self, deadline_s: float) -> None:
         """Nothing to do: files stay."""
 

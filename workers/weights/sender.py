@@ -61,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class _Withdrawal:
-    """The weights are about to change: serve none once all have the newest, or it is `until_s`."""
+    """The trainer is through: serve nothing once all have the newest, or it is `until_s`."""
 
     until_s: float
     done: threading.Event
@@ -125,7 +125,7 @@ class Sender:
             if time.monotonic() > until_s:
                 raise WeightError(
                     f"versions {self._snapshots.versions()} are still being sent {longest_s:g} s "
-                    "after the trainer wanted to change their weights"
+                    "after the trainer was through"
                 )
         self._snapshots.retire(0)  # nobody sends any more
 

@@ -2,8 +2,6 @@
 
 Places: `device`, next to the model; `pinned` host memory, staged to the device as it is sent;
 `auto`, which is `device` where twice the copy fits. Memory of retired versions is reused.
-`none` is no copy: the weights themselves are sent, so only the newest version is available, and the
-trainer must not change them before it is withdrawn.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ if TYPE_CHECKING:
     from rlstreams.workers.weights.link.pieces import Piece
     from rlstreams.workers.weights.link.shards import Part
 
-LIVE = "none"
-PLACES = ("auto", "device", "pinned", LIVE)
+PLACES = ("auto", "device", "pinned")
 
 
 class Snapshot:
@@ -59,11 +56,7 @@ class Snapshots:
     def take(
         self, policy_version: int, weight_hash: str, weights: Mapping[str, torch.Tensor]
     ) -> None:
-        """Copy; returns when the copy is whole. With place `none`, older versions are void."""
-        if self._place == LIVE:
-            with self._lock:
-                self._held = {policy_version: Snapshot(weight_hash, weights, self._device)}
-            return
+        """Copy; returns when the copy is whole."""
         with self._lock:
             spare = self._spare.pop() if self._spare else None
         tensors = self._copy(weights, spare)
@@ -102,8 +95,6 @@ class Snapshots:
                 self._reuse(self._held.pop(version))
 
     def _reuse(self, snapshot: Snapshot) -> None:
-        if self._place == LIVE:
-            return
         if snapshot not in (*self._held.values(), *self._leased) and not self._spare:
             self._spare.append(snapshot)
 

@@ -16,7 +16,6 @@ from rlstreams.workers.config.run import RunConfig
 
 if TYPE_CHECKING:
     from rlstreams.workers.engines.served.facts import Kind
-    from rlstreams.workers.engines.served.routing import Router
 
 ASK_S = 3.0  # longest answer of a server that works
 BUILTIN = "builtin"
@@ -104,15 +103,10 @@ def _is_up(config: RunConfig, kind: Kind, ordinal: int) -> bool:
 
 def _running(config: RunConfig, ordinals: Sequence[int]) -> Iterator[Check]:
     """A line for each server; a worker that has another server can do without one."""
-    from rlstreams.workers.bootstrap.served import router_of, urls_of
+    from rlstreams.workers.bootstrap.served import urls_of
 
     for ordinal in ordinals:
-        try:
-            router = router_of(config, ordinal)
-        except ConfigError as err:
-            yield fail("engine", str(err), "")
-            return
-        servers = asyncio.run(_met(config, urls_of(config, ordinal), router))
+        servers = asyncio.run(_met(config, urls_of(config, ordinal)))
         is_served = any(one.name == "engine.urls" and one.level is Level.OK for one in servers)
         for one in servers:
             # A server that answers and is refused ends its worker's part in the run; one that does
@@ -121,29 +115,12 @@ def _running(config: RunConfig, ordinals: Sequence[int]) -> Iterator[Check]:
             yield fail(one.name, one.found, one.advice) if is_fatal else one
 
 
-async def _met(config: RunConfig, urls: Sequence[str], router: Router | None) -> list[Check]:
-    """The servers of one worker and its router, all asked at once."""
-    asked = [_server(config, url, router) for url in urls]
-    return await asyncio.gather(*asked, *([_router(router)] if router is not None else []))
+async def _met(config: RunConfig, urls: Sequence[str]) -> list[Check]:
+    """The servers of one worker, all asked at once."""
+    return await asyncio.gather(*(_server(config, url) for url in urls))
 
 
-async def _router(router: Router) -> Check:
-    """Whatever it answers, it is there."""
-    from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
-
-    try:
-        await router.http.get("/health", ASK_S)
-    except ServerGoneError as err:
-        found = str(err).replace("server", "router", 1)
-        return fail("engine.routers", found, "start it, or correct the url")
-    except ServerError:
-        pass
-    finally:
-        await router.http.close()
-    return ok("engine.routers", f"{router.url} answers")
-
-
-async def _server(config: RunConfig, url: str, router: Router | None) -> Check:
+async def _server(config: RunConfig, url: str) -> Check:
     from rlstreams.workers.engines.served.facts import Kind, ask_usable
     from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 
@@ -151,8 +128,6 @@ async def _server(config: RunConfig, url: str, router: Router | None) -> Check:
     name, start = "engine.urls", f"start it (`rlstreams engine command {kind} CONFIG` prints how)"
     try:
         facts = await ask_usable(http, kind, ASK_S, allow_untested=config.engine.allow_untested)
-        if router is not None:
-            router.check(facts)
     except ServerGoneError as err:
         return warn(name, str(err), f"{start}, or correct engine.urls")
     except ServerError as err:

@@ -14,8 +14,8 @@ from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.topics import TRAJECTORIES
 from rlstreams.streams.log.tracker import MAX_TRIES
 from rlstreams.workers.engines.base import Scores, TokenSequence
-from rlstreams.workers.engines.fake import FakeScorer
 from rlstreams.workers.model.base import EngineError
+from tests.fake_engine import FakeScorer
 from tests.newer_release import newer, publish
 from tests.unit.roles.stand import turn_until
 from tests.unit.roles.test_logprob import segment, trajectory

@@ -29,8 +29,6 @@ from rlstreams.workers.trainer.intake.payloads import payload_of
 from rlstreams.workers.trainer.intake.validation import validate
 from rlstreams.workers.trainer.learn.optimizer import NumericsError
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
-from rlstreams.workers.weights.channel import Manifest
-from rlstreams.workers.weights.file import FileWeightServer
 from tests.heavy.trainer.trainer_stand import (
     DEADLINE_S,
     bury,
@@ -155,31 +153,6 @@ def test_a_sample_whose_numbers_are_not_finite_costs_its_group(tmp_path: Path) -
         ("1", 0), ("1", 1), ("2", 0), ("2", 1)
     ]  # fmt: skip
     assert step.closed.watermark == 3
-
-
-class Live(FileWeightServer):
-    """Serves the trainer's own tensors, as `weights.snapshot = "none"` does."""
-
-    is_serving = False
-
-    def before_change(self) -> None:
-        self.is_serving = False
-
-    def publish(self, *args: Any) -> Manifest:
-        self.is_serving = True
-        return super().publish(*args)
-
-
-def test_a_step_that_did_not_happen_leaves_the_version_served(tmp_path: Path) -> None:
-    """Nothing was changed: who joins can pull what samples the groups of the next try."""
-    log, config = make_log(), make_config(tmp_path)
-    server = Live(tmp_path / "weights", 4)
-    trainer = make_trainer(log, config, hardware=Numbers, server=server)
-    send(log, scored(0, 0, 0), answered(0, 1, [5, BAD, 6]))
-    turn_until(trainer, lambda: bool(drops(log)))
-    turn_until(trainer, lambda: trainer._writer.state == "waiting")
-    assert server.is_serving
-    trainer.close()
 
 
 def test_a_restart_between_finding_and_dropping_finds_it_again(tmp_path: Path) -> None:

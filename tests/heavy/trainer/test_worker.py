@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rlstreams.schemas.events import (
     PolicyPublished,
@@ -22,9 +20,6 @@ from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, 
 from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.trainer.worker import TrainerWorker
-from rlstreams.workers.weights.channel import Manifest
-from rlstreams.workers.weights.file import FileWeightServer
-from rlstreams.workers.weights.layout import weight_hash
 from tests.heavy.trainer.trainer_stand import (
     DEADLINE_S,
     make_config,
@@ -58,46 +53,6 @@ def test_each_step_is_committed_before_its_version_is_published(tmp_path: Path) 
     assert [(p.policy_version, p.weight_hash) for p in published[1:]] == [
         (s.policy_version, s.weight_hash) for s in done
     ]
-
-
-class Asked(FileWeightServer):
-    """Notes which weights the trainer holds when it publishes, and when it asks to change them."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, keep=4)
-        self.live: Mapping[str, torch.Tensor] = {}
-        self.told: list[tuple[str, str]] = []
-
-    def publish(
-        self,
-        policy_version: int,
-        weights: Mapping[str, torch.Tensor],
-        known_hash: str | None = None,
-    ) -> Manifest:
-        self.live = weights
-        self.told.append(("publish", weight_hash(weights)))
-        return super().publish(policy_version, weights, known_hash)
-
-    def before_change(self) -> None:
-        self.told.append(("ask", weight_hash(self.live)))
-
-
-def test_weights_change_only_when_their_server_lets_them(tmp_path: Path) -> None:
-    """It is asked before every step, while they are still what was published."""
-    log, config, server = make_log(), make_config(tmp_path), Asked(tmp_path / "weights")
-    trainer = make_trainer(log, config, server=server)
-    train(log, trainer, 2)
-    turn_until(trainer, lambda: len(server.told) == 5)
-    trainer.close()
-    hashes = [weights for what, weights in server.told if what == "publish"]
-    assert 3 == len(set(hashes))
-    assert [
-        ("publish", hashes[0]),
-        ("ask", hashes[0]),
-        ("publish", hashes[1]),
-        ("ask", hashes[1]),
-        ("publish", hashes[2]),
-    ] == server.told
 
 
 def test_a_drain_leaves_a_checkpoint_that_the_next_one_starts_from(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from rlstreams.schemas.events import DeadLetter, Trajectory
 from rlstreams.streams.log.topics import DEAD_LETTERS, TRAJECTORIES
 from rlstreams.workers.config.reward import RewardSection
-from rlstreams.workers.engines.fake import FakeEngine
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.weights.file import FileWeightChannel
+from tests.fake_engine import FakeEngine
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 
 GRADE = """

@@ -9,7 +9,6 @@ def test_every_epoch_has_every_row_once_in_its_own_order() -> None:
     """Two epochs are two permutations."""
     order = Order(seed=3, num_rows=50)
     places = [order.at(position) for position in range(100)]
-    assert list(range(100)) == [order.position(*place) for place in places]
     epochs = [[row for epoch, row in places if epoch == number] for number in (0, 1)]
     assert [list(range(50))] * 2 == [sorted(rows) for rows in epochs]
     assert epochs[0] != epochs[1]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import ColumnsSection, DataSection, Example
-from rlstreams.workers.dataset.files import REMEMBERED_BYTES, content_hash
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.dataset.open import first_rows, open_problems
 from rlstreams.workers.dataset.row import PromptText
@@ -219,14 +217,3 @@ def test_a_template_that_is_not_there_is_named(tmp_path: Path) -> None:
     """By its field."""
     with pytest.raises(ConfigError, match=r"data\.template: cannot read '.*no\.jinja'"):
         dataset(tmp_path, {"prompt": "a"}, template=str(tmp_path / "no.jinja"))
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The hash of a large file is computed anew each time, then."""
-    (tmp_path / "cache").write_text("no folder")
-    monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "large"
-    file.write_bytes(bytes(REMEMBERED_BYTES))
-    assert hashlib.sha256(bytes(REMEMBERED_BYTES)).hexdigest() == content_hash(file)

@@ -21,7 +21,7 @@ def ledger_of(*events: Event) -> Ledger:
 @pytest.mark.parametrize("changes", [{"permanent": True}, {"replacement": 3}])
 def test_a_hopeless_group_is_replaced_only_if_somebody_asks(changes: dict[str, object]) -> None:
     """Permanent reasons and rows that were replaced often enough are given up; once asked, once."""
-    dropped = DroppedGroups(max_replacements=3)
+    dropped = DroppedGroups(3, 100, pytest.fail)
     event = groups_dropped(groups=(dropped_group("4", **changes),))
     dropped.add(event, NOWHERE)
     assert not dropped.to_replace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -32,7 +33,7 @@ class Pacing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dropped = DroppedGroups(MAX_REPLACEMENTS)
+        self.dropped = DroppedGroups(MAX_REPLACEMENTS, 10**6, pytest.fail)
         self.ledger = Ledger(on_drop=self.dropped.add)
         self.log: list[Event] = []
         self.epoch = self.step = self.version = self.num_issued = 0
@@ -122,7 +123,7 @@ class Pacing(RuleBasedStateMachine):
 
     def refolded(self) -> tuple[Ledger, DroppedGroups]:
         """What a restarted issuer finds."""
-        dropped = DroppedGroups(MAX_REPLACEMENTS)
+        dropped = DroppedGroups(MAX_REPLACEMENTS, 10**6, pytest.fail)
         ledger = Ledger(on_drop=dropped.add)
         for event in self.log:
             ledger.apply(event)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rlstreams.schemas.events import ClosedGroups, Event
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.record import Outgoing, Partition
-from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topics import DEAD_LETTERS
 from tests.factories import dead_letter, dropped_group, groups_dropped, replacement_requested
-from tests.unit.prompts.world import PARTITIONS, World, started, step, turns
+from tests.unit.prompts.world import World, started, step, turns
 
 
 def drop(group_id: str, **changes: Any) -> Event:
@@ -96,27 +94,11 @@ def test_requests_of_another_run_and_foreign_records_change_nothing(tmp_path: Pa
     assert worker._foreign.newest.startswith("dead-letters[0]@")
 
 
-@pytest.mark.parametrize("told", [-1, 10**9])
-def test_a_drop_that_cannot_name_its_row_gets_it_from_its_prompts(
-    tmp_path: Path, told: int
-) -> None:
-    """Bytes that could not be read tell no row, a stranger's tell one that the data does not have;
-    the topic `prompts` does."""
+def test_a_drop_that_names_no_row_of_the_data_is_not_replaced(tmp_path: Path) -> None:
+    """A stranger's record was its group's first: the others go on."""
     world = World(tmp_path)
     worker = world.issuing()
-    row = world.groups()["5"][0].row
-    world.says(drop("5", row=told))
-    turns(worker)
-    assert [("6", "5", row, 1)] == [(n, of, r, c) for n, of, r, c in answers(world)]
-
-
-def test_a_drop_whose_prompts_are_gone_is_given_up(tmp_path: Path) -> None:
-    """Nobody knows its row any more; the others go on."""
-    world = World(tmp_path)
-    worker = world.issuing()
-    partition = Partition(f"run.{PROMPTS.name}", 5 % PARTITIONS)
-    world.log.trim(partition, world.log.range(partition)[1])
-    world.says(drop("5", row=-1))
+    world.says(drop("5", row=10**9))
     turns(worker)
     assert [] == answers(world)
     assert 7 == worker._issued.num_groups
@@ -146,50 +128,15 @@ def test_numbers_stay_dense_when_requests_come_out_of_order(tmp_path: Path) -> N
     assert {2} == {len(samples) for samples in groups.values()}
 
 
-def test_a_drop_that_cannot_name_its_row_counts_against_the_maximum(tmp_path: Path) -> None:
-    """Its letter says "not replaced so far", its prompts know better. A request is above it."""
-    world = World(tmp_path, max_replacements=2)
-    worker = world.issuing(step_target=40)
-    row = world.groups()["0"][0].row
-    expected, target = [], "0"
-    for count in (1, 2):
-        world.says(drop(target, row=-1))
-        turns(worker)
-        expected.append((str(5 + count), target, row, count))
-        assert expected == answers(world)
-        target = expected[-1][0]
-    world.says(drop(target, row=-1))
-    turns(worker)
-    assert [(1, row), (2, row)] == [(count, of) for _, _, of, count in answers(world)]
-    ask(world, target)
-    world.says(step(1, watermark=2))
-    turns(worker)
-    assert [*expected, (answers(world)[-1][0], target, row, 3)] == answers(world)
-
-
 def test_a_request_before_the_drop_lifts_the_maximum_too(tmp_path: Path) -> None:
     """Whichever comes first, and for an heir as well."""
     world = World(tmp_path, max_replacements=0)
     first = world.issuing()
     ask(world, "1")
-    world.says(drop("1", row=-1), drop("2", row=-1))
+    world.says(drop("1", row=1), drop("2", row=2))
     first.close()
     for _ in range(2):
         heir = world.worker()
         turns(heir)
         heir.close()
         assert ["1"] == [of for _, of, _, _ in answers(world)]
-
-
-def test_a_drop_that_is_given_up_leaves_its_place_to_the_next(tmp_path: Path) -> None:
-    """There is room for one; the next cannot name its row either, and is looked up as well."""
-    world = World(tmp_path)
-    worker = world.issuing()
-    row = world.groups()["1"][0].row
-    partition = Partition(f"run.{PROMPTS.name}", 5 % PARTITIONS)
-    world.log.trim(partition, world.log.range(partition)[1])
-    closed = ClosedGroups(watermark=0, above=(1,))
-    drops = tuple(dropped_group(group_id, row=-1) for group_id in ("5", "1"))
-    world.says(groups_dropped(groups=drops, closed=closed))
-    turns(worker)
-    assert [("6", "1", row, 1)] == answers(world)

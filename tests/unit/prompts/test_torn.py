@@ -29,15 +29,6 @@ def torn(folder: Path, is_kept: Callable[[Prompt], bool], **prompts: int) -> Wor
     return world
 
 
-def rows_by_epoch(world: World) -> dict[int, list[int]]:
-    """Rows in the order of their groups' numbers, without replacements."""
-    found: dict[int, list[int]] = {}
-    for _, samples in sorted(world.groups().items(), key=lambda item: int(item[0])):
-        if samples[0].replaces is None:
-            found.setdefault(samples[0].dataset_epoch, []).append(samples[0].row)
-    return found
-
-
 def go_on(world: World, steps: range) -> None:
     """One heir that issues until these steps are made."""
     heir = world.worker()
@@ -48,39 +39,25 @@ def go_on(world: World, steps: range) -> None:
 
 
 @pytest.mark.parametrize("lost", [{"1"}, {"0"}, {"5"}, {"2", "5"}, {"0", "1", "4"}])
-def test_a_row_whose_group_is_gone_comes_in_its_epoch(tmp_path: Path, lost: set[str]) -> None:
-    """Its number and its place in the order go to the same row again; a later heir skips nothing.
+def test_the_number_of_a_group_that_is_gone_goes_to_the_next(
+    tmp_path: Path, lost: set[str]
+) -> None:
+    """No number is left out or given twice, and no group is issued twice.
 
     A cut transaction has lost what went to one partition, or to several.
     """
     world = torn(tmp_path, lambda prompt: prompt.group_id not in lost)
     for steps in (range(1, 3), range(3, 6), range(6, 9)):
         go_on(world, steps)
-    order = Order(world.config.run.seed, ROWS)
-    issued = [(epoch, row) for epoch, rows in rows_by_epoch(world).items() for row in rows]
-    assert [order.at(position) for position in range(30)] == issued
-    assert {2} == {len(samples) for samples in world.groups().values()}
-
-
-def test_a_row_of_an_older_epoch_comes_too(tmp_path: Path) -> None:
-    """A tear that is found late, in two epochs; then another one in what mended it."""
-    world = World(tmp_path)
-    world.says(started(step_target=40))
-    go_on(world, range(1, 6))
-    for lost in ({"7", "8", "16"}, {"8"}):
-        kept = [(at, p) for at, p in world.issued() if p.group_id not in lost]
-        world = World(tmp_path)
-        records = [outgoing(PROMPTS, p, partition=at) for at, p in kept]
-        world.bus.producer("prompts.0").commit(records)
-        closed = ClosedGroups(watermark=7, above=(*range(9, 16), 17))
-        world.says(started(step_target=40), groups_dropped(groups=(), closed=closed))
-        go_on(world, range(0))
-        rows = rows_by_epoch(world)
-        assert [list(range(ROWS))] * 2 == [sorted(rows[epoch]) for epoch in (0, 1)]
+    groups = world.groups()
+    assert [str(number) for number in range(len(groups))] == sorted(groups, key=int)
+    assert {2} == {len(samples) for samples in groups.values()}
+    places = [(samples[0].dataset_epoch, samples[0].row) for samples in groups.values()]
+    assert len(set(places)) == len(places)
 
 
 def test_what_retention_removed_is_not_issued_again(tmp_path: Path) -> None:
-    """Its groups are closed; only the row of the open one that is gone comes again."""
+    """Its groups are closed; only the number of the open one that is gone is given again."""
     world = torn(tmp_path, lambda prompt: prompt.group_id != "4")
     world.says(groups_dropped(groups=(), closed=ClosedGroups(watermark=2, above=(3,))))
     for number in range(2):
@@ -89,12 +66,12 @@ def test_what_retention_removed_is_not_issued_again(tmp_path: Path) -> None:
     go_on(world, range(0))
     order = Order(world.config.run.seed, ROWS)
     new = {n: samples[0].row for n, samples in world.groups().items() if n not in before}
-    expected = {"4": 4, "6": 6, "7": 7, "8": 8}
+    expected = {"4": 6, "6": 7, "7": 8, "8": 9}
     assert {n: order.at(position)[1] for n, position in expected.items()} == new
 
 
-def test_a_replacement_that_is_gone_comes_again_and_moves_no_row(tmp_path: Path) -> None:
-    """Its number goes to whatever is due; every row of the epoch still comes once."""
+def test_a_replacement_that_is_gone_comes_again(tmp_path: Path) -> None:
+    """Its number goes to whatever is due."""
     whole = World(tmp_path)
     whole.says(started(step_target=40))
     drop = dropped_group("1", row=Order(0, ROWS).at(1)[1])
@@ -115,7 +92,6 @@ def test_a_replacement_that_is_gone_comes_again_and_moves_no_row(tmp_path: Path)
         groups = world.groups()
         assert ["1"] == [s[0].replaces for s in groups.values() if s[0].replaces]
         assert [str(number) for number in range(len(groups))] == sorted(groups, key=int)
-        assert sorted(rows_by_epoch(world)[0]) == list(range(ROWS))
 
 
 LOST = [{"e0-1/1"}, {"e0-1/0"}, {"e0-0/0", "e0-0/1", "e0-2/2"}]

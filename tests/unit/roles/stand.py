@@ -18,7 +18,6 @@ from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import Sampling
-from rlstreams.workers.engines.fake import FakeEngine, fake_weights
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Role
 from rlstreams.workers.model.tokenizer import Tokenizer
@@ -26,6 +25,7 @@ from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
 from rlstreams.workers.weights.file import FileWeightServer
 from tests import factories
+from tests.fake_engine import FakeEngine, fake_weights
 from tests.logs import made_log
 
 EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"

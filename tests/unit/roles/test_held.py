@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from rlstreams.schemas.events import PolicyPublished, ScoredTrajectory
 from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.engines.base import Scores, TokenSequence
-from rlstreams.workers.engines.fake import FakeScorer
 from rlstreams.workers.logprob.held import HeldVersions
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.weights.channel import Pulled, WeightChannel
 from rlstreams.workers.weights.file import FileWeightChannel
+from tests.fake_engine import FakeScorer
 from tests.unit.roles.stand import Stand, turn_until
 from tests.unit.roles.test_logprob import segment, send, trajectory
 

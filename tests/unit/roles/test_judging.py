@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from rlstreams.schemas.events import EVALUATE, Prompt
-from rlstreams.workers.engines.fake import FakeEngine
 from rlstreams.workers.rollout.sampling import Sampler, sampling_of
+from tests.fake_engine import FakeEngine
 from tests.unit.roles.stand import Stand, make_prompt, make_sampler
 
 

@@ -16,13 +16,13 @@ from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
 from rlstreams.workers.engines.base import Scores, TokenSequence
-from rlstreams.workers.engines.fake import FakeScorer
 from rlstreams.workers.logprob import windows as module
 from rlstreams.workers.logprob.scoring import Reference
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
+from tests.fake_engine import FakeScorer
 from tests.unit.roles.stand import Stand, turn_until
 
 

@@ -11,11 +11,11 @@ from rlstreams.schemas.events import DeadLetter, ScoredTrajectory
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
 from rlstreams.workers.engines.base import Scores, TokenSequence
-from rlstreams.workers.engines.fake import FakeScorer
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.weights.file import FileWeightChannel
+from tests.fake_engine import FakeScorer
 from tests.unit.roles.stand import DEADLINE_S, Stand
 from tests.unit.roles.test_logprob import segment, trajectory
 

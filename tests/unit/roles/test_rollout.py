@@ -18,11 +18,11 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_PULLS, TRAJECTORIES, WORKER_EVENTS
 from rlstreams.workers.engines.decode import Generation
-from rlstreams.workers.engines.fake import FakeEngine
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.policy import puller
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.weights.file import FileWeightChannel
+from tests.fake_engine import FakeEngine
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 
 

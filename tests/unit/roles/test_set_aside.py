@@ -13,10 +13,10 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
-from rlstreams.workers.engines.fake import FakeEngine
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.weights.file import FileWeightChannel
+from tests.fake_engine import FakeEngine
 from tests.unit.roles.stand import Stand, make_prompt, make_sampler, turn_until
 
 

@@ -15,7 +15,6 @@ from rlstreams.schemas.events import NO_VERSION, DeadLetter, Prompt, Trajectory
 from rlstreams.streams.log.topics import DEAD_LETTERS, TRAJECTORIES
 from rlstreams.workers.engines.base import PauseMode, SampleRequest
 from rlstreams.workers.engines.decode import Generation
-from rlstreams.workers.engines.fake import EOS, MAX_TOKENS, FakeEngine
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.validation import check_trajectory
 from rlstreams.workers.rollout.next_turn import NextTurn
@@ -25,6 +24,7 @@ from rlstreams.workers.sandbox.environment import Ends, PolicyTurn, Says
 from rlstreams.workers.sandbox.reward import Judgement
 from rlstreams.workers.sandbox.user_code import LostCallError, SuspectCallError, UserCodeError
 from rlstreams.workers.weights.file import FileWeightChannel
+from tests.fake_engine import EOS, MAX_TOKENS, FakeEngine
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 
 Reply = Callable[[str, PolicyTurn], Says | Ends]

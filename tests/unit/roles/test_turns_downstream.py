@@ -12,7 +12,6 @@ from rlstreams.debug.inspect.words import Spelling
 from rlstreams.schemas.events import PolicyPublished, ScoredTrajectory, Segment, Trajectory
 from rlstreams.show.export.sample_table import turns_of
 from rlstreams.streams.lineage.tokens import token_table
-from rlstreams.workers.engines.fake import FakeScorer
 from rlstreams.workers.logprob.scoring import score_window
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.loop.validation import check_trajectory
@@ -23,6 +22,7 @@ from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.trainer.training.batch_metrics import _turns
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories as f
+from tests.fake_engine import FakeScorer
 from tests.unit.roles.stand import Stand
 
 VOCAB_SIZE = 16

@@ -11,12 +11,12 @@ from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing, Position, RawRecord, Record
 from rlstreams.streams.log.topics import SCORED, TRAJECTORIES
-from rlstreams.workers.engines.fake import FakeScorer
 from rlstreams.workers.logprob import windows as module
 from rlstreams.workers.logprob.windows import Waiting, header_of, next_window, prescribed
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
+from tests.fake_engine import FakeScorer
 from tests.unit.roles.stand import Stand, turn_until
 
 

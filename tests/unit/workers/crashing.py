@@ -14,11 +14,11 @@ from rlstreams.streams.log.record import Committed, Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.consumer import MemoryGroupConsumer
-from rlstreams.workers.engines.fake import FakeEngine, FakeScorer
 from rlstreams.workers.logprob.worker import make_worker as make_logprob
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.rollout.worker import make_worker as make_rollout
 from rlstreams.workers.weights.file import FileWeightChannel
+from tests.fake_engine import FakeEngine, FakeScorer
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 from tests.unit.roles.test_logprob import segment, trajectory
 

@@ -30,7 +30,7 @@ ON_CARD = ["--trainer.device=cuda:0", "--logprob.device=cuda:0"]
         (CARD, ["--logprob.workers=2"], "logprob.workers is 2, but the role shares device 'card'"),
         (
             CARD,
-            ["--weights.channel=gloo", "--weights.snapshot=none"],
+            ["--weights.channel=gloo", "--weights.snapshot=device"],
             "set it to 'pinned' or 'auto'",
         ),
         (

@@ -15,7 +15,6 @@ from rlstreams.schemas.events import NO_VERSION, PolicyPublished
 from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
-    Health,
     Held,
     PauseMode,
     SampleRequest,
@@ -25,7 +24,7 @@ from rlstreams.workers.engines.served.answer import empty_segment
 from rlstreams.workers.engines.served.health_monitor import HealthMonitor
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.engines.served.process import ServerProcess
-from rlstreams.workers.engines.served.routing import Router, choose
+from rlstreams.workers.engines.served.routing import choose
 from rlstreams.workers.engines.served.running import room
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
@@ -47,7 +46,6 @@ class ServedEngine:
         servers: Sequence[tuple[Server, ServerProcess | None]],
         note: Callable[[str], None] = lambda _: None,
         on_close: Callable[[], None] = lambda: None,
-        router: Router | None = None,
     ) -> None:
         """Nothing is started before `start`.
 
@@ -56,7 +54,6 @@ class ServedEngine:
             servers: each with its process, or None if somebody else runs it.
             note: told what happens to servers, for the log.
             on_close: releases what the servers' deliveries share.
-            router: in front of all of them, for generation.
         """
         self._settings = settings
         self.vocab_size = shape.vocab_size
@@ -64,7 +61,6 @@ class ServedEngine:
         self._monitors = [HealthMonitor(s, settings, p, self.dispatch, note) for s, p in servers]
         self.capacity = settings.limit * len(servers)  # of down ones too: they come back
         self._on_close = on_close
-        self._router = router
         self._floor = NO_VERSION  # the newest version that was ever in service
         self._queue = asyncio.Lock()  # whoever has it is the next to be given a server
         self._moved = asyncio.Event()  # a gate or a request, since that one looked
@@ -97,6 +93,12 @@ class ServedEngine:
         """Whether a server is; raises what `wants` raises."""
         self._check_any_left()
         return any(server.is_up for server in self._servers)
+
+    @property
+    def is_ready(self) -> bool:
+        """While a server is in service, or is brought back into it."""
+        any_left = any(not monitor.failure for monitor in self._monitors)
+        return not self._is_closed and self._floor != NO_VERSION and any_left
 
     @property
     def num_sampled(self) -> int:
@@ -138,12 +140,9 @@ class ServedEngine:
         try:
             segments = await server.ask(request)
         except ServerError as err:
-            is_gone = isinstance(err, ServerGoneError)
-            for monitor in self._monitors:  # behind a router it is not known who failed
-                if self._router is not None or (is_gone and monitor.server is server):
-                    if is_gone:
-                        monitor.server.doubt()
-                    monitor.look()
+            if isinstance(err, ServerGoneError):
+                server.doubt()
+                self._monitor_of(server).look()
             raise
         finally:
             self.dispatch()
@@ -204,21 +203,6 @@ class ServedEngine:
         await asyncio.gather(*(monitor.wake() for monitor in self._monitors))
         self.dispatch()
 
-    async def health(self) -> Health:
-        """Ready while a server is in service, or is brought back into it."""
-        lost = [monitor.failure for monitor in self._monitors if monitor.failure]
-        shut = [f"{s.url}: {s.why_shut}" for s in self._servers if not s.is_open]
-        open_ = sum(server.is_open for server in self._servers)
-        ready = (
-            not self._is_closed and self._floor != NO_VERSION and len(lost) < len(self._monitors)
-        )
-        return Health(
-            ready=ready,
-            detail="; ".join([f"{open_} of {len(self._monitors)} servers open", *shut]),
-            running=sum(server.in_flight for server in self._servers),
-            waiting=self._num_waiting,
-        )
-
     async def close(self) -> None:
         """End requests, pulls and the servers that are ours; idempotent."""
         self._is_closed = True
@@ -230,8 +214,6 @@ class ServedEngine:
         self.dispatch()
         await asyncio.gather(*(server.close() for server in self._servers))
         await asyncio.gather(*(asyncio.to_thread(monitor.close) for monitor in self._monitors))
-        if self._router is not None:
-            await self._router.http.close()
         self._on_close()
 
     def dispatch(self) -> None:
@@ -243,9 +225,8 @@ class ServedEngine:
     def _servers(self) -> list[Server]:
         return [monitor.server for monitor in self._monitors]
 
-    def _are_equal(self) -> bool:
-        """A router may pick any: whether all are open and hold the same."""
-        return all(s.is_open for s in self._servers) and len({s.held for s in self._servers}) == 1
+    def _monitor_of(self, server: Server) -> HealthMonitor:
+        return next(monitor for monitor in self._monitors if monitor.server is server)
 
     async def _next_server(self, group_id: str) -> Server | None:
         """A server that may be asked now, in the order of who came; None: the engine is closed."""
@@ -262,8 +243,6 @@ class ServedEngine:
             self._num_waiting -= 1
 
     def _free_server(self, group_id: str) -> Server | None:
-        if self._router is not None and not self._are_equal():
-            return None
         able = {
             server.url: server
             for server in self._servers
@@ -299,7 +278,7 @@ class ServedEngine:
         def end(ended: asyncio.Task[Pulled]) -> None:
             del self._pulls[server]
             if not ended.cancelled() and ended.exception() is not None:
-                next(m for m in self._monitors if m.server is server).look()
+                self._monitor_of(server).look()
             self.dispatch()
 
         task.add_done_callback(end)

@@ -158,7 +158,7 @@ class Requests:
 
     def leave(self, running: Running) -> None:
         """Nobody waits for it any more. Hanging up says so too, but SGLang looks for that every few
-        seconds, and a router may keep it to itself."""
+        seconds only."""
         task = asyncio.create_task(self._tell_twice(running))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -29,7 +29,6 @@ from rlstreams.workers.engines.served.delivery import (
 )
 from rlstreams.workers.engines.served.facts import Kind, ServerFacts, ask_usable
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
-from rlstreams.workers.engines.served.routing import Router
 from rlstreams.workers.engines.served.running import Requests, Running, generate_request
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.sglang import SglangAdapter
@@ -57,7 +56,6 @@ class Server:
         settings: ServedSettings,
         shape: ModelShape,
         delivery: FolderDelivery,
-        router: Router | None = None,
     ) -> None:
         """Nothing is asked before `meet`."""
         self.url = url
@@ -72,9 +70,6 @@ class Server:
         self._settings = settings
         self._shape = shape
         self._delivery = delivery
-        self._router = router
-        if router is not None:
-            router.aborts.append(self._abort)
         self._labels: dict[str, Held] = {}
         self._requests = Requests(self._tell_to_end, settings)
         self.is_resting = False  # it is to give its memory up, or has done so
@@ -130,9 +125,7 @@ class Server:
         )
         adapter = ADAPTERS[facts.kind](self.http, facts, settings.answer_s)
         await self._delivery.prepare(adapter)
-        if self._router is not None:
-            self._router.check(facts)
-        self.held, self._labels = None, self._no_labels()
+        self.held, self._labels = None, {}
         self.adapter, self.why_shut = adapter, "holds no version that we gave it"
         self._is_doubted, self.hang, self.trouble = False, "", ""
         self.is_asleep = False
@@ -156,7 +149,7 @@ class Server:
         self.adapter, self.hang = None, ""
         self.is_asleep = False  # one whose wake failed is not taken for one that sleeps
         self._void(why)
-        self._labels = self._no_labels()
+        self._labels = {}
         self._requests.hang_up(why)
 
     async def ask(self, request: SampleRequest) -> list[GeneratedSegment]:
@@ -183,8 +176,7 @@ class Server:
                 self._requests.leave(running)
             raise
         except AnswerError as err:
-            is_ours = self._router is None and running.labels is self._labels
-            if isinstance(err, UnknownVersionError) and is_ours:
+            if isinstance(err, UnknownVersionError) and running.labels is self._labels:
                 self._void(f"answered with weights that are not ours: {err}")
             raise ServerError(
                 f"server {self.url}: request {request.sample_id} ({to_send.request_id}): {err}"
@@ -252,26 +244,16 @@ class Server:
             raise ServerGoneError(f"server {self.url} was lost: {self.why_shut}")
         return self.adapter
 
-    def _no_labels(self) -> dict[str, Held]:
-        """Those that were given to others count too where a router picks."""
-        return {} if self._router is None else self._router.labels
-
     async def _tell_to_end(self, running: Running) -> bool:
-        """Have whoever may sample it end it; False: there is no way to but hanging up."""
-        found = True
-        for abort in (self._abort,) if self._router is None else self._router.aborts:
-            found &= await abort(running.request.request_id)
-        return found
-
-    async def _abort(self, request_id: str) -> bool:
-        return self.adapter is None or await self.adapter.abort(request_id)
+        """Have it ended there; False: there is no way to but hanging up."""
+        return self.adapter is None or await self.adapter.abort(running.request.request_id)
 
     async def _answer(self, running: Running) -> Answer:
         """The whole answer."""
-        adapter, http = self._met, self.http if self._router is None else self._router.http
+        adapter, deadline_s = self._met, self._settings.request_s
         what = f"request {running.sample_id} ({running.request.request_id})"
         body = adapter.body(running.request)
-        found = await http.post(adapter.generate_route, body, self._settings.request_s, what=what)
+        found = await self.http.post(adapter.generate_route, body, deadline_s, what=what)
         return adapter.answer(found)
 
     async def _heard(self, running: Running) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from rlstreams.workers.engines.base import PauseMode
 from rlstreams.workers.engines.served.facts import Kind
@@ -14,7 +13,6 @@ class ServedSettings:
     """How servers are used; all times in seconds."""
 
     kind: Kind
-    model: Path  # the run's model folder
     limit: int  # requests in flight per server
     capture_experts: bool
     on_pull: PauseMode  # what running requests do while weights change
