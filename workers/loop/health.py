@@ -24,7 +24,7 @@ class Health:
     """What a worker said last, and when its loop came round."""
 
     def __init__(self, worker: str) -> None:
-        self._turned_s = time.monotonic()
+        self._turned_s: float | None = None  # while it starts, and loads its model
         self._said: dict[str, object] = {"worker": worker, "state": "starting"}
         self._load: dict[str, object] = {}
 
@@ -43,8 +43,8 @@ class Health:
             return 200, {**self._said, **self._load}
         if path != "/health":
             return 404, {"error": f"there is no {path}, only /health and /load"}
-        since_s = time.monotonic() - self._turned_s
-        ok = since_s < SILENT_S
+        since_s = 0.0 if self._turned_s is None else time.monotonic() - self._turned_s
+        ok = self._turned_s is None or since_s < SILENT_S
         return 200 if ok else 503, {"ok": ok, **self._said, "since_last_turn_s": round(since_s, 1)}
 
     @contextmanager

@@ -44,6 +44,8 @@ def test_a_scorer_tells_its_load_and_a_loop_that_stands_is_unwell(
         assert (200, True) == (status, found["ok"])
         assert 404 == asked(port, "/metrics")[0]
         monkeypatch.setattr(module, "SILENT_S", 0.0)
+        assert 200 == asked(port, "/health")[0]  # its loop has not begun
+        health.beat()
         status, found = asked(port, "/health")
         assert (503, False) == (status, found["ok"])
         with (

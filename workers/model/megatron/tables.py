@@ -104,7 +104,7 @@ def mixed_layers(config: Any) -> list[bool]:  # noqa: ANN401
 def plain_config(fields: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """What `check_layout` asks of a `config.json`, without the library that would read it."""
     known = {name: value for name, value in fields.items() if value is not None}
-    usual = {
+    usual: dict[str, Any] = {
         "architectures": None,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
