@@ -1,4 +1,4 @@
-"""A trainer of two ranks in a whole run: each of its processes is killed once."""
+"""Layouts in whole runs: roles of two ranks, each killed once, and log-probs without a scorer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.command import UP_S, Started, Workspace
+
+BRIEF = ("--steps=8", "--demo.kills=[]", "--prompts.evaluate_every=0")
 
 
 @pytest.fixture
@@ -38,10 +41,30 @@ def follower(workspace: Workspace, started: Started, before: int = 0) -> tuple[i
     raise AssertionError(f"no follower:\n{started.output}")
 
 
-def test_a_trainer_of_two_ranks_survives_the_death_of_each(workspace: Workspace) -> None:
+PIPELINE = ("--trainer.backend=megatron", "--trainer.layout.pp=2", "--trainer.checkpoint_every=4")
+needs_megatron = pytest.mark.skipif(
+    find_spec("megatron") is None, reason="megatron-core needs Python 3.12"
+)
+
+
+@pytest.mark.parametrize(
+    ("role", "owner", "asked"),
+    [
+        ("trainer", "trainer", ("--trainer.ranks=2",)),
+        pytest.param(
+            "trainer",
+            "trainer",
+            ("--trainer.ranks=2", *PIPELINE),
+            marks=[pytest.mark.slow, needs_megatron],
+        ),
+        pytest.param("logprob", "scorer", ("--logprob.ranks=2",), marks=pytest.mark.slow),
+    ],
+)
+def test_a_role_of_two_ranks_survives_the_death_of_each(
+    workspace: Workspace, role: str, owner: str, asked: tuple[str, ...]
+) -> None:
     """Redone steps have the recorded hashes, the audit is clean, no process is left."""
-    asked = ("--trainer.ranks=2", "--steps=8", "--demo.kills=[]", "--prompts.evaluate_every=0")
-    started = workspace.start_up(*asked)
+    started = workspace.start_up(*BRIEF, *asked)
     started.wait_for_step(3)
     rank_1, _ = follower(workspace, started)
     os.kill(rank_1, signal.SIGKILL)
@@ -49,11 +72,35 @@ def test_a_trainer_of_two_ranks_survives_the_death_of_each(workspace: Workspace)
     _, rank_0 = follower(workspace, started, before=rank_1)
     os.kill(rank_0, signal.SIGKILL)
     assert 0 == started.ended_within(UP_S), started.output
-    log = (workspace.folder / "runs/demo/logs/trainer-0.log").read_text("utf-8")
-    assert f"rank 1 of the trainer (process {rank_1}) was killed by SIGKILL" in log
-    redone = re.findall(r"(\d+) of (\d+) weight hashes equal", started.output)
-    assert redone
-    assert all(equal == of for equal, of in redone)
+    log = (workspace.folder / f"runs/demo/logs/{role}-0.log").read_text("utf-8")
+    assert f"rank 1 of the {owner} (process {rank_1}) was killed by SIGKILL" in log
+    assert role == "logprob" or all_equal(started.output)
     audit = workspace.run("rlstreams", "audit", "runs/demo")
     assert 0 == audit.returncode, audit.stdout
     assert {} == {p: n for p, n in workspace.processes().items() if "python" in n}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "asked"),
+    [
+        ("trainer", ("--trainer.loss.proximal=step_start",)),
+        ("off", ("--trainer.loss.proximal=behavior", "--trainer.loss.correction=none")),
+    ],
+)
+def test_a_run_without_a_scorer_survives_the_death_of_its_trainer(
+    workspace: Workspace, place: str, asked: tuple[str, ...]
+) -> None:
+    """Log-probs that the trainer computed itself are computed again, to the same hashes."""
+    kill = '--demo.kills=[{role = "trainer", at = 0.6}]'
+    started = workspace.start_up(*BRIEF, kill, f"--logprob.place={place}", *asked)
+    assert 0 == started.ended_within(UP_S), started.output
+    assert "1 processes killed" in started.output
+    assert "lost 0, trained twice 0" in started.output
+    assert all_equal(started.output)
+
+
+def all_equal(output: str) -> bool:
+    """Steps were done again, and all have the recorded hashes."""
+    redone = re.findall(r"(\d+) of (\d+) weight hashes equal", output)
+    return bool(redone) and all(equal == of for equal, of in redone)

@@ -186,8 +186,12 @@ def _check_gives_up(config: RunConfig, device: Device) -> None:
         "trainer.backend": (trainer.backend, "fsdp2"),
         "logprob.ranks": (logprob.ranks, 1),
         "logprob.backend": (logprob.backend, "builtin"),
-        "logprob.place": (logprob.place, "separate"),
     }
+    if "logprob" in device.roles and logprob.place != "separate":
+        raise ConfigError(
+            f"logprob.place is {logprob.place!r}, but logprob shares device {device.name!r}: it "
+            "holds no model there; leave it out of devices.roles"
+        )
     for name, (value, only) in wanted.items():
         if name.partition(".")[0] in device.roles and value != only:
             raise ConfigError(

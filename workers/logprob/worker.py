@@ -183,7 +183,9 @@ class LogprobStage:
 
     def announcements(self) -> Sequence[Outgoing]:
         """Pulls and reports."""
-        self._reporter.policy_version = max(self._scorer.versions, default=-1)
+        versions = sorted(self._scorer.versions)
+        self._reporter.policy_version = max(versions, default=-1)
+        self._reporter.load = {"open": self.num_open, "versions": versions}
         if not self._may_begin:
             self._reporter.state(OFFLOADED, AWAITS_TURN)
         elif self._windows:

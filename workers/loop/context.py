@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlstreams.schemas.events import WorkerReport
 from rlstreams.streams.log.bus import Bus
 from rlstreams.workers.config.run import RunConfig
 
@@ -22,6 +23,8 @@ class Context:
     takeover: bool = False  # whoever owns the run is dead, says the operator: no lease watch
     reaped: frozenset[str] = frozenset()  # instances of this worker that the supervisor saw end
     beat: Callable[[], None] = lambda: None  # a turn that takes long has come forward
+    # Each report, with what else the worker says of its load (`workers.loop.health`).
+    told: Callable[[WorkerReport, Mapping[str, object]], None] = lambda report, load: None
 
     @property
     def worker(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 
 from rlstreams.schemas.events import NO_VERSION, WorkerReport
 from rlstreams.streams.log.codec import now_ms, outgoing
@@ -27,6 +28,7 @@ class Reporter:
         self._next = 0.0
         self._stuck = StuckWatch(context.worker, context.role, limits_of(context.config))
         self.policy_version = NO_VERSION
+        self.load: Mapping[str, object] = {}  # for `/load` alone
 
     def count(self, **amounts: float) -> None:
         """Add to counters, e.g. `count(tokens=7, busy_s=0.2)`."""
@@ -65,6 +67,7 @@ class Reporter:
             at_ms=now_ms(),
             host=host_name(),
         )
+        self._context.told(report, self.load)
         return [outgoing(WORKER_EVENTS, report)]
 
     def last_report(self) -> list[Outgoing]:

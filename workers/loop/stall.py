@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -105,10 +105,12 @@ class Watchdog:
 
     Args:
         limit_s: longest turn; 0: nobody watches.
+        on_beat: called with each.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, on_beat: Callable[[], None] = lambda: None) -> None:
         self._limit_s = limit_s
+        self._on_beat = on_beat
         self._thread = threading.current_thread()
         self._beats = 0
         self._over = threading.Event()
@@ -116,6 +118,7 @@ class Watchdog:
     def beat(self) -> None:
         """A turn begins, or a long one has come forward."""
         self._beats += 1
+        self._on_beat()
 
     def __enter__(self) -> Self:
         if self._limit_s:

@@ -184,6 +184,7 @@ class RolloutStage:
         """Pulls and reports."""
         held = self._engine.policy_version
         self._reporter.policy_version = held
+        self._reporter.load = {"open": self.num_open, "versions": [held]}
         # Of all that was sampled, what is in no trajectory was sampled in vain.
         sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled
         self._reporter.count(sampled_tokens=self._num_sampled - sampled)

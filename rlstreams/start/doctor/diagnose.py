@@ -22,6 +22,7 @@ from rlstreams.start.doctor.engines import engine_checks, refuse_engine
 from rlstreams.start.doctor.machine import machine, port
 from rlstreams.start.doctor.model import (
     ModelFolder,
+    check_layouts,
     check_reference,
     check_routers,
     model_checks,
@@ -88,6 +89,7 @@ def _of_model(config: RunConfig, model: ModelFolder, host: Host) -> Iterator[Che
         yield warn("turns", warning, "")
     if host.has("logprob", "trainer"):
         yield from _all("routing", lambda: _routing(config, model))
+        yield from _all("layout", lambda: _layouts(config, model))
     if host.has("rollout") and (warning := start_warning(config)):
         yield warn("sampling", warning, "")
 
@@ -120,6 +122,7 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
     verifier_check(config)
     check_reference(config, model)
     check_routers(config, model)
+    check_layouts(config, model)
     refuse_engine(config)
     if config.broker.bootstrap:
         from rlstreams.streams.kafka.admin_ask import refuse_silence
@@ -156,6 +159,11 @@ def _routing(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
     check_routers(config, model)
     if config.trainer.routing_replay:
         yield ok("routing", "recorded routes are replayed by scorer and trainer")
+
+
+def _layouts(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
+    if found := check_layouts(config, model):
+        yield ok("layout", found)
 
 
 def _embedded(config: RunConfig) -> str | None:

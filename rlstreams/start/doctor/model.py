@@ -24,6 +24,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.nearest import meant_path
 from rlstreams.workers.config.run import START, RunConfig
+from rlstreams.workers.config.trainer import MEGATRON
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.families import chosen_attention, library_model
 from rlstreams.workers.model.folder import (
@@ -33,6 +34,9 @@ from rlstreams.workers.model.folder import (
     read_config,
     text_fields,
 )
+from rlstreams.workers.model.megatron.layout import Layout
+from rlstreams.workers.model.megatron.shims import check_installed
+from rlstreams.workers.model.megatron.tables import check_layout, plain_config
 from rlstreams.workers.model.tokenizer import Tokenizer
 
 SIZES = {"float32": 4, "bfloat16": 2}  # by model.dtype, bytes a weight
@@ -138,6 +142,34 @@ def check_routers(config: RunConfig, model: ModelFolder) -> None:
             f"trainer.routing_replay is true, but {model.path} is a dense model "
             f"({model.config['model_type']}): it has no routers; set it to false"
         )
+
+
+def check_layouts(config: RunConfig, model: ModelFolder) -> str:
+    """How backend megatron cuts the model; "": nobody asks for it.
+
+    Raises:
+        ConfigError: it is not installed, has no table for the model, or a layout does not fit.
+    """
+    asked = config.trainer.layout
+    layouts = {}
+    if config.trainer.backend == MEGATRON:
+        layouts["trainer"] = Layout(
+            ranks=config.trainer.ranks, tp=asked.tp, pp=asked.pp, ep=asked.ep
+        )
+    if config.logprob.backend == MEGATRON and config.logprob.place == "separate":
+        layouts["logprob"] = Layout(field="logprob")
+    for layout in layouts.values():
+        check_installed()
+        try:
+            check_layout(plain_config(model.config), layout)
+        except EngineError as err:
+            raise ConfigError(f"model.path is {str(model.path)!r}: {err}") from err
+        except AttributeError:
+            continue  # config.json leaves a field to the library, so the role itself finds out
+    return ", ".join(
+        f"{role} {one.ranks} ranks, tp {one.tp}, pp {one.pp}, ep {one.ep}"
+        for role, one in layouts.items()
+    )
 
 
 def model_checks(model: ModelFolder, dtype: str = "float32") -> Iterator[Check]:

@@ -25,7 +25,12 @@ def last_error(log: Path, start: int = 0) -> str:
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    found = next((line for line in reversed(lines) if _ERROR.match(line)), "")
+    found = behind = ""
+    for line in reversed(lines):
+        if _ERROR.match(line):  # of some the text begins on a line of its own
+            found = line + behind if line.endswith(": ") else line
+            break
+        behind = line.strip() or behind
     return found if len(found) <= LONGEST else f"{found[:LONGEST]}..."
 
 

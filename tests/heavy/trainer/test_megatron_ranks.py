@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from rlstreams.workers.config.trainer import LayoutSection, TrainerSection
 from rlstreams.workers.trainer.parallel.team import Team
@@ -80,7 +81,8 @@ def test_steps_are_those_of_hugging_face_and_equal_when_done_again(
         apart = sum(float((theirs[n] - ours[n]).abs().sum()) for n in start)
         moved = sum(float((theirs[n] - t).abs().sum()) for n, t in start.items())
         assert 100 * apart < moved
-        state = {n: t.clone() for n, t in many.learner.optimizer_tensors().items()}
+        save_file(dict(many.learner.optimizer_tensors()), tmp_path / "state")  # as a checkpoint is
+        state = load_file(tmp_path / "state")
         kept = {n: t.clone() for n, t in ours.items()}
         many.learner.load(start, {}, 0)
         again = []

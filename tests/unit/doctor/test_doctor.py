@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rlstreams.__main__ import main
 from rlstreams.start.doctor import machine
 from rlstreams.start.doctor.check import Level, probed
 from rlstreams.start.doctor.diagnose import diagnose, preflight
-from rlstreams.start.doctor.model import check_routers, read_model
+from rlstreams.start.doctor.model import check_layouts, check_routers, read_model
 from rlstreams.streams.broker.jars import num_missing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.workers.config.load import load
@@ -23,6 +24,9 @@ from rlstreams.workers.config.run import RunConfig
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"
 MODEL = ROOT / "infra/examples/demo/model"
+needs_megatron = pytest.mark.skipif(
+    find_spec("megatron") is None, reason="megatron-core needs Python 3.12"
+)
 
 
 def demo(folder: Path, *overrides: str) -> RunConfig:
@@ -103,6 +107,42 @@ def test_a_model_folder_that_does_not_fit_together(
     """Told before torch is imported, with file, field and both values."""
     with pytest.raises(ConfigError, match=told):
         read_model(str(model_with(tmp_path, **changes)))
+
+
+@needs_megatron
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("trainer.ranks=3", "trainer.layout.ep=3"), "ep is 3, .* num_experts, 8: it may be 1, 2,"),
+        (
+            ("trainer.ranks=3", "trainer.layout.pp=3"),
+            "pp is 3, .*_hidden_layers, 2: it may be 1, 2",
+        ),
+        (("trainer.ranks=2", "trainer.layout.tp=2"), "cut by ep and pp alone: set tp to 1"),
+        (("trainer.ranks=3", "trainer.layout.pp=2"), "ranks is 3, which tp 1 x pp 2 = 2 ranks do"),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_model(
+    tmp_path: Path, asked: tuple[str, ...], told: str
+) -> None:
+    """Told before a rank is started, with both numbers and what would fit."""
+    config = demo(tmp_path, "--trainer.backend=megatron", *(f"--{one}" for one in asked))
+    with pytest.raises(ConfigError, match=told):
+        preflight(config)
+
+
+@needs_megatron
+def test_a_family_without_a_table(tmp_path: Path) -> None:
+    """Told before a start, by the field that names it and those that have one."""
+    config = demo(tmp_path, "--logprob.backend=megatron")
+    model = read_model(config.model.path)
+    assert "logprob 1 ranks, tp 1, pp 1, ep 1" == check_layouts(config, model)
+    biased = replace(model, config={**model.config, "attention_bias": True})
+    with pytest.raises(ConfigError, match=r"model.path is .*attention_bias is True in config.json"):
+        check_layouts(config, biased)
+    foreign = replace(model, config={**model.config, "architectures": ["GemmaForCausalLM"]})
+    with pytest.raises(ConfigError, match="no table of names for a GemmaForCausalLM; it has thos"):
+        check_layouts(config, foreign)
 
 
 def test_a_weight_file_that_is_cut_or_foreign(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ ON_CARD = ["--trainer.device=cuda:0", "--logprob.device=cuda:0"]
             [*ON_CARD, "--trainer.ranks=2"],
             "trainer.ranks is 2, but its role shares",
         ),
+        (
+            CARD,
+            ["--logprob.place=trainer", "--trainer.loss.proximal=step_start"],
+            "logprob.place is 'trainer', but logprob shares device 'card': .* leave it out of",
+        ),
         (CARD, ["--run.id=card"], "devices.name is 'card', as run.id is"),
         (
             CARD.replace("logprob", "rollout"),

@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import torch
-
 from rlstreams.streams.log.errors import ConfigError
 
 TESTED = "0.19."  # private names of the library are used, so another line is refused
@@ -43,9 +41,8 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:  # noqa: ANN401
     return _as_it_is if function is None else function
 
 
-@cache
-def use_megatron() -> str:
-    """Make the library usable in this process; returns its version.
+def check_installed() -> str:
+    """The library's version; torch is not imported.
 
     Raises:
         ConfigError: it is not installed, or of another line than the tested one.
@@ -59,6 +56,19 @@ def use_megatron() -> str:
         ) from err
     if not version.startswith(TESTED):
         raise ConfigError(f"megatron-core is {version}, but only {TESTED}x is tested: install that")
+    return version
+
+
+@cache
+def use_megatron() -> str:
+    """Make the library usable in this process; returns its version.
+
+    Raises:
+        ConfigError: see `check_installed`.
+    """
+    import torch
+
+    version = check_installed()
     if not torch.cuda.is_available():
         torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
     logging.getLogger("megatron").setLevel(logging.ERROR)  # its GPTModel says that it is deprecated

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.folder import num_experts_of
 from rlstreams.workers.model.megatron.layout import Layout
 
 EXPERTS = "mlp.experts."  # of a parameter that `build.py` makes one of all experts of a rank
@@ -97,6 +99,21 @@ def mixed_layers(config: Any) -> list[bool]:  # noqa: ANN401
         return [False] * config.num_hidden_layers
     only, every = config.mlp_only_layers, config.decoder_sparse_step
     return [n not in only and (n + 1) % every == 0 for n in range(config.num_hidden_layers)]
+
+
+def plain_config(fields: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """What `check_layout` asks of a `config.json`, without the library that would read it."""
+    known = {name: value for name, value in fields.items() if value is not None}
+    usual: dict[str, Any] = {
+        "architectures": None,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "num_key_value_heads": known.get("num_attention_heads"),
+        "num_experts": num_experts_of(known),
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    }
+    return SimpleNamespace(**usual | known)
 
 
 def check_layout(config: Any, layout: Layout) -> None:  # noqa: ANN401

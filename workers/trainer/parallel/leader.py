@@ -224,7 +224,7 @@ class Leader(RankLearner):
             return self._whole(TRAINED, name)
         number = self.states.get(key)
         if number is None and part == "step":  # of another stage, alike
-            number = next(one for own, one in self.states.items() if own.endswith(":step"))
+            number = next(one for own, one in self.states.items() if own.endswith(":step")).clone()
         return self._whole(STATE, key) if number is None or number.dim() else number
 
     def _whole(self, kind: str, key: str) -> Tensor:

@@ -1,0 +1,83 @@
+"""State of one worker over HTTP, for who does not read Kafka: `/health` for probes, `/load`.
+
+A thread of its own answers, so a worker whose loop is stuck is found out, too. It changes nothing:
+pause, resume and drain are events in `control`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rlstreams.schemas.events import WorkerReport
+from rlstreams.streams.log.errors import ConfigError
+
+SILENT_S = 30.0  # a worker turns many times a second, and comes forward in what takes longer
+_SAID = ("worker", "role", "instance", "host", "state", "detail", "policy_version", "at_ms")
+
+
+class Health:
+    """What a worker said last, and when its loop came round."""
+
+    def __init__(self, worker: str) -> None:
+        self._turned_s: float | None = None  # while it starts, and loads its model
+        self._said: dict[str, object] = {"worker": worker, "state": "starting"}
+        self._load: dict[str, object] = {}
+
+    def beat(self) -> None:
+        """The loop came round, or forward."""
+        self._turned_s = time.monotonic()
+
+    def told(self, report: WorkerReport, load: Mapping[str, object]) -> None:
+        """What the worker says of itself, once a second."""
+        self._said = {name: getattr(report, name) for name in _SAID}
+        self._load = {**load, "counters": report.counters}
+
+    def answer(self, path: str) -> tuple[int, dict[str, object]]:
+        """Status and body of a request."""
+        if path == "/load":
+            return 200, {**self._said, **self._load}
+        if path != "/health":
+            return 404, {"error": f"there is no {path}, only /health and /load"}
+        since_s = 0.0 if self._turned_s is None else time.monotonic() - self._turned_s
+        ok = self._turned_s is None or since_s < SILENT_S
+        return 200 if ok else 503, {"ok": ok, **self._said, "since_last_turn_s": round(since_s, 1)}
+
+    @contextmanager
+    def served(self, host: str, port: int) -> Iterator[int]:
+        """Answer meanwhile; gives the port.
+
+        Args:
+            port: 0: a free one.
+
+        Raises:
+            ConfigError: the address cannot be had.
+        """
+        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+        answer = self.answer
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, found = answer(self.path)
+                body = json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None: ...  # noqa: ANN401
+
+        try:
+            server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as err:
+            raise ConfigError(f"--health-port {host}:{port} cannot be had: {err}") from err
+        with server:
+            threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+            yield server.server_port
+            server.shutdown()
