@@ -59,7 +59,7 @@ class Replay:
 
     def __init__(self) -> None:
         self.run = ""  # that was recorded; empty: this is no replay
-        self.is_part = False  # chosen records only, or into one role alone
+        self.is_part = False  # chosen records only
         # A trainer that ran here itself names positions of this log.
         self.has_own_steps = False
         self.first: dict[Partition, int] = {}  # lowest recorded offset that was replayed

@@ -189,7 +189,7 @@ class AuditReport:
     unreadable: int = 0  # records that could not be decoded
     named_unreadable: tuple[str, ...] = ()  # where the first few of them lie, and why
     replay_of: str = ""  # the recorded run whose records a replay wrote here; empty: no replay
-    is_part: bool = False  # of a replay: only chosen records, or into one role alone
+    is_part: bool = False  # of a replay: only chosen records
     trainer_state: str = ""  # as its newest heartbeat says; "done" when the run has ended
     breaches: tuple[Breach, ...] = ()  # the first few of each kind
     breach_counts: Mapping[str, int] = field(default_factory=dict)
