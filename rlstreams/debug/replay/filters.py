@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from rlstreams.debug.replay.record import groups_of_steps
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.text import utc_text
 from rlstreams.streams.recording import NotRecordedError, Recording
+from rlstreams.streams.recording.bus import RecordingBus
 from rlstreams.streams.recording.selection import Range, Selection
 
 
@@ -26,7 +28,9 @@ def resolve(
         NotRecordedError, ConfigError: a step or a moment that is not there.
     """
     if selection.steps is not None:
-        groups = _groups_of_steps(recording, selection.steps)
+        groups = groups_of_steps(RecordingBus(recording), selection.steps)
+        if not groups:
+            raise NotRecordedError(f"{recording.folder} holds none of the steps asked for")
         both = groups if selection.groups is None else selection.groups & groups
         selection = replace(selection, groups=both)
     if begin or end:
@@ -98,18 +102,6 @@ def _announced(recording: Recording, kind: str, number: int, first_ms: int) -> i
         there = f"{kind}s {min(times)} to {max(times)}" if times else f"no {kind} at all"
         raise NotRecordedError(f"{kind}:{number} is outside the recording: it holds {there}")
     return times[wanted]
-
-
-def _groups_of_steps(recording: Recording, steps: Range) -> frozenset[str]:
-    by_step = {
-        record.event.step: {ref.group_id for ref in record.event.samples}
-        for record in recording.events(StepCompleted)
-    }
-    found = frozenset(g for step, groups in by_step.items() if step in steps for g in groups)
-    if not found:
-        there = f"steps {min(by_step)} to {max(by_step)}" if by_step else "no completed step"
-        raise NotRecordedError(f"none of the steps asked for is recorded: there is {there}")
-    return found
 
 
 def _time_text(ms: int) -> str:
