@@ -161,3 +161,6 @@ class _PlacedLog(RunLog):
                 while not (raws := reader.poll(1, POLL_S)) and time.monotonic() < until_s:
                     pass
                 yield from (raw for raw in raws if raw.position.offset == offset)
+
+    def close(self) -> None:
+        """Nothing: whoever opened the log closes it."""
