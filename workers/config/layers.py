@@ -236,7 +236,7 @@ def _leaves(tree: Tree, above: tuple[str, ...], layer: Layer) -> Iterator[tuple[
             yield name, value
 
 
-def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The values of nested tables by dotted name."""
     for key, value in tree.items():
         if isinstance(value, dict):

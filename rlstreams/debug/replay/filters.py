@@ -30,7 +30,9 @@ def resolve(
     if selection.steps is not None:
         groups = groups_of_steps(RecordingBus(recording), selection.steps)
         if not groups:
-            raise NotRecordedError(f"{recording.folder} holds none of the steps asked for")
+            known = [record.event.step for record in recording.events(StepCompleted)]
+            there = f"steps {min(known)} to {max(known)}" if known else "no completed step"
+            raise NotRecordedError(f"none of the steps asked for is recorded: there is {there}")
         both = groups if selection.groups is None else selection.groups & groups
         selection = replace(selection, groups=both)
     if begin or end:
