@@ -15,6 +15,7 @@ from rlstreams.schemas.events import Event
 from rlstreams.show.report.collect import there
 from rlstreams.show.report.fold import FIRST, LAST, THEN, RunFold
 from rlstreams.streams.lineage.fold import Lineage
+from rlstreams.streams.log.bus import Reader
 from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.streams.log.topics import TOPICS, Topic
 from rlstreams.streams.run.run_log import BusLog, RunLog
@@ -24,6 +25,7 @@ POLL_S = 0.05
 NEWS_S = 1.0
 AGAIN_S = 2.0  # until a log that could not be read is opened anew
 STOP_S = 60.0
+NEAR = 500  # offsets; to seek costs as much
 GONE_S = 5.0  # a record that is not delivered meanwhile was removed
 _NUMBERS = {topic.name: number for number, topic in enumerate(TOPICS)}
 _BY_GROUP = frozenset(topic.name for topic in TOPICS if topic.key == "group_id")
@@ -153,14 +155,30 @@ class _PlacedLog(RunLog):
         keys = [key for group in groups if (key := group.encode()) in self._places]
         flat = [self._places[key][:] for key in keys]  # copies: the reader adds to them
         found = (at for one in flat for at in zip(one[::3], one[1::3], one[2::3], strict=True))
-        number = _NUMBERS[topic.name]
+        by_partition: defaultdict[int, list[int]] = defaultdict(list)
+        for number, partition, offset in sorted(found):
+            if number == _NUMBERS[topic.name]:
+                by_partition[partition].append(offset)
         with self.bus.reader() as reader:
-            for _, partition, offset in sorted(at for at in found if at[0] == number):
-                reader.seek({Partition(topic.name, partition): offset})
-                until_s = time.monotonic() + GONE_S
-                while not (raws := reader.poll(1, POLL_S)) and time.monotonic() < until_s:
-                    pass
-                yield from (raw for raw in raws if raw.position.offset == offset)
+            for partition, offsets in by_partition.items():
+                yield from _read_at(reader, Partition(topic.name, partition), offsets)
 
     def close(self) -> None:
         """Nothing: whoever opened the log closes it."""
+
+
+def _read_at(reader: Reader, partition: Partition, offsets: list[int]) -> Iterator[RawRecord]:
+    """The records at these places; to a near one it is read on, a far one is sought."""
+    at = -NEAR
+    until_s = 0.0
+    while offsets:
+        if offsets[0] - at >= NEAR:
+            at, until_s = offsets[0], time.monotonic() + GONE_S
+            reader.seek({partition: at})
+        raws = reader.poll(NEAR, POLL_S)
+        yield from (raw for raw in raws if raw.position.offset in offsets)
+        if raws:
+            at, until_s = raws[-1].position.offset + 1, time.monotonic() + GONE_S
+            offsets = [offset for offset in offsets if offset >= at]
+        elif time.monotonic() > until_s:
+            at, offsets = -NEAR, offsets[1:]
