@@ -19,11 +19,10 @@ def add(subparsers: Commands) -> None:
 
         Starts the run as `up` does, injects faults into its processes and its embedded broker by a
         plan derived from --seed, lets it finish, and reports from the log: every sample accounted
-        for, recovery times, tokens sampled twice. Exit status 1 on any breach or hang, or if not
-        all faults could be injected.
+        for, recovery times. Exit status 1 on any breach or hang, or if not all faults could be
+        injected.
 
         --steps N    optimizer steps; default: as configured, but at least --kills + 1
-        --recompute  finally, recompute all steps from the log
         --json FILE  write all figures there
 
         rlstreams chaos run.toml --run.id=chaos --kills 12 --seed 1 --points
@@ -49,9 +48,6 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
                               records (damaged ones are written into every topic), disk (is filled
                               for a while; only if it is small); default: all but disk
         --every SECONDS       mean time between two faults (%(default)g)
-        --periodic            faults exactly --every seconds apart, from the first step on,
-                              instead of 0.5 to 1.5 times that; and not sooner when the run nears
-                              its end
         --max-stop SECONDS    longest SIGSTOP (%(default)g: beyond the transaction timeout)
         --points              also crash at named points in the code
         --each-point all|A,B  instead of N random faults: every role crashes once at each named
@@ -88,11 +84,9 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             roles=_words(args.roles),
             every_s=args.every,
-            is_periodic=args.periodic,
             max_stop_s=args.max_stop,
             has_points=args.points,
             sweep=_points(args.each_point),
-            is_recomputed=args.recompute,
             json_file=args.json,
         ),
     )

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rlstreams.debug.inspect.words import Spelling
     from rlstreams.streams.run.run_log import RunLog
 
-SAMPLES = "samples"
-
 
 def add(subparsers: Commands) -> None:
     """Add both commands."""
@@ -35,24 +33,21 @@ def add(subparsers: Commands) -> None:
         "export",
         run,
         """
-        samples, or all events of a kind, as Parquet or JSON lines
+        samples as Parquet or JSON lines
 
-        Reads the log and writes one table: by default `samples`, a row for each finished rollout
-        with prompt, completion, reward, tokens, log-probs and outcome; or any kind of event as it
-        is, `step_completed` for example.
+        Reads the log and writes a row for each finished rollout with prompt, completion, reward,
+        tokens, log-probs and outcome. Events as they are: `topics tail TOPIC --json`.
 
-        --out FILE    FILE.parquet, FILE.jsonl, or -
-        --table NAME  samples, or an event type (%(default)s)
-        --schema      print the table's columns and end
+        --out FILE       FILE.parquet, FILE.jsonl, or -
+        --schema         print the table's columns and end
         --min-reward X   only samples of X or more
         --step N         only samples that step N trained on
         --tokenizer DIR  where tokenizer.json is, if it has moved
 
         rlstreams export runs/demo --out samples.parquet --min-reward 1
-        rlstreams export runs/demo --out - --table step_completed
+        rlstreams export runs/demo --out - --step 12
         rlstreams export --schema
         """,
-        table_={"default": SAMPLES},
         min_reward_={"type": real(-math.inf)},
         step_={"type": int},
     )
@@ -97,11 +92,11 @@ def _add_model(subparsers: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the table and say how many rows it has."""
+    from rlstreams.show.export.sample_table import SCHEMA
     from rlstreams.streams.log.errors import ConfigError
 
-    schema = _schema(args.table)
     if args.schema:
-        print(described(schema))
+        print(described(SCHEMA))
         return 0
     if not args.out:
         raise ConfigError("export needs --out FILE.parquet, --out FILE.jsonl, or --out -")
@@ -112,12 +107,12 @@ def run(args: argparse.Namespace) -> int:
     check_name(args.out)
     with opened(args.config, args.overrides) as source:
         log, spelled = source.log, spelling(args.tokenizer, source.model_path)
-        num_rows = write(_rows(log, spelled, args), schema, args.out)
+        num_rows = write(_rows(log, spelled, args), SCHEMA, args.out)
         num_unreadable, problems = log.num_unreadable, log.problems
     for problem in problems:
         print(f"{log.name}: {problem}", file=sys.stderr)
     left = f"; {counted(num_unreadable, 'record')} could not be read" if num_unreadable else ""
-    print(f"{counted(num_rows, 'row')} of {args.table} in {args.out}{left}", file=sys.stderr)
+    print(f"{counted(num_rows, 'row')} in {args.out}{left}", file=sys.stderr)
     return 0
 
 
@@ -133,31 +128,9 @@ def described(schema: pa.Schema) -> str:
     return "\n".join(lines)
 
 
-def _schema(table: str) -> pa.Schema:
-    from rlstreams.show.export.event_table import EVENT_TABLES, event_schema
-    from rlstreams.show.export.sample_table import SCHEMA
-    from rlstreams.streams.log.errors import ConfigError
-    from rlstreams.workers.config.nearest import meant
-
-    if table == SAMPLES:
-        return SCHEMA
-    if table in EVENT_TABLES:
-        return event_schema(EVENT_TABLES[table])
-    known = (SAMPLES, *EVENT_TABLES)
-    near = meant(table, known) or f"; known: {', '.join(known)}"
-    raise ConfigError(f"--table {table!r} is unknown{near}")
-
-
 def _rows(log: RunLog, spelled: Spelling, args: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
-    from rlstreams.show.export.event_table import EVENT_TABLES, event_rows
     from rlstreams.show.export.sample_table import sample_rows
-    from rlstreams.streams.log.errors import ConfigError
 
-    is_narrowed = bool(args.purpose) or args.min_reward is not None or args.step is not None
-    if args.table != SAMPLES:
-        if is_narrowed:
-            raise ConfigError("--purpose, --min-reward and --step narrow the table samples only")
-        return event_rows(log, EVENT_TABLES[args.table])
     return (
         row
         for row in sample_rows(log, spelled)

@@ -15,11 +15,11 @@ def add(subparsers: Commands) -> None:
         "monitor",
         run,
         """
-        serve a run's health, and figures by minute, as JSON (extra `monitor`)
+        serve a run's health, and counts by minute, as JSON (extra `monitor`)
 
         Reads the small topics (steps, versions, pulls, dead letters, workers' reports; no prompts,
         no trajectories) and writes nothing. /health is 200, or 503 with what is wrong; /windows
-        has figures by minute. Until Ctrl-C.
+        counts what happened, by minute. Until Ctrl-C.
 
         --host ADDRESS  to listen on (%(default)s)
         --port N        to listen on; 0: a free one (%(default)s)

@@ -10,7 +10,7 @@ from rlstreams.cli.arguments import options
 if TYPE_CHECKING:
     from rlstreams.streams.recording.selection import Range, Selection
 
-FIELDS = ("topics", "since", "until", "steps", "groups")
+FIELDS = ("topics", "steps", "groups")
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +19,6 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         parser.add_argument_group("which records (all conditions must hold)"),
         """
         --topics A,B   only these topics
-        --since TIME   ISO time (UTC), or milliseconds
-        --until TIME   the same; inclusive
         --steps A:B    steps, and all their groups
         --groups N,N   prompt groups, e.g. 17,e10-3
         """,
@@ -36,9 +34,8 @@ def selection_of(args: argparse.Namespace) -> Selection:
     """What was typed; `steps` are to be completed with their groups by the caller.
 
     Raises:
-        ConfigError: something that is no range, time or topic; names the option.
+        ConfigError: something that is no range or topic; names the option.
     """
-    from rlstreams.debug.replay.filters import time_ms
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.log.topics import TOPICS
     from rlstreams.streams.recording.selection import Selection
@@ -49,13 +46,8 @@ def selection_of(args: argparse.Namespace) -> Selection:
             f"--topics: {', '.join(sorted(topics - known))} is unknown; "
             f"known: {', '.join(sorted(known))}"
         )
-    since, until = (
-        time_ms(text, option) if text else None
-        for text, option in ((args.since, "--since"), (args.until, "--until"))
-    )
     return Selection(
         topics=topics,
-        time_ms=_range(since, until) if args.since or args.until else None,
         steps=range_of(args.steps, "--steps"),
         groups=frozenset(_list(args.groups)) or None,
     )
@@ -68,6 +60,7 @@ def range_of(text: str, option: str) -> Range | None:
         ConfigError: anything else.
     """
     from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.streams.recording.selection import Range
 
     if not text:
         return None
@@ -79,13 +72,7 @@ def range_of(text: str, option: str) -> Range | None:
         raise ConfigError(f"{option} must be A:B, A: or :B, got {text!r}") from None
     if low is not None and high is not None and low > high:
         raise ConfigError(f"{option}: {text} is empty, because {first} is above {last}")
-    return _range(low, high)
-
-
-def _range(first: float | None, last: float | None) -> Range:
-    from rlstreams.streams.recording.selection import Range
-
-    ends = {"first": first, "last": last}
+    ends = {"first": low, "last": high}
     return Range(**{name: end for name, end in ends.items() if end is not None})
 
 

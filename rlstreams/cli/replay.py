@@ -1,4 +1,4 @@
-"""`rlstreams replay RECORDING`: a recording into a fresh run, or into one role alone."""
+"""`rlstreams replay RECORDING`: a recording into a fresh run, or one role's work done again."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def add(subparsers: Commands) -> None:
         "replay",
         run,
         """
-        play a recording into a fresh run, or into one role alone
+        play a recording into a fresh run, or do again what one role computed
 
         Records keep their bytes, keys and partitions; the header rlstreams-replay-of names their
-        recorded offset. Refuses to replay into a run that has records. Exit status 1 if the
-        recording lacks records, or with --into if anything differs.
+        recorded offset. Refuses to replay into a run that has records. With --into nothing is
+        started or written: that role's steps or scores are computed again from the recording and
+        compared. Exit status 1 if the recording lacks records, or with --into if anything differs.
 
         --as RUN_ID            id of the fresh run (default: the recorded id plus -replay)
         --dir DIR              its folder (runs/RUN_ID)
@@ -48,7 +49,7 @@ def add(subparsers: Commands) -> None:
     )
     parser.add_argument("recording", metavar="RECORDING", help="its folder")
     role = parser.add_argument_group("one role alone")
-    role.add_argument("--into", choices=INTO, help="run this role, and compare what it writes")
+    role.add_argument("--into", choices=INTO, help="compute what this role did again, and compare")
     options(
         role,
         """
@@ -166,21 +167,14 @@ def _tell(played: Played, target: Target) -> None:
 
 
 def _logprob(args: argparse.Namespace, recording: Recording, selection: Selection) -> int:
-    """Feed the log-prob role; 0 only if it made the same."""
-    from rlstreams.debug.replay.into_logprob import replay_into_logprob
+    """Score the recorded windows again; 0 only if every score is equal."""
     from rlstreams.debug.replay.target import recorded_config
-    from rlstreams.debug.replay.weights import RecordedWeights
 
-    with _fresh(args, recording) as target:
-        folders = [Path(name) for name in args.weights]
-        own = target.folder / "weights"
-        weights = RecordedWeights(recording, recorded_config(recording), folders, own)
-        missing = ", ".join(map(str, sorted(weights.known - weights.available)))
-        print(
-            f"weights of {len(weights.available)} of {len(weights.known)} versions are available"
-            + (f"; missing: {missing}" if missing else "")
-        )
-        made = replay_into_logprob(recording, target, weights, selection)
+    config = recorded_config(recording)
+    set_threads(config.model.threads)
+    from rlstreams.debug.replay.scores_again import scores_again
+
+    made = scores_again(recording, config, [Path(name) for name in args.weights], selection)
     print("\n".join(made.lines()))
     return 0 if made.is_equal else 1
 

@@ -15,7 +15,6 @@ ID_HEADER = "rlstreams-id"
 PURPOSE_HEADER = "rlstreams-purpose"
 PART_HEADER = "rlstreams-part"
 RECORD_HEADER = "rlstreams-record"
-WINDOW_HEADER = "rlstreams-window"
 REPLAY_HEADER = "rlstreams-replay-of"  # `{run}/{topic}[{partition}]@{offset}` of the recorded log
 
 

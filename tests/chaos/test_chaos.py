@@ -72,7 +72,6 @@ def test_nothing_is_lost_under_random_faults(workspace: Workspace) -> None:
     assert 8 <= figures["processes_killed"]
     zombies = figures["zombies"]
     assert 1 <= zombies["woken"] == zombies["fenced"], done.stdout
-    assert all(spread["worst_s"] < 60 for spread in figures["detection"].values())
     assert {} == workspace.processes()
 
 
@@ -91,8 +90,13 @@ def test_two_hundred_random_faults(workspace: Workspace) -> None:
     """The figures are kept in tests/bench/results, with seed and machine."""
     done, figures = chaos(
         workspace, f"--kills={MANY}", "--seed=2026", "--every=4", "--points", f"--steps={MANY}",
-        "--recompute", "--rollout.workers=2", "--logprob.workers=2", *SMALL, timeout_s=3600.0,
+        "--rollout.workers=2", "--logprob.workers=2", *SMALL, timeout_s=3600.0,
     )  # fmt: skip
     RESULTS.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", "utf-8")
     check(done, figures)
+    for words in ("record runs/{run}", "replay recordings/{run} --into trainer"):
+        again = workspace.run(
+            "rlstreams", *words.format(run=figures["run"]).split(), timeout_s=3600.0
+        )
+        assert 0 == again.returncode, again.stdout
     assert MANY == sum(sum(kinds.values()) for kinds in figures["faults"].values())

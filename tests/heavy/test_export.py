@@ -12,12 +12,8 @@ import pytest
 
 from rlstreams.__main__ import main
 from rlstreams.debug.inspect.words import Spelling
-from rlstreams.schemas.events import EVENTS, Tensor
-from rlstreams.schemas.shapes import fields_of, shape_of
-from rlstreams.show.export.event_table import EVENT_TABLES, TENSORS, event_row, event_schema
 from rlstreams.show.export.sample_table import SCHEMA, sample_rows
 from rlstreams.show.export.write import batches, write
-from rlstreams.streams.log.record import Position, RawRecord, Record
 from tests import factories as f
 from tests.unit.inspect import told_run
 
@@ -77,54 +73,6 @@ def test_every_column_is_described() -> None:
     assert all(field.metadata[b"doc"] for field in SCHEMA)
 
 
-def test_every_tensor_of_every_event_has_a_type() -> None:
-    """A new one must be added to the table of types."""
-
-    def tensors(cls: type) -> Iterator[str]:
-        for name, kind in fields_of(cls):
-            shape, inner = shape_of(kind)
-            if shape == "optional":
-                shape, inner = shape_of(inner)
-            if inner is Tensor:
-                yield name
-            elif shape in ("record", "array") and hasattr(inner, "__dataclass_fields__"):
-                yield from tensors(inner)
-
-    assert set(TENSORS) == {name for event in EVENTS for name in tensors(event)}
-
-
-@pytest.mark.parametrize("name", EVENT_TABLES)
-def test_every_event_makes_a_row_in_both_formats(name: str, tmp_path: Path) -> None:
-    """The same values, whichever is read back."""
-    event = f.one_of_each()[EVENT_TABLES[name].__name__]
-    raw = RawRecord(
-        position=Position("t", 1, 7), offsets=(7,), key=b"k", value=b"", timestamp_ms=f.NOW_MS
-    )
-    schema = event_schema(type(event))
-    row = event_row(Record(event=event, raw=raw))
-    assert 1 == write(iter([row]), schema, str(tmp_path / "t.parquet"))
-    assert 1 == write(iter([row]), schema, str(tmp_path / "t.jsonl"))
-    (parquet,) = pq.read_table(tmp_path / "t.parquet").to_pylist()
-    (line,) = (tmp_path / "t.jsonl").read_text("utf-8").splitlines()
-    assert (1, 7) == (parquet["log_partition"], parquet["log_offset"])
-    told = json.loads(line)
-    assert parquet.keys() == told.keys()
-    same = [name for name in told if not isinstance(told[name], str)]
-    assert [parquet[n] for n in same if n != "routed_experts"] == [
-        told[n] for n in same if n != "routed_experts"
-    ]
-
-
-def test_routed_experts_keep_their_axes() -> None:
-    """Tokens, layers, experts."""
-    raw = RawRecord(position=Position("t", 0, 0), offsets=(0,), key=b"", value=b"", timestamp_ms=0)
-    row = event_row(Record(event=f.with_experts(), raw=raw))
-    (batch,) = batches(iter([row]), event_schema(type(f.with_experts())))
-    expected = f.with_experts().routed_experts
-    assert expected is not None
-    assert expected.numpy().tolist() == batch.to_pylist()[0]["routed_experts"]
-
-
 def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     """An error leaves nothing behind, and what was there before."""
     out = tmp_path / "new" / "t.parquet"
@@ -150,25 +98,21 @@ def test_the_command_writes_what_was_asked_for(
     out = tmp_path / "right.parquet"
     words = ["export", folder, "--out", str(out), "--min-reward", "1", "--purpose", "train"]
     assert 0 == main(words)
-    assert "4 rows of samples in " in capsys.readouterr().err
+    assert "4 rows in " in capsys.readouterr().err
     assert {1.0} == set(pq.read_table(out)["reward"].to_pylist())
 
 
 def test_lines_go_to_standard_output(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """For pipes; a step's samples, or a kind of event."""
+    """For pipes."""
     assert 0 == main(["export", folder, "--out", "-", "--step", "1"])
     lines = capsys.readouterr().out.splitlines()
     assert ["0/0", "0/1"] == [json.loads(line)["id"] for line in lines]
-    assert 0 == main(["export", folder, "--out", "-", "--table", "step_completed"])
-    assert [1, 2, 3] == [json.loads(x)["step"] for x in capsys.readouterr().out.splitlines()]
 
 
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a run."""
     assert 0 == main(["export", "--schema"])
     assert "under the policy that sampled, nats" in capsys.readouterr().out
-    assert 0 == main(["export", "--schema", "--table", "trajectory"])
-    assert "local retries in the worker" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -176,12 +120,6 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["export", "FOLDER"], "export needs --out"),
         (["export", "FOLDER", "--out", "x.csv"], "must end in .parquet or .jsonl"),
-        (["export", "FOLDER", "--out", "-", "--table", "step"], "--table 'step' is unknown"),
-        (["export", "FOLDER", "--out", "-", "--table", "prompts"], "did you mean 'prompt'?"),
-        (
-            ["export", "FOLDER", "--out", "-", "--table", "prompt", "--step", "1"],
-            "narrow the table samples only",
-        ),
         (["export", "--out", "-"], "no CONFIG is named and there is no run.toml"),
     ],
 )

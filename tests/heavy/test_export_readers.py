@@ -8,15 +8,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from rlstreams.show.export.event_table import EVENT_TABLES, event_row, event_schema
 from rlstreams.show.export.sample_table import SCHEMA, sample_rows
 from rlstreams.show.export.write import write
-from rlstreams.streams.log.record import Position, RawRecord, Record
-from tests import factories
 from tests.heavy.test_export import FATES, SPELLING
 from tests.unit.inspect import told_run
-
-RAW = RawRecord(position=Position("t", 0, 0), offsets=(0,), key=b"", value=b"", timestamp_ms=1)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +34,7 @@ def test_polars_reads_samples(samples: Path) -> None:
     )
 
 
-def test_datasets_reads_samples_and_events(
+def test_datasets_reads_samples(
     samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every table's types are known to it; nothing is asked of a network."""
@@ -56,9 +51,3 @@ def test_datasets_reads_samples_and_events(
         found = load(str(samples / f"s.{suffix}"), cache_dir=cache)
         assert list(FATES) == sorted(found["id"])
         assert found[0]["prompt"] == "2 + 3 ="
-    for name, kind in EVENT_TABLES.items():
-        event = factories.one_of_each()[kind.__name__]
-        row = event_row(Record(event=event, raw=RAW))
-        write(iter([row]), event_schema(kind), str(tmp_path / f"{name}.parquet"))
-        (read,) = datasets.Dataset.from_parquet(str(tmp_path / f"{name}.parquet"), cache_dir=cache)
-        assert row.keys() == read.keys()

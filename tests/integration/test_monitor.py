@@ -120,8 +120,8 @@ def told(minutes: Sequence[dict[str, Any]]) -> dict[str, object]:
     return {
         **{name: sum(minute[name] for minute in minutes) for name in ("steps", "tokens")},
         **{name: dict(summed(name)) for name in ("dropped_groups", "restarts")},
-        "pulls": sum(pulls["count"] for m in minutes for pulls in m["pulls"].values()),
-        "dead_letters": sum(sum(r.values()) for m in minutes for r in m["dead_letters"].values()),
+        "pulls": sum(sum(m["pulls"].values()) for m in minutes),
+        "dead_letters": sum(sum(m["dead_letters"].values()) for m in minutes),
     }
 
 

@@ -226,9 +226,27 @@ def _logprob(context: Context) -> Pausable:
         return make_worker(context, context.bus, passing, FileWeightChannel())
     from rlstreams.workers.loop.log import get as get_log
     from rlstreams.workers.model.base import CPU
+
+    scorer, reference = make_scorers(context.config)
+    if context.config.logprob.device != CPU:
+        reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
+        log = get_log(context.role, context.worker, context.instance)
+        for what, why in reasons.items():
+            if why:
+                log.warning(what, why=why)
+    return make_worker(context, context.bus, scorer, _channel(context), reference)
+
+
+def make_scorers(config: RunConfig) -> tuple[BuiltinScorer | RanksScorer, Reference | None]:
+    """What the log-prob role scores with: policies, and the reference where a KL term asks for it.
+
+    Raises:
+        ConfigError: the reference has another vocabulary.
+        EngineError: the model cannot be loaded.
+    """
     from rlstreams.workers.model.device import claim_devices
 
-    config, section = context.config, context.config.logprob
+    section = config.logprob
     device, gpus = claim_devices("logprob.device", section.device, section.ranks)
     folder = model_folder(config.model.path)
     options: dict[str, Any] = {
@@ -248,16 +266,8 @@ def _logprob(context: Context) -> Pausable:
 
         team = Team(gpus, host=config.weights.host, owner="scorer")
         scorer = RanksScorer(team, folder, **options)
-    if device != CPU:
-        reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
-        log = get_log(context.role, context.worker, context.instance)
-        for what, why in reasons.items():
-            if why:
-                log.warning(what, why=why)
-    reference = None
-    if context.config.trainer.loss.kl_coef:
-        reference = _reference(context.config, device, scorer.vocab_size)
-    return make_worker(context, context.bus, scorer, _channel(context), reference)
+    has_reference = bool(config.trainer.loss.kl_coef)
+    return scorer, _reference(config, device, scorer.vocab_size) if has_reference else None
 
 
 def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from rlstreams.workers.config.fields import item_of, sections, types_of, wanted
-from rlstreams.workers.config.layers import EXTENDS
+from rlstreams.workers.config.layers import EXTENDS, leaves
 from rlstreams.workers.config.run import RunConfig
 
 SYMPTOMS = Path(__file__).with_name("symptoms.toml")
@@ -72,7 +72,7 @@ class FieldDoc:
 @functools.cache
 def field_docs() -> Sequence[FieldDoc]:
     """Every field, in the order of the sections."""
-    symptoms = _flat(tomllib.loads(SYMPTOMS.read_text(encoding="utf-8")))
+    symptoms = dict(leaves(tomllib.loads(SYMPTOMS.read_text(encoding="utf-8"))))
     found: list[FieldDoc] = []
     for prefix, cls in sections():
         for doc in _of_class(cls, f"{prefix}." if prefix else "", symptoms):
@@ -213,16 +213,6 @@ def _sentences(cls: type) -> Mapping[str, str]:
             constant = text.value if isinstance(text, ast.Expr) else None
             if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
                 found[field.target.id] = " ".join(constant.value.split())
-    return found
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
     return found
 
 

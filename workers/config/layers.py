@@ -227,7 +227,7 @@ def _leaves(tree: Tree, above: tuple[str, ...], layer: Layer) -> Iterator[tuple[
         elif is_free_table(kind) and isinstance(value, dict):
             item = typing.get_args(kind)[1]
             # `sasl.username = ...` without quotes nests in TOML, but is one property to librdkafka.
-            entries = _flat(value, name) if item is str else _entries(value, name)
+            entries = leaves(value, f"{name}.") if item is str else _entries(value, name)
             for entry, inner in entries:
                 _check(item, entry, inner, layer)
                 yield entry, inner
@@ -236,12 +236,13 @@ def _leaves(tree: Tree, above: tuple[str, ...], layer: Layer) -> Iterator[tuple[
             yield name, value
 
 
-def _flat(tree: Tree, prefix: str) -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested tables by dotted name."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}.{key}")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}.{key}", value
+            yield f"{prefix}{key}", value
 
 
 def _entries(tree: Tree, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -116,11 +116,10 @@ class LogprobStage:
             detail = f"policy version {max(late.versions)} was not announced within "
             detail += f"{windows.ANNOUNCEMENT_DEADLINE_S:g} s; the newest is {newest}"
             self._passed.append(self._dead(late.record, Reason.VALIDATION, detail))
-        ready, is_prescribed = self._backlog.ready()
+        ready = self._backlog.ready()
         wanted = self._held.wanted(one.versions for one in ready)
-        oldest = ready if is_prescribed else ready[:1]
         self._held.follow(
-            frozenset().union(*(wanted[one.versions] for one in oldest)),
+            frozenset().union(*(wanted[one.versions] for one in ready[:1])),
             frozenset().union(*wanted.values()),
             [window.versions for window in self._windows],
             may_pull=self._may_begin,
@@ -128,7 +127,7 @@ class LogprobStage:
         if self._may_begin and self._backlog.is_due(len(self._windows)):
             held = self._held.now
             scorable = [one for one in ready if wanted[one.versions] <= held]
-            if scorable and (not is_prescribed or len(scorable) == len(ready)):
+            if scorable:
                 self._start(self._backlog.take(scorable), held)
 
     def _start(self, records: list[Record[Trajectory]], held: Set[int]) -> None:

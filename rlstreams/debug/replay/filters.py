@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from rlstreams.debug.replay.record import groups_of_steps
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.text import utc_text
 from rlstreams.streams.recording import NotRecordedError, Recording
+from rlstreams.streams.recording.bus import RecordingBus
 from rlstreams.streams.recording.selection import Range, Selection
 
 
@@ -26,14 +28,16 @@ def resolve(
         NotRecordedError, ConfigError: a step or a moment that is not there.
     """
     if selection.steps is not None:
-        groups = _groups_of_steps(recording, selection.steps)
+        groups = groups_of_steps(RecordingBus(recording), selection.steps)
+        if not groups:
+            known = [record.event.step for record in recording.events(StepCompleted)]
+            there = f"steps {min(known)} to {max(known)}" if known else "no completed step"
+            raise NotRecordedError(f"none of the steps asked for is recorded: there is {there}")
         both = groups if selection.groups is None else selection.groups & groups
         selection = replace(selection, groups=both)
     if begin or end:
-        given = selection.time_ms or Range()
-        first = moment(recording, begin) if begin else given.first
-        last = moment(recording, end) if end else given.last
-        span = Range(first=max(first, given.first), last=min(last, given.last))
+        ends = {"first": begin, "last": end}
+        span = Range(**{name: moment(recording, text) for name, text in ends.items() if text})
         selection = replace(selection, time_ms=span)
     return selection
 
@@ -44,23 +48,6 @@ def chosen(recording: Recording, selection: Selection) -> Iterator[RawRecord]:
     for raw in recording.records(selection.topics):
         if is_all or selection.wants(raw, recording.event(raw)):
             yield raw
-
-
-def time_ms(text: str, option: str) -> int:
-    """Milliseconds since 1970 of an ISO time (UTC where it names no zone), or of that number.
-
-    Raises:
-        ConfigError: neither; names the option.
-    """
-    try:
-        if text.isdecimal():
-            return int(text)
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"{option} must be a time like 2026-11-21T10:30:00, or milliseconds, got {text!r}"
-        ) from None
-    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def moment(recording: Recording, text: str) -> int:
@@ -81,13 +68,27 @@ def moment(recording: Recording, text: str) -> int:
     except ValueError:
         found = None
     if found is None:
-        found = time_ms(text, "a moment (step:N, version:N, +SECONDS or a time)")
+        found = _time_ms(text)
     if not first <= found <= last:
         raise NotRecordedError(
             f"{text} is outside the recording, which goes from {_time_text(first)} to "
             f"{_time_text(last)} (+{(last - first) / 1000:.1f})"
         )
     return found
+
+
+def _time_ms(text: str) -> int:
+    """Milliseconds since 1970 of an ISO time (UTC where it names no zone), or of that number."""
+    try:
+        if text.isdecimal():
+            return int(text)
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            "a moment is step:N, version:N, +SECONDS, a time like 2026-11-21T10:30:00, or "
+            f"milliseconds, got {text!r}"
+        ) from None
+    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _announced(recording: Recording, kind: str, number: int, first_ms: int) -> int:
@@ -103,18 +104,6 @@ def _announced(recording: Recording, kind: str, number: int, first_ms: int) -> i
         there = f"{kind}s {min(times)} to {max(times)}" if times else f"no {kind} at all"
         raise NotRecordedError(f"{kind}:{number} is outside the recording: it holds {there}")
     return times[wanted]
-
-
-def _groups_of_steps(recording: Recording, steps: Range) -> frozenset[str]:
-    by_step = {
-        record.event.step: {ref.group_id for ref in record.event.samples}
-        for record in recording.events(StepCompleted)
-    }
-    found = frozenset(g for step, groups in by_step.items() if step in steps for g in groups)
-    if not found:
-        there = f"steps {min(by_step)} to {max(by_step)}" if by_step else "no completed step"
-        raise NotRecordedError(f"none of the steps asked for is recorded: there is {there}")
-    return found
 
 
 def _time_text(ms: int) -> str:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from rlstreams.schemas.tensor import Buffer
 from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.errors import AbortedError, BrokerError
 from rlstreams.streams.log.record import REPLAY_HEADER, Outgoing, RawRecord
@@ -24,19 +23,18 @@ STREAM_RECORDS = 200_000
 STREAM_S = 2.0
 
 
-def outgoing_of(raw: RawRecord, run: str, value: Sequence[Buffer] | None = None) -> Outgoing:
+def outgoing_of(raw: RawRecord, run: str) -> Outgoing:
     """A recorded record, to be sent to where it lay in another run.
 
     Args:
         run: that it was recorded from; a record that was itself replayed keeps its first origin.
-        value: instead of the recorded one, where an event has to be rewritten.
     """
     topic, partition, offset = raw.position
     origin = {REPLAY_HEADER: f"{run}/{topic}[{partition}]@{offset}".encode()}
     return Outgoing(
         topic=topic,
         key=raw.key,
-        value=(raw.value,) if value is None else value,
+        value=(raw.value,),
         headers={**origin, **raw.headers},
         partition=partition,
     )

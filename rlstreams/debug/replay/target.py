@@ -33,12 +33,6 @@ class Target:
 
     config: RunConfig
     bus: Bus
-    config_file: Path  # for roles that read from here
-
-    @property
-    def folder(self) -> Path:
-        """Of the fresh run."""
-        return Path(self.config.folder)
 
 
 def recorded_config(recording: Recording) -> RunConfig:
@@ -90,7 +84,7 @@ def fresh_run(config: RunConfig, *, schemas: Collection[str] = ()) -> Iterator[T
         apply(bootstrap_of(config), config.run.id, topic_plan(config), options, schemas)
         file = folder / CONFIG_FILE
         file.write_text(resolved_json(config) + "\n", encoding="utf-8")
-        yield Target(config=config, bus=bus, config_file=file)
+        yield Target(config=config, bus=bus)
 
 
 def _refuse_others_folder(config: RunConfig) -> None:

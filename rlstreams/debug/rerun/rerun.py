@@ -18,6 +18,7 @@ from rlstreams.debug.rerun.findings import Finding, compare, differing
 from rlstreams.debug.rerun.rebuilt import RerunError, rebuilt
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.log.bus import Bus
+from rlstreams.workers.config.layers import leaves
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.intake.payloads import Payload
@@ -173,16 +174,7 @@ def _update(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor
 def _changed_settings(recorded: RunConfig, changed: RunConfig) -> list[str]:
     import msgspec
 
-    old, new = (_flat(msgspec.to_builtins(c.trainer), "trainer") for c in (recorded, changed))
+    old, new = (
+        dict(leaves(msgspec.to_builtins(c.trainer), "trainer.")) for c in (recorded, changed)
+    )
     return [f"{name} = {new[name]} (was {old[name]})" for name in old if old[name] != new[name]]
-
-
-def _flat(tree: Mapping[str, object], prefix: str) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in tree.items():
-        name = f"{prefix}.{key}"
-        if isinstance(value, dict):
-            found |= _flat(value, name)
-        else:
-            found[name] = value
-    return found

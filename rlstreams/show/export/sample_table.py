@@ -6,7 +6,7 @@ entry per token of `token_ids`, prompt included; one that nobody filled is null 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from rlstreams.debug.inspect.words import Spelling
 from rlstreams.schemas.events import NO_VERSION, ScoredTrajectory, TensorError, Trajectory
-from rlstreams.show.export.event_table import named
 from rlstreams.show.export.join import Join
 from rlstreams.streams.lineage.tokens import TokenTable, mismatch, token_table
 from rlstreams.streams.log.fencing import FirstRecords
@@ -114,7 +113,7 @@ def _row(
         "turns": turns_of(event, spelling),
         "completion": spelling.plain(tokens.ids_N[tokens.is_policy_N].tolist()),
         "reward": event.reward,
-        "reward_parts": named(event.reward_parts),
+        "reward_parts": _named(event.reward_parts),
         "reward_note": event.reward_note,
         "mismatch": None if np.isnan(gap) else gap,
         "finish_reason": sampled[-1].finish_reason if sampled else None,
@@ -126,6 +125,11 @@ def _row(
         **join.columns(event),
         **_tokens(tokens),
     }
+
+
+def _named(values: Mapping[str, float]) -> list[dict[str, Any]]:
+    """A map as a list of name and value, so that every reader knows the types."""
+    return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def turns_of(event: Trajectory, spelling: Spelling) -> list[dict[str, str]]:

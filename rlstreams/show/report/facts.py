@@ -11,10 +11,10 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.show.report.html import clock_time, short
 from rlstreams.streams.views.evaluation import Answer
 from rlstreams.streams.views.feed import ViewState
-from rlstreams.streams.views.hops import HopsState
 from rlstreams.streams.views.pace import pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.up.live.words import KillMark, clock, ends
+from rlstreams.workers.config.layers import leaves
 
 VERSION_COLORS = 5  # classes v0 to v4
 STEP_HEAD = ("step", "version", "reward", "loss", "KL", "entropy", "gradient", "clipped",
@@ -34,15 +34,6 @@ def config_of(claims: Sequence[TrainerStarted]) -> Mapping[str, Any]:
     """The resolved configuration of the newest claim; empty before it."""
     found: Mapping[str, Any] = json.loads(claims[-1].config) if claims else {}
     return found
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Fields by dotted name."""
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def tiles(
@@ -167,33 +158,19 @@ def pulls_line(state: ViewState) -> str:
     )
 
 
-def stations(state: ViewState, waiting: HopsState, now_ms: int) -> list[dict[str, Any]]:
+def stations(state: ViewState) -> list[dict[str, Any]]:
     """Roles, and the topics between them, in the order in which a sample passes them."""
-    flow, found = state.flow, state.throughput
-    lag = dict(flow.waiting)
-    rolled_out = [s for s in waiting.samples if s.is_rolled_out and not s.is_dead]
-    lag["scored-trajectories"] = max(0, len(rolled_out) - lag["trajectories"])
-    ages = {
-        "prompts": [
-            s.issued_at_ms for s in waiting.samples if not s.is_rolled_out and s.issued_at_ms
-        ],
-        "trajectories": [s.finished_at_ms for s in rolled_out],
+    flow = state.flow
+    passed = (flow.issued, flow.rolled_out, flow.scored)
+    topics = {
+        topic: [f"{num:,} samples", f"lag {lag:,}"]
+        for (topic, lag), num in zip(flow.waiting.items(), passed, strict=True)
     }
-    passed = {
-        "prompts": flow.issued,
-        "trajectories": flow.rolled_out,
-        "scored-trajectories": flow.scored,
-    }
-    counters = {
-        "prompts": "samples",
-        "rollout": "tokens",
-        "logprob": "tokens",
-        "trainer": "samples",
-    }
+    topics["steps"] = [f"{state.run.step:,} of {state.run.step_target:,}"]
+    units = {"prompts": "samples", "rollout": "tokens", "logprob": "tokens", "trainer": "samples"}
     listed: list[dict[str, Any]] = []
-    for role, topic in zip(counters, (*passed, "steps"), strict=True):
-        own = [w for w in found.workers if w.role == role]
-        unit = counters[role]
+    for (role, unit), (topic, about) in zip(units.items(), topics.items(), strict=True):
+        own = [w for w in state.throughput.workers if w.role == role]
         lines = [f"{len(own)} {'process' if len(own) == 1 else 'processes'}"]
         rate = sum(w.rates.get(unit, 0.0) for w in own)
         lines += [f"{rate:,.0f} {unit}/s"] if own else []
@@ -203,13 +180,7 @@ def stations(state: ViewState, waiting: HopsState, now_ms: int) -> list[dict[str
             if w.state not in ("working", "stopped")
         ]
         listed.append({"name": role, "is_topic": False, "lines": lines})
-        if topic == "steps":
-            lines = [f"{state.run.step:,} of {state.run.step_target:,}"]
-        else:
-            lines = [f"{passed[topic]:,} samples", f"lag {lag[topic]:,}"]
-            if lag[topic] and ages.get(topic):
-                lines.append(f"oldest {clock(max(0, now_ms - min(ages[topic])) / 1000)}")
-        listed.append({"name": topic, "is_topic": True, "lines": lines})
+        listed.append({"name": topic, "is_topic": True, "lines": about})
     return listed
 
 

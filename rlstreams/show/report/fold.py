@@ -11,7 +11,6 @@ from threading import Lock
 from rlstreams.schemas.events import DeadLetter, Event, PolicyLoaded, ScoredTrajectory, WorkerReport
 from rlstreams.show.report.rows import SampleRows
 from rlstreams.streams.log.topics import (
-    CONTROL,
     DEAD_LETTERS,
     POLICY_PULLS,
     POLICY_VERSIONS,
@@ -23,11 +22,8 @@ from rlstreams.streams.log.topics import (
     Topic,
 )
 from rlstreams.streams.views.feed import Views, ViewState
-from rlstreams.streams.views.hops import HopsState, HopsView
 
-FIRST: tuple[Topic, ...] = (
-    STEPS, POLICY_VERSIONS, POLICY_PULLS, DEAD_LETTERS, WORKER_EVENTS, CONTROL,
-)  # fmt: skip
+FIRST: tuple[Topic, ...] = (STEPS, POLICY_VERSIONS, POLICY_PULLS, DEAD_LETTERS, WORKER_EVENTS)
 """Small topics: with them the page has its curves."""
 THEN: tuple[Topic, ...] = (PROMPTS, TRAJECTORIES)
 LAST: tuple[Topic, ...] = (SCORED,)
@@ -85,7 +81,6 @@ class RunFold:
     def __init__(self) -> None:
         self.lock = Lock()
         self.views = Views()
-        self.hops = HopsView()
         self.samples = SampleRows()
         self.timeline = Timeline()
         self.letters: deque[DeadLetter] = deque(maxlen=LETTERS)  # without their bytes
@@ -100,7 +95,6 @@ class RunFold:
             if isinstance(event, ScoredTrajectory):  # the others take it from the trajectory
                 return
             self.views.apply(event)
-            self.hops.apply(event)
             self.timeline.apply(event)
             if isinstance(event, DeadLetter):
                 self.letters.append(dataclasses.replace(event, value=b"", key=b""))
@@ -112,9 +106,3 @@ class RunFold:
             if self._state[0] != self.num_events:
                 self._state = self.num_events, self.views.state
             return self._state[1]
-
-    @property
-    def open(self) -> HopsState:
-        """What is on its way."""
-        with self.lock:
-            return self.hops.state

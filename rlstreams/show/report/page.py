@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
+from rlstreams.show.metrics.rows import CsvTable, step_row
 from rlstreams.show.report import facts
 from rlstreams.show.report.charts import charts_of, series, spoken, timeline
 from rlstreams.show.report.fold import RunFold
@@ -101,17 +101,11 @@ def render_comparison(given: Sequence[ReportInput]) -> str:
 
 
 def steps_csv(steps: Sequence[StepPoint]) -> str:
-    """The steps as a table for other programs: a row each, all their metrics."""
-    names = sorted({name for p in steps for name in p.metrics} - {"reward"})
+    """The steps as a table for other programs: the rows of `rlstreams metrics`."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    own = ("step", "epoch", "policy_version", "reward", "loss", "num_samples", "num_tokens",
-           "started_at_ms", "finished_at_ms")  # fmt: skip
-    writer.writerow([*own, *names])
-    for p in steps:
-        writer.writerow(
-            [*(getattr(p, name) for name in own), *(p.metrics.get(n, "") for n in names)]
-        )
+    table = CsvTable(out)
+    table.write([step_row(point) for point in steps])
+    table.close()
     return out.getvalue()
 
 

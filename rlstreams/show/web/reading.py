@@ -1,27 +1,35 @@
-"""A run's log on its way into the page: one thread reads it, and answers what needs the log."""
+"""A run's log on its way into the page: one thread reads it, and notes where samples lie."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 from rlstreams.debug.inspect.words import Spelling, spelling
+from rlstreams.schemas.events import Event
 from rlstreams.show.report.collect import there
 from rlstreams.show.report.fold import FIRST, LAST, THEN, RunFold
 from rlstreams.streams.lineage.fold import Lineage
-from rlstreams.streams.run.run_log import RunLog
+from rlstreams.streams.log.bus import Reader
+from rlstreams.streams.log.record import Partition, RawRecord, Record
+from rlstreams.streams.log.topics import TOPICS, Topic
+from rlstreams.streams.run.run_log import BusLog, RunLog
 from rlstreams.streams.views.feed import Feed
 
-T = TypeVar("T")
 POLL_S = 0.05
 NEWS_S = 1.0
 AGAIN_S = 2.0  # until a log that could not be read is opened anew
-ANSWER_S = 60.0
+STOP_S = 60.0
+NEAR = 500  # offsets; to seek costs as much
+GONE_S = 5.0  # a record that is not delivered meanwhile was removed
+_NUMBERS = {topic.name: number for number, topic in enumerate(TOPICS)}
+_BY_GROUP = frozenset(topic.name for topic in TOPICS if topic.key == "group_id")
+Places = Mapping[bytes, "array[int]"]  # by group: topic, partition, offset of each record, in a row
 
 
 class RunReader:
@@ -48,8 +56,7 @@ class RunReader:
         self._told: tuple[object, ...] = ()
         self._told_s = 0.0
         self._opened = opened
-        self._jobs: queue.SimpleQueue[tuple[Callable[[RunLog], object], Future[object]]]
-        self._jobs = queue.SimpleQueue()
+        self._places: Places = {}
         self._stop = threading.Event()
         self._spelling: Spelling | None = None
         self._stack = ExitStack()
@@ -60,27 +67,25 @@ class RunReader:
     def samples(self, name: str) -> tuple[list[Lineage], Spelling]:
         """A sample's history, and how its tokens become text; empty: the log does not know it.
 
+        Read by who asks, from a log of its own: the reader goes on. Once it has read all, records
+        are fetched from where it saw them.
+
         Raises:
             ValueError: no name of a sample.
             StreamsError: the log cannot be read.
         """
-        return self._ask(lambda log: (log.samples(name), self._spelled()))
-
-    def _ask(self, answer: Callable[[RunLog], T]) -> T:
-        """Answered in the reader's thread, between two polls."""
-        future: Future[T] = Future()
-        self._jobs.put((answer, future))  # type: ignore[arg-type]
-        return future.result(ANSWER_S)
-
-    def _spelled(self) -> Spelling:
-        if self._spelling is None:
-            self._spelling = spelling("", self._source.model_path)
-        return self._spelling
+        with self._opened() as source:
+            log = source.log
+            if not self.reading and isinstance(log, BusLog):
+                log = _PlacedLog(log, self._places)
+            if self._spelling is None:
+                self._spelling = spelling("", source.model_path)
+            return log.samples(name), self._spelling
 
     def close(self) -> None:
         """Stop reading, and close the log; idempotent."""
         self._stop.set()
-        self._thread.join(AGAIN_S + ANSWER_S)
+        self._thread.join(AGAIN_S + STOP_S)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -97,11 +102,20 @@ class RunReader:
 
     def _read(self, log: RunLog) -> None:
         """From the beginning, until it is to stop."""
-        fold = RunFold()
+        fold, places = RunFold(), defaultdict[bytes, "array[int]"](lambda: array("q"))
         if not self.fold.num_events:
             self.fold = fold
+
+        def note(record: Record[Event]) -> None:
+            topic, partition, offset = record.position
+            if topic in _BY_GROUP:
+                places[record.raw.key].extend((_NUMBERS[topic], partition, offset))
+
+        self._places = places
         with ExitStack() as stack:
-            feeds = [Feed(log.bus, fold, there(log.bus, topics)) for topics in (FIRST, THEN, LAST)]
+            feeds = [
+                Feed(log.bus, fold, there(log.bus, topics), note) for topics in (FIRST, THEN, LAST)
+            ]
             ends = [feed.ends() for feed in feeds]
             for feed in feeds:
                 stack.callback(feed.close)
@@ -116,7 +130,8 @@ class RunReader:
                 waits_s = [POLL_S if n == due or not sum(left) else 0.0 for n in range(len(feeds))]
                 polled = zip(feeds[: due + 1], waits_s, strict=False)
                 num = sum(feed.poll(wait_s) for feed, wait_s in polled)
-                self._answer(log, wait_s=0.0 if num or sum(left) or log.is_growing else 4 * POLL_S)
+                if not (num or sum(left) or log.is_growing):
+                    self._stop.wait(4 * POLL_S)
 
     def _tell(self, fold: RunFold) -> None:
         key = (len(fold.views.run.ledger.steps), self.reading == "", self.problem)
@@ -125,13 +140,45 @@ class RunReader:
             self._told, self._told_s = now, time.monotonic()
             self.news += 1
 
-    def _answer(self, log: RunLog, wait_s: float) -> None:
-        try:
-            while True:
-                answer, future = self._jobs.get(timeout=wait_s) if wait_s else self._jobs.get(False)
-                try:
-                    future.set_result(answer(log))
-                except Exception as err:  # noqa: BLE001 - whoever asked gets it
-                    future.set_exception(err)
-        except queue.Empty:
+
+class _PlacedLog(RunLog):
+    """A log of which it is known where a group's records lie: none is looked for."""
+
+    def __init__(self, log: BusLog, places: Places) -> None:
+        self.name, self.bus, self._log, self._places = log.name, log.bus, log, places
+
+    def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
+        """See `RunLog`; what retention removed meanwhile is passed by."""
+        if groups is None:
+            yield from self._log.records(topic)
             return
+        keys = [key for group in groups if (key := group.encode()) in self._places]
+        flat = [self._places[key][:] for key in keys]  # copies: the reader adds to them
+        found = (at for one in flat for at in zip(one[::3], one[1::3], one[2::3], strict=True))
+        by_partition: defaultdict[int, list[int]] = defaultdict(list)
+        for number, partition, offset in sorted(found):
+            if number == _NUMBERS[topic.name]:
+                by_partition[partition].append(offset)
+        with self.bus.reader() as reader:
+            for partition, offsets in by_partition.items():
+                yield from _read_at(reader, Partition(topic.name, partition), offsets)
+
+    def close(self) -> None:
+        """Nothing: whoever opened the log closes it."""
+
+
+def _read_at(reader: Reader, partition: Partition, offsets: list[int]) -> Iterator[RawRecord]:
+    """The records at these places; to a near one it is read on, a far one is sought."""
+    at = -NEAR
+    until_s = 0.0
+    while offsets:
+        if offsets[0] - at >= NEAR:
+            at, until_s = offsets[0], time.monotonic() + GONE_S
+            reader.seek({partition: at})
+        raws = reader.poll(NEAR, POLL_S)
+        yield from (raw for raw in raws if raw.position.offset in offsets)
+        if raws:
+            at, until_s = raws[-1].position.offset + 1, time.monotonic() + GONE_S
+            offsets = [offset for offset in offsets if offset >= at]
+        elif time.monotonic() > until_s:
+            at, offsets = -NEAR, offsets[1:]

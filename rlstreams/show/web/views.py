@@ -14,9 +14,9 @@ from rlstreams.show.report.html import clock_time, render, short
 from rlstreams.show.report.page import chart_values, kill_marks
 from rlstreams.show.report.rows import SampleRow, Wanted
 from rlstreams.show.web.reading import RunReader
-from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.views.pace import bottleneck
 from rlstreams.up.live.words import KillMark
+from rlstreams.workers.config.layers import leaves
 
 VIEWS = (
     ("", "Run"),
@@ -218,12 +218,10 @@ def flow(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
          f"{p.paused_s:.3f}", clock_time(p.loaded_at_ms)]
         for p in reversed(state.pulls.newest)
     ]  # fmt: skip
-    is_over = 0 < state.run.step_target <= state.run.step
-    at_ms = state.throughput.now_ms if is_over else now_ms()
     return _page(
         reader, "flow", "flow.html", "flow of", all_runs=all_runs,
         holds=bottleneck(state.run.steps),
-        stations=facts.stations(state, reader.fold.open, at_ms), workers=facts.workers(state),
+        stations=facts.stations(state), workers=facts.workers(state),
         pulls=facts.pulls_line(state), newest_pulls=newest,
     )  # fmt: skip
 
@@ -244,7 +242,7 @@ def configuration(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
         facts=facts.facts(state), claims=rows,
         versions=list(claims[-1].versions.items()) if claims else [],
         hashes=list(claims[-1].hashes.items()) if claims else [],
-        sections=[(name, [[k, str(v)] for k, v in facts.leaves({name: found[name]})])
+        sections=[(name, [[k, str(v)] for k, v in leaves({name: found[name]})])
                   for name in sorted(found)],
     )  # fmt: skip
 

@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.start.chaos.damage import Vandal, filled
-from rlstreams.start.chaos.journal import (
-    BrokerOutage,
-    Conclude,
-    Injection,
-    Journal,
-    Struck,
-    Wakeup,
-)
+from rlstreams.start.chaos.journal import Conclude, Injection, Journal, Struck
 from rlstreams.start.chaos.plan import (
     BROKER,
     DISK,
@@ -31,7 +24,6 @@ from rlstreams.start.chaos.plan import (
     FaultKind,
     injected_by_step,
 )
-from rlstreams.start.chaos.progress_deadline import ProgressDeadline
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.up.supervisor.child import Child
@@ -71,28 +63,22 @@ class FaultInjector:
 
     Args:
         faults: in the order in which they strike.
-        stall_s: see `ProgressDeadline`.
         before: what an `up` that was killed as planned left; this one goes on with its plan.
         state_file: where that is left; without one `up` itself cannot be struck.
         vandal: writes damaged records; None: there is no such fault.
         folder: whose disk is filled.
-        is_periodic: times count from the first step, and a fault whose time would come after the
-            last one does not happen; else it strikes at its share of the steps.
     """
 
     def __init__(
         self,
         faults: Sequence[Fault],
-        stall_s: float,
         conclude: Conclude,
         *,
-        is_periodic: bool = False,
         before: Struck | None = None,
         state_file: Path | None = None,
         vandal: Vandal | None = None,
         folder: Path = Path(),
     ) -> None:
-        self._is_periodic = is_periodic
         self._before = before or Struck(journal=Journal(planned=faults), left=faults)
         self._state_file = state_file
         self._vandal = vandal
@@ -100,15 +86,13 @@ class FaultInjector:
         self.journal = self._before.journal
         self._left = deque(self._before.left)
         self._doomed: list[_Doomed] = []
-        self._deadline = ProgressDeadline(stall_s)
         self._conclude = conclude
         self._sleepers: list[_Sleeper] = []
         self._targets: FaultTargets | None = None
         self._first_step = 0
+        self._step = -1
         self._num_since_step = 0
         self._struck_s = self._due_since_s = 0.0
-        self._killed_broker_s: float | None = None  # until its death was seen
-        self._silent_since_s: float | None = None  # a killed broker, until it serves again
 
     def enter(self, targets: FaultTargets) -> None:
         """See `FaultHook`."""
@@ -122,7 +106,6 @@ class FaultInjector:
         targets = self._targets
         assert targets is not None, "tick before enter"
         now_s = time.monotonic()
-        self._note_broker(targets)
         for sleeper in [s for s in self._sleepers if not is_running or self._is_over(s, now_s)]:
             self._wake(sleeper, now_s)
         if not is_running:
@@ -130,9 +113,8 @@ class FaultInjector:
         for doomed in list(self._doomed):
             if self._kill_successor(doomed, targets, now_s):
                 self._doomed.remove(doomed)
-                self._deadline.renew()
-        if self._deadline.check(targets, self.journal):
-            self._num_since_step = 0
+        if targets.watcher.step > self._step:
+            self._step, self._num_since_step = targets.watcher.step, 0
         if self._left and self._is_due(self._left[0], targets, now_s):
             self._try(targets, now_s)
 
@@ -142,18 +124,14 @@ class FaultInjector:
         return self._conclude(bus, ended, status, self.journal, self._targets)
 
     def _is_due(self, fault: Fault, targets: FaultTargets, now_s: float) -> bool:
-        if self._is_periodic and targets.watcher.step == self._first_step:
-            self._struck_s = now_s  # periods are counted from the first step on
-            return False
-        has_passed = now_s - self._struck_s >= fault.wait_s
-        if has_passed and (self._is_periodic or self._num_since_step < FAULTS_PER_STEP):
+        if now_s - self._struck_s >= fault.wait_s and self._num_since_step < FAULTS_PER_STEP:
             return True
         watcher = targets.watcher
         number = len(self.journal.injections)
         limit = injected_by_step(
             number, len(self.journal.planned), self._first_step, watcher.step_target
         )
-        return not self._is_periodic and watcher.step_target > 0 and watcher.step >= max(limit, 1)
+        return watcher.step_target > 0 and watcher.step >= max(limit, 1)
 
     def _try(self, targets: FaultTargets, now_s: float) -> None:
         fault = self._left[0]
@@ -162,7 +140,6 @@ class FaultInjector:
             self._left.popleft()
             self.journal.injections.append(injection)
             self._num_since_step += 1
-            self._deadline.renew()
             self._struck_s, self._due_since_s = now_s, 0.0
             number, total = len(self.journal.injections), len(self.journal.planned)
             targets.watcher.say(f"FAULT {number}/{total} after step {injection.step}: {fault.told}")
@@ -241,8 +218,7 @@ class FaultInjector:
     def _kill_broker(self, targets: FaultTargets, at_s: float) -> bool:
         if targets.broker is None or not targets.broker.kill():
             return False
-        self._killed_broker_s = at_s
-        self._silent_since_s = self._silent_since_s or at_s
+        self.journal.broker_kills_s.append(at_s)
         targets.watcher.killed(BROKER)
         return True
 
@@ -322,17 +298,6 @@ class FaultInjector:
             at_ms=now_ms(),
         )
 
-    def _note_broker(self, targets: FaultTargets) -> None:
-        keeper, killed_s, since_s = targets.broker, self._killed_broker_s, self._silent_since_s
-        if keeper is None:
-            return
-        if killed_s is not None and keeper.last_death_seen_s > killed_s:
-            self.journal.broker_deaths_s.append(keeper.last_death_seen_s - killed_s)
-            self._killed_broker_s = None
-        if self._killed_broker_s is None and since_s is not None and keeper.started_s > since_s:
-            self.journal.broker_outages.append(BrokerOutage(from_s=since_s, to_s=keeper.started_s))
-            self._silent_since_s = None
-
     def _is_over(self, sleeper: _Sleeper, now_s: float) -> bool:
         over_s = now_s - sleeper.injection.at_s - sleeper.injection.fault.stop_s
         if over_s < 0:
@@ -360,17 +325,7 @@ class FaultInjector:
                 sleeper.ballast.unlink()
             else:
                 self._targets.broker.signal(signal.SIGCONT)
-            self.journal.broker_outages.append(
-                BrokerOutage(from_s=sleeper.injection.at_s, to_s=now_s)
-            )
-        self._deadline.renew()
-        self.journal.wakeups.append(
-            Wakeup(
-                instance=sleeper.injection.instance,
-                slept_s=now_s - sleeper.injection.at_s,
-                at_s=now_s,
-            )
-        )
+        self.journal.woken_s[sleeper.injection.instance] = now_s
 
 
 def kill_server(worker_log: Path, ordinal: int) -> bool:

@@ -27,35 +27,13 @@ class Injection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wakeup:
-    """A sleeper that was continued."""
-
-    instance: str
-    slept_s: float
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerOutage:
-    """Time in which the broker answered nobody: from an injection until it was up, or continued."""
-
-    from_s: float  # monotonic
-    to_s: float
-
-    def within(self, from_s: float, to_s: float) -> float:
-        """Seconds of it in a stretch of time."""
-        return max(0.0, min(to_s, self.to_s) - max(from_s, self.from_s))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
     """What happened, in order."""
 
     planned: Sequence[Fault]
     injections: list[Injection] = field(default_factory=list)
-    wakeups: list[Wakeup] = field(default_factory=list)
-    broker_deaths_s: list[float] = field(default_factory=list)  # from SIGKILL to its detection
-    broker_outages: list[BrokerOutage] = field(default_factory=list)  # two never overlap
+    woken_s: dict[str, float] = field(default_factory=dict)  # by instance, monotonic
+    broker_kills_s: list[float] = field(default_factory=list)  # monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,6 @@ class FaultSpace:
 
     counts: dict[str, int]  # workers by role; model servers; each of the others counts 1
     every_s: float = 5.0  # mean time between two faults
-    is_periodic: bool = False  # exactly so long, instead of between half and one and a half
     has_points: bool = False
     max_stop_s: float = LONG_STOP_S[1]
 
@@ -154,7 +153,7 @@ def _fault(draw: random.Random, number: int, role: str, space: FaultSpace) -> Fa
         role=role,
         ordinal=ordinal,
         kind=kind,
-        wait_s=space.every_s * (1.0 if space.is_periodic else share),
+        wait_s=space.every_s * share,
         stop_s=_stop_s(draw, space.max_stop_s) if is_stop else 0.0,
         crash_at=_crash_at(draw, role) if kind is FaultKind.POINT else "",
         again_s=draw.uniform(0.0, MAX_AGAIN_S) if kind is FaultKind.AGAIN else 0.0,

@@ -42,8 +42,6 @@ class Zombies:
     fenced: int = 0  # ended by themselves with status 75
     ended_otherwise: Mapping[str, int] = field(default_factory=dict)  # by status
     alive: int = 0  # had not noticed long after they woke up
-    longest_end_s: float = 0.0  # from SIGCONT to their end
-    longest_answered_s: float = 0.0  # the same, less the time in which the broker was down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,26 +65,15 @@ class ChaosReport:
     faults: Mapping[str, Mapping[str, int]]  # by role, by kind
     processes_killed: int  # crash points and the broker included
     crash_points: Mapping[str, int]  # reached, by name
-    crash_points_armed: int
     outcome: str
     steps: int
     step_target: int
     audit: Mapping[str, object]
     audit_line: str
-    stale: int  # breaches of the staleness bound
     redone: Redone
-    sampled_tokens: int
-    unreported_tokens: int  # estimate, see `rlstreams.start.chaos.outputs.Tokens`
-    useful_tokens: int
-    regenerated_share: float
-    back: Mapping[str, Spread]  # from the death to the successor's first commit, by role
-    recovery: Mapping[str, Spread]  # ... to its first record of work; there may be none to do
-    woken: Mapping[str, Spread]  # the same from SIGCONT, nobody having taken over
-    detection: Mapping[str, Spread]  # from the death to its detection
+    recovery: Mapping[str, Spread]  # from the death to the next committed work, by role
     zombies: Zombies
-    exits: Mapping[str, int]  # "{role} {status}", deaths by our own signals left out
     unexplained: Sequence[str]  # ends that no fault accounts for
-    recomputed: str  # what came of redoing the run from its log; "" if not asked for
     problems: Sequence[str]
 
     @property
@@ -106,37 +93,22 @@ class ChaosReport:
     def lines(self) -> Sequence[str]:
         """For people."""
         redone, zombies = self.redone, self.zombies
+        points, others = _counts(self.crash_points), _counts(zombies.ended_otherwise)
         return (
             f"chaos, seed {self.seed}: {self.num_faults} of {self.faults_asked} faults in "
             f"{self.seconds:.0f} s, {self.processes_killed} processes killed",
             *(f"  {role:<8} {_counts(kinds)}" for role, kinds in self.faults.items()),
-            *self._points(),
+            *([f"  crash points reached: {points}"] if points else []),
             f"steps {self.steps} of {self.step_target}; {redone.steps} done again from the log in "
             f"{redone.times} restarts of the trainer, {redone.equal} weight hashes equal",
-            f"{self.audit_line}; too stale {self.stale}",
-            f"regenerated {self.regenerated_share:.1%} of "
-            f"{self.sampled_tokens + self.unreported_tokens:,} sampled tokens",
-            *_spreads("from a kill to its detection", self.detection),
-            *_spreads("from a kill to the successor's first commit", self.back),
-            *_spreads("from a kill to its next committed work, if there is any", self.recovery),
-            *_spreads("from SIGCONT to the next committed work", self.woken),
+            self.audit_line,
+            *(["from a kill to the next committed work, median:"] if self.recovery else []),
+            *(f"  {role:<8} {spread}" for role, spread in self.recovery.items()),
             f"zombies woken {zombies.woken}: fenced {zombies.fenced}, ended otherwise "
-            f"{_counts(zombies.ended_otherwise) or 0}, alive {zombies.alive}; "
-            f"the slowest ended after {zombies.longest_end_s:.1f} s, "
-            f"{zombies.longest_answered_s:.1f} s with the broker up",
+            f"{others or 0}, alive {zombies.alive}",
             *(f"unexplained: {line}" for line in self.unexplained),
-            *((self.recomputed,) if self.recomputed else ()),
             *(f"PROBLEM: {problem}" for problem in self.problems),
             f"chaos: {'nothing broke' if self.ok else 'not what was promised'}",
-        )
-
-    def _points(self) -> Sequence[str]:
-        if not self.crash_points_armed:
-            return ()
-        reached = sum(self.crash_points.values())
-        return (
-            f"  crash points reached {reached} of {self.crash_points_armed}: "
-            f"{_counts(self.crash_points)}",
         )
 
 
@@ -159,9 +131,3 @@ def machine() -> dict[str, object]:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
-
-
-def _spreads(what: str, spreads: Mapping[str, Spread]) -> Sequence[str]:
-    if not spreads:
-        return ()
-    return (f"{what}, median:", *(f"  {role:<8} {spread}" for role, spread in spreads.items()))

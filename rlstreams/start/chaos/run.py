@@ -35,7 +35,7 @@ from rlstreams.start.chaos.sweep import Sweep
 from rlstreams.start.chaos.verdict import RunObservations, report
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.crash_points import CrashPoint
-from rlstreams.streams.log.errors import ConfigError, StreamsError
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets, Outcome, UpOptions
 from rlstreams.up.supervisor.fleet import num_workers
 from rlstreams.up.supervisor.summary import show
@@ -53,11 +53,9 @@ class ChaosOptions:
     seed: int = 0
     roles: Sequence[str] = ()  # empty: all, and broker and model servers if they are ours
     every_s: float = 5.0
-    is_periodic: bool = False
     max_stop_s: float = 40.0
     has_points: bool = False
     sweep: Sequence[str] = ()  # instead: once each crash point that begins with one of these
-    is_recomputed: bool = False
     json_file: str = ""
 
 
@@ -70,17 +68,15 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     space = FaultSpace(
         counts=victims(up_options.config, options.roles),
         every_s=options.every_s,
-        is_periodic=options.is_periodic,
         has_points=options.has_points,
         max_stop_s=options.max_stop_s,
     )
     faults = _faults(options, space)
     _check_writable(options.json_file)
     begun = time.monotonic(), machine()
-    stall_s = up_options.config.deadlines.stall_s
     if options.sweep:
         conclude = _concluding(up_options.config, options, begun, None)
-        return up(up_options, Sweep(faults, stall_s, conclude))
+        return up(up_options, Sweep(faults, conclude))
     state_file: Path | None = None
     before: Struck | None = None
     if any(fault.role == UP for fault in faults):
@@ -92,9 +88,7 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
             up_options = replace(up_options, is_resumed=True)
     hook = FaultInjector(
         faults,
-        stall_s,
         _concluding(up_options.config, options, begun, before),
-        is_periodic=options.is_periodic,
         before=before,
         state_file=state_file,
         vandal=Vandal(up_options.config, options.seed),
@@ -121,7 +115,6 @@ def _concluding(
         bus: Bus, ended: Ended, _status: int, journal: Journal, targets: FaultTargets
     ) -> int:
         seconds = time.monotonic() - started_s
-        recomputed, is_equal = _recomputed(bus, config) if options.is_recomputed else ("", True)
         failure = ended.failure
         made = report(
             RunObservations(
@@ -139,8 +132,6 @@ def _concluding(
                 outcome=ended.outcome,
                 is_complete=ended.outcome is Outcome.COMPLETE,
                 failure="" if failure is None else f"{failure.worker} {failure.reason}".strip(),
-                recomputed=recomputed,
-                has_recompute_failed=not is_equal,
             )
         )
         show(*made.lines())
@@ -211,28 +202,6 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
     if DISK in roles:
         check_disk(Path(config.folder))
     return {role: counts.get(role, 1) for role in (roles or counts)}
-
-
-def _recomputed(bus: Bus, config: RunConfig) -> tuple[str, bool]:
-    """Redo the whole run from its log; a sentence, and whether all hashes are the recorded ones."""
-    from rlstreams.debug.rerun.steps import steps_again
-    from rlstreams.workers.trainer.intake.fetch import RecordGoneError
-
-    try:
-        steps = [
-            (step.number, step.is_equal, step.again.weight_hash)
-            for step in steps_again(bus, config)
-        ]
-    except (StreamsError, RecordGoneError) as err:
-        return f"recompute: {err}", False
-    unequal = [number for number, is_equal, _ in steps if not is_equal]
-    if unequal:
-        return f"recompute: of {len(steps)} steps these gave other weights: {unequal[:10]}", False
-    return (
-        f"recomputed from the log alone: {len(steps)} of {len(steps)} weight hashes equal, the "
-        f"last {steps[-1][2][:12]}",
-        True,
-    )
 
 
 def survived(state_file: Path) -> int | None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rlstreams.start.chaos.journal import Conclude, Injection, Journal
 from rlstreams.start.chaos.plan import Fault
-from rlstreams.start.chaos.progress_deadline import ProgressDeadline
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.up.supervisor.fault_hook import FaultTargets
@@ -22,12 +21,10 @@ class Sweep:
 
     Args:
         faults: of kind ARMED.
-        stall_s: see `ProgressDeadline`.
     """
 
-    def __init__(self, faults: Sequence[Fault], stall_s: float, conclude: Conclude) -> None:
+    def __init__(self, faults: Sequence[Fault], conclude: Conclude) -> None:
         self.journal = Journal(planned=faults)
-        self._deadline = ProgressDeadline(stall_s)
         self._conclude = conclude
         self._targets: FaultTargets | None = None
         self._num_read = 0  # exits
@@ -40,14 +37,13 @@ class Sweep:
 
     def tick(self, *, is_running: bool) -> None:
         """See `FaultHook`."""
+        del is_running
         targets = self._targets
         assert targets is not None, "tick before enter"
         for exited in targets.fleet.exits[self._num_read :]:
             if exited.died_at:
                 self._note(targets, exited.worker, exited.died_at, exited.instance)
         self._num_read = len(targets.fleet.exits)
-        if is_running:
-            self._deadline.check(targets, self.journal)
 
     def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
         """See `FaultHook`."""
@@ -55,7 +51,6 @@ class Sweep:
         return self._conclude(bus, ended, status, self.journal, self._targets)
 
     def _note(self, targets: FaultTargets, worker: str, died_at: str, instance: str) -> None:
-        self._deadline.renew()
         self.journal.injections.append(
             Injection(
                 fault=next(

@@ -12,7 +12,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.parts import bootstrap_of
 from rlstreams.workers.config.checks import check_address
-from rlstreams.workers.config.layers import references
+from rlstreams.workers.config.layers import leaves, references
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.agreement import check_alone, is_loopback
 
@@ -50,7 +50,7 @@ def secrets_check(config: RunConfig, host: Host) -> Check:
     Each secret is resolved, none is shown.
     """
     lacking, found = [], []
-    for field, value in _fields(msgspec.to_builtins(config), ""):
+    for field, value in leaves(msgspec.to_builtins(config)):
         for name, text in references(field, value):
             if not host.has(*_READERS.get(name.partition(".")[0], (host.role,))):
                 continue
@@ -62,14 +62,6 @@ def secrets_check(config: RunConfig, host: Host) -> Check:
     if lacking:
         return fail("secrets", "; ".join(lacking), "set it here, as for the start of the role")
     return ok("secrets", f"there: {', '.join(found)}" if found else "none is referred to")
-
-
-def _fields(tree: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _fields(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _weights(config: RunConfig, host: Host) -> Check:

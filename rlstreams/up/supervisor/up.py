@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 from rlstreams.show.web.beside import trackers, web_page
 from rlstreams.start.doctor.diagnose import preflight
@@ -41,6 +40,7 @@ from rlstreams.workers.bootstrap.parts import (
     topic_plan,
 )
 from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.layers import leaves
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING, desired
@@ -216,7 +216,7 @@ def changes(before: str, now: str) -> list[tuple[str, object, object]]:
     Raises:
         ConfigError: a field that may not change did.
     """
-    old, new = dict(_leaves(json.loads(before))), dict(_leaves(json.loads(now)))
+    old, new = dict(leaves(json.loads(before))), dict(leaves(json.loads(now)))
     found = [
         (name, old.get(name), new.get(name))
         for name in sorted(old.keys() | new.keys())
@@ -230,11 +230,3 @@ def changes(before: str, now: str) -> list[tuple[str, object, object]]:
                 "restore it, or choose another run.id"
             )
     return found
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

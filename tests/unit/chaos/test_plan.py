@@ -64,21 +64,14 @@ def test_faults_are_within_what_may_be_drawn(seed: int) -> None:
         assert fault.role not in ONCE or fault.kind is not FaultKind.ZOMBIE
 
 
-def test_model_servers_are_only_killed_and_may_be_struck_to_the_minute() -> None:
+def test_model_servers_are_only_killed() -> None:
     """Both of them; a sweep of crash points passes them by."""
-    space = FaultSpace(counts={SERVER: 2}, every_s=60.0, is_periodic=True, has_points=True)
+    space = FaultSpace(counts={SERVER: 2}, has_points=True)
     faults = plan(0, 40, space)
-    assert {(SERVER, FaultKind.KILL, 60.0)} == {(f.role, f.kind, f.wait_s) for f in faults}
+    assert {(SERVER, FaultKind.KILL)} == {(f.role, f.kind) for f in faults}
     assert {"server-0", "server-1"} == {fault.victim for fault in faults}
     assert "SIGKILL to server-0" in {fault.told for fault in faults}
     assert [] == list(sweep(0, space))
-
-
-def test_a_period_changes_nothing_but_the_times() -> None:
-    """The same victims and kinds follow from the seed."""
-    every = FaultSpace(counts=COUNTS, has_points=True, is_periodic=True)
-    told = [[fault.told for fault in plan(5, 40, space)] for space in (ALL, every)]
-    assert told[0] == told[1]
 
 
 def test_every_kind_of_fault_comes_up() -> None:

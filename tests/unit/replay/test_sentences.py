@@ -12,9 +12,9 @@ from rlstreams.__main__ import main
 from rlstreams.cli import record as record_command
 from rlstreams.cli import replay as replay_command
 from rlstreams.debug.replay.diff import Summary
-from rlstreams.debug.replay.into_logprob import ScoreReplay
 from rlstreams.debug.replay.player import Played
 from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
+from rlstreams.debug.replay.scores_again import ScoreReplay
 from rlstreams.debug.replay.target import Target
 from rlstreams.schemas.events import Event
 from rlstreams.streams.recording import Manifest
@@ -79,12 +79,14 @@ def test_a_dry_run_counts_by_topic(tmp_path: Path, capsys: Said, num: int, told:
 def test_a_replay_says_what_it_wrote(capsys: Said) -> None:
     """One record is one record."""
     played = Played(num_records=1, num_bytes=10, seconds=1.0, by_topic={"steps": 1})
-    target = Target(config=RunConfig(), bus=cast("Any", None), config_file=Path("x"))
+    target = Target(config=RunConfig(), bus=cast("Any", None))
     replay_command._tell(played, target)
     assert "\n1 record, 0.0 MB in 1.0 s (1 a second) into run" in capsys.readouterr().out
 
 
-def test_one_role_alone_says_what_it_was_fed(capsys: Said) -> None:
-    """Scores."""
-    (scores,) = ScoreReplay(scores=Summary(event="", num_equal=1)).lines()
+def test_scores_again_say_what_was_equal(capsys: Said) -> None:
+    """And of how many versions there are weights."""
+    made = ScoreReplay(num_known=3, num_available=2, scores=Summary(event="", num_equal=1))
+    weights, scores = made.lines()
+    assert "weights of 2 of 3 versions are available" == weights
     assert scores.startswith("1 scored trajectory equal, bit for bit; 0 different, 0 not scored")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlstreams.workers.engines.fake import FakeScorer
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.engines.fake import FakeScorer
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.loop import health as module
 from rlstreams.workers.loop.health import Health

@@ -1,0 +1,215 @@
+"""Recorded windows of the log-prob role scored again, and each score compared.
+
+Each `ScoredTrajectory` says which others were scored with it, and under which versions. The role's
+own `score_window` gets the same windows, so the same forwards run, and with the same weights and
+threads every log-prob has the same bits. Decision 0015.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rlstreams.debug.replay.diff import Pair, Summary, field_lines, pair_lines
+from rlstreams.debug.replay.fields import differing
+from rlstreams.schemas.events import NO_VERSION, Endpoint, PolicyPublished, ScoredTrajectory
+from rlstreams.streams.log.fencing import FirstRecords
+from rlstreams.streams.log.record import Record
+from rlstreams.streams.log.text import counted
+from rlstreams.streams.recording import NotRecordedError, Recording
+from rlstreams.streams.recording.selection import Selection
+from rlstreams.workers.bootstrap.parts import make_scorers
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.base import Scorer
+from rlstreams.workers.logprob.scoring import Reference, score_window
+from rlstreams.workers.logprob.versions import Anchor
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.policy.puller import Load
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.file import CHANNEL, FileWeightChannel, file_name
+
+CHECKPOINT_WEIGHTS = "model.safetensors"
+Window = Sequence[Record[ScoredTrajectory]]
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreReplay:
+    """What came of the recorded windows."""
+
+    num_known: int = 0  # versions that the recording announces
+    num_available: int = 0  # those whose weights are there
+    scores: Summary = field(default_factory=lambda: Summary(event="ScoredTrajectory"))
+    num_failed: int = 0  # scored then, refused now
+    skipped: Counter[str] = field(default_factory=Counter)  # why it was passed by, and how many
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether everything that was scored came out alike, and something was scored."""
+        return self.scores.num_equal > 0 and self.scores.is_equal and not self.num_failed
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        scores, things = self.scores, ("scored trajectory", "scored trajectories")
+        return [
+            f"weights of {self.num_available} of {self.num_known} versions are available",
+            f"{counted(scores.num_equal, *things)} equal, bit for bit; "
+            f"{scores.num_different:,} different, {self.num_failed:,} not scored",
+            *field_lines(scores),
+            *(pair_lines(scores.first) if scores.first else ()),
+            *(f"{count:,} passed by: {why}" for why, count in self.skipped.most_common()),
+        ]
+
+
+def scores_again(
+    recording: Recording, config: RunConfig, folders: Sequence[Path], selection: Selection
+) -> ScoreReplay:
+    """Score the windows of which a sample is meant; writes nothing.
+
+    Args:
+        config: of the recorded run, whose own folders are looked at for weights, too.
+        folders: weight versions or checkpoints; the recording's own are looked at first.
+
+    Raises:
+        NotRecordedError: there are no weights, or no log-prob worker.
+        ConfigError: the model cannot be loaded.
+    """
+    if config.logprob.place != "separate":
+        raise NotRecordedError(
+            f"logprob.place is {config.logprob.place!r}: the log-prob worker scored nothing"
+        )
+    made = ScoreReplay()
+    with tempfile.TemporaryDirectory(prefix="rlstreams-weights-") as links:
+        own = Path(config.folder)
+        places = [recording.folder / "weights", *folders, own / "weights"]
+        places += [recording.folder / "checkpoints", own / "checkpoints"]
+        published = {
+            record.event.policy_version: record.event
+            for record in recording.events(PolicyPublished)
+        }
+        available = _linked(published, places, Path(links))
+        made.num_known, made.num_available = len(published), len(available)
+        if not available:
+            raise NotRecordedError(
+                f"no weights of versions {sorted(published)} are available: record with "
+                "--weights, or make them with `replay --into trainer --keep-weights` and name "
+                "them with --weights"
+            )
+        again = _Scoring(config, available)
+        for window in _windows(recording, made):
+            if not any(selection.wants(scored.raw, scored.event) for scored in window):
+                continue
+            if again.versions_of(window) <= available.keys():
+                again.score(window, made)
+            else:
+                why = "in windows of versions whose weights are not at hand"
+                made.skipped[why] += len(window)
+    return made
+
+
+class _Scoring:
+    """The scorers of the role, with the versions that a window needs."""
+
+    def __init__(self, config: RunConfig, available: Mapping[int, PolicyPublished]) -> None:
+        self._available = available
+        self._limit = config.versions_held
+        self._replay_routes = config.trainer.routing_replay
+        self._scorer: Scorer
+        self._reference: Reference | None
+        self._scorer, self._reference = make_scorers(config)
+
+    def versions_of(self, window: Window) -> set[int]:
+        """Versions that it was scored under."""
+        return {s.policy_version for one in window for s in one.event.scores} - {NO_VERSION}
+
+    def score(self, window: Window, made: ScoreReplay) -> None:
+        """Score it, and compare."""
+        anchors = {
+            one.event.trajectory.segments[score.segment].policy_version: Anchor(
+                label=score.anchor, policy_version=score.policy_version
+            )
+            for one in window
+            for score in one.event.scores
+        }
+        loads = {
+            version: Load(weight_hash=event.weight_hash, load_id="")
+            for version, event in self._available.items()
+        }
+        try:
+            self._hold(self.versions_of(window))
+            found = score_window(
+                [one.event.trajectory for one in window], anchors, loads, self._scorer,
+                self._reference, replay_routes=self._replay_routes,
+            )  # fmt: skip
+        except (EngineError, WeightError):
+            made.num_failed += len(window)
+            return
+        for one, scores in zip(window, found, strict=True):
+            sample = one.event.trajectory
+            made.scores.add(
+                Pair(
+                    event="ScoredTrajectory",
+                    about=f"sample {sample.group_id}/{sample.sample}",
+                    one=one.position,
+                    other=one.position,
+                    differences=tuple(differing(one.event, replace(one.event, scores=scores))),
+                )
+            )
+
+    def _hold(self, versions: Collection[int]) -> None:
+        for version in sorted(set(versions) - set(self._scorer.versions)):
+            others = [held for held in self._scorer.versions if held not in versions]
+            if others and len(self._scorer.versions) >= self._limit:
+                self._scorer.drop(others[0])
+            self._scorer.pull(self._available[version], FileWeightChannel())
+
+
+def _windows(recording: Recording, made: ScoreReplay) -> Iterator[Window]:
+    """Whole windows in the order in which they were finished; holds only those that are not."""
+    open_: defaultdict[tuple[str, int], dict[int, Record[ScoredTrajectory]]] = defaultdict(dict)
+    firsts = FirstRecords()
+    for record in recording.events(ScoredTrajectory):
+        event = record.event
+        if not firsts.admits(event):
+            made.skipped["second records of a sample"] += 1
+            continue
+        key = (event.instance, event.window)
+        open_[key][event.window_place] = record
+        if len(open_[key]) == event.window_size:
+            yield [record for _, record in sorted(open_.pop(key).items())]
+    for rest in open_.values():
+        made.skipped["in windows of which a part is not recorded"] += len(rest)
+
+
+def _linked(
+    published: Mapping[int, PolicyPublished], places: Sequence[Path], links: Path
+) -> dict[int, PolicyPublished]:
+    """The versions whose weights are in one of the places, each with its file among the links."""
+    found: dict[str, Path] = {}
+    for place in reversed(places):
+        found |= {path.name: path for path in place.glob("v*-*.safetensors")}
+        found |= dict(_checkpoints(place))
+    there = {
+        version: event
+        for version, event in published.items()
+        if file_name(version, event.weight_hash) in found
+    }
+    for version, event in there.items():
+        name = file_name(version, event.weight_hash)
+        (links / name).symlink_to(found[name].resolve())
+    endpoint = Endpoint(channel=CHANNEL, address=str(links))
+    return {version: replace(event, endpoints=(endpoint,)) for version, event in there.items()}
+
+
+def _checkpoints(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Weights in checkpoints, under the name that the channel would give them."""
+    for manifest in folder.glob("*/manifest.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # not one of ours
+            said = json.loads(manifest.read_text(encoding="utf-8"))
+            path = manifest.parent / CHECKPOINT_WEIGHTS
+            if path.is_file():
+                yield file_name(int(said["policy_version"]), str(said["weight_hash"])), path
