@@ -12,6 +12,7 @@ import pytest
 
 from rlstreams.workers.config.trainer import LayoutSection, TrainerSection
 from rlstreams.workers.trainer.parallel.team import Team
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
@@ -82,6 +83,11 @@ def test_steps_are_those_of_hugging_face_and_equal_when_done_again(
         assert 100 * apart < moved
         state = {n: t.clone() for n, t in many.learner.optimizer_tensors().items()}
         kept = {n: t.clone() for n, t in ours.items()}
+        manifest = Manifest(
+            run="r", epoch=1, step=STEPS, policy_version=STEPS, weight_hash=first[-1][0]
+        )
+        many.save(store := CheckpointStore(tmp_path / "checkpoints"), manifest)
+        assert store.load(manifest)[1].keys() == state.keys()
         many.learner.load(start, {}, 0)
         again = []
         for batch in batches:

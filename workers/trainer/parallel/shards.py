@@ -191,7 +191,7 @@ class Shards(ShardedModel):
         Raises:
             ConfigError: a model that cannot be cut so; names what is in the way.
         """
-        self.root = _Root(scorer)
+        self.root: _Root = _Root(scorer)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         for layer in units_of(scorer.model, field):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
