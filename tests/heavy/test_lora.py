@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.trainer import LoraSection, TrainerSection
 from rlstreams.workers.model.model import load_model, load_weights
 from rlstreams.workers.trainer.learn.trainable import Adapters
@@ -101,11 +102,14 @@ def test_a_checkpoint_of_another_kind_is_refused(
 
 
 def merged_elsewhere(
-    first: Training, folder: Path, change: Callable[[torch.Tensor], torch.Tensor]
+    first: Training,
+    folder: Path,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    ending: str = "q_proj.weight",
 ) -> tuple[CheckpointStore, Manifest]:
-    """A checkpoint whose writer came to another value in one adapted weight."""
+    """A checkpoint whose writer came to another value in one weight."""
     weights = {name: tensor.clone() for name, tensor in first.learner.weights().items()}
-    name = next(n for n in weights if n.endswith("q_proj.weight"))
+    name = next(n for n in weights if n.endswith(ending))
     weights[name] = change(weights[name])
     manifest = Manifest(
         run="r", epoch=1, step=2, policy_version=2, weight_hash=weight_hash(weights)
@@ -134,13 +138,15 @@ def test_a_checkpoint_of_other_hardware_is_taken(dtype: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_of_other_weights_are_refused(dtype: str, tmp_path: Path) -> None:
-    """What is more than a rounding off is another folder's; nothing is loaded."""
+    """Where a weight without an adapter differs, the folder is another one; nothing is loaded."""
     folder = families.make("Qwen3ForCausalLM", tmp_path / "model")
     first = Training(folder, TrainerSection(lora=LORA), threads=1, dtype=dtype)
     learned(first, range(2))
-    store, manifest = merged_elsewhere(first, tmp_path / "checkpoints", lambda weight: weight * 1.1)
+    store, manifest = merged_elsewhere(
+        first, tmp_path / "checkpoints", lambda weight: weight * 1.1, "input_layernorm.weight"
+    )
     second = Training(folder, TrainerSection(lora=LORA), threads=1, dtype=dtype)
-    with pytest.raises(ValueError, match="adapters do not make its weights"):
+    with pytest.raises(ValueError, match="are not this folder's with adapters"):
         second.restore(store, manifest)
     assert second.model_hash == weight_hash(second.learner.weights())
 
@@ -148,5 +154,5 @@ def test_adapters_of_other_weights_are_refused(dtype: str, tmp_path: Path) -> No
 def test_a_pattern_that_finds_no_layer_is_refused(tmp_path: Path) -> None:
     """With the field's name."""
     folder = families.make("Qwen3ForCausalLM", tmp_path)
-    with pytest.raises(ValueError, match=r"trainer\.lora\.targets 'no_such' is no linear layer"):
+    with pytest.raises(ConfigError, match=r"trainer\.lora\.targets 'no_such' is no linear layer"):
         Adapters(load_model(folder), LoraSection(rank=4, targets="no_such"))

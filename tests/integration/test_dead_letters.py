@@ -186,7 +186,7 @@ def test_strangers_stop_nobody_and_are_all_named(
     found = site.letters()
     assert EXPECTED == Counter(letter.origin_topic for letter in found)
     assert {("", -1, "decode")} == {(x.group_id, x.sample, x.reason) for x in found}
-    assert 3 == intake.num_foreign
+    assert 3 == intake._foreign.num
 
     operators_see_them(site, found, tmp_path, capsys)
     a_group_is_asked_for_again(site, tmp_path, capsys)

@@ -29,7 +29,7 @@ from rlstreams.workers.engines.base import (
     check_sequences,
     pulled_of,
 )
-from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.bins import compile_for_bins, take_documents
 from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
@@ -38,15 +38,13 @@ from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_
 from rlstreams.workers.model.model import (
     FLOAT32,
     configure_torch,
-    load_model,
     right_padded,
     weights_of,
 )
 from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
 from rlstreams.workers.model.routing import Routes
-from rlstreams.workers.model.routing_check import check_replay
-from rlstreams.workers.model.token_scores import Score, TokenScorer, TokenScores
+from rlstreams.workers.model.token_scores import Score, TokenScores
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
 
@@ -101,10 +99,10 @@ class BuiltinScorer:
 
     def _load(self, folder: Path, dtype: str, replay_routes: bool) -> None:
         """Set what computes: `_scorer`, its tensors by name, and the layout of a version."""
-        model = load_model(folder, dtype)
-        mask = check_scoring(model, self.vocab_size)
-        self._routers = check_replay(model, self.vocab_size) if replay_routes else None
-        scorer = TokenScorer(model.to(self._device), mask)
+        scorer, self._routers = load_scorer(
+            folder, dtype, str(self._device), replay_routes=replay_routes
+        )
+        model = scorer.model
         self._scorer: Score = scorer
         self.why_padded = take_documents(scorer, str(self._device))
         if not self.why_padded:

@@ -8,6 +8,7 @@ at different times, and are compared with the model's plain forward over each se
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ import torch
 from rlstreams.workers.engines.base import SampleRequest, Sampling
 from rlstreams.workers.engines.decode import CacheDecoder, Generation
 from rlstreams.workers.model.attention import attention_of
-from rlstreams.workers.model.base import REFUSALS, EngineError
+from rlstreams.workers.model.base import CPU, REFUSALS, EngineError
 from rlstreams.workers.model.families import LINEAR
-from rlstreams.workers.model.model import right_padded
-from rlstreams.workers.model.token_scores import MakeMask
+from rlstreams.workers.model.folder import read_config, vocab_size_of
+from rlstreams.workers.model.model import load_model, right_padded
+from rlstreams.workers.model.routes import RouterShape
+from rlstreams.workers.model.routing_check import check_replay
+from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 
 TOLERANCE = 1e-3  # nats; float32 differs by 1e-5, a wrong mask by 0.1 and more
 TOLERANCE_LOW = 0.2  # in 16 bits, which differ by some hundredths: small mistakes are not seen
@@ -61,6 +65,26 @@ def check_scoring(model: torch.nn.Module, vocab_size: int) -> MakeMask:
     except EngineError:  # its library makes something else of no mask than plain causality
         return attention.causal
     return attention.right_padded
+
+
+def load_scorer(
+    folder: Path, dtype: str, device: str = CPU, *, replay_routes: bool = False
+) -> tuple[TokenScorer, RouterShape | None]:
+    """What scores the tokens of a folder's model; checked on the CPU, then on `device`.
+
+    Args:
+        replay_routes: tokens bring experts that they are to take.
+
+    Returns:
+        The scorer, and the routers that routes must fit; None: none are replayed.
+
+    Raises:
+        EngineError: it cannot be loaded, or not be scored here, or not along given routes.
+    """
+    model, vocab_size = load_model(folder, dtype), vocab_size_of(read_config(folder))
+    mask = check_scoring(model, vocab_size)
+    routers = check_replay(model, vocab_size) if replay_routes else None
+    return TokenScorer(model.to(device), mask), routers
 
 
 def decoding_difference(model: torch.nn.Module, vocab_size: int) -> float:

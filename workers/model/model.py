@@ -32,7 +32,6 @@ EXPERTS = "grouped_mm"  # how experts are computed: part of what makes a step bi
 class Numerics:
     """What the last bit of a result depends on; recorded with a run."""
 
-    torch_version: str
     threads: int
     cpu_capability: str
     device: str = CPU
@@ -62,7 +61,6 @@ def configure_torch(
     # It would write NaN into every new tensor first: an eighth of a decode step, to no effect here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return Numerics(
-        torch_version=torch.__version__,
         threads=threads,
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         device=CPU if device == CPU else torch.cuda.get_device_name(),

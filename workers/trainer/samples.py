@@ -46,7 +46,8 @@ class Samples:
         # One size for all groups: a claim with another one is refused (`facts.check_same_run`).
         size = context.config.prompts.group_size
         self._admission = Admission(self._section, ledger.closed, group_size=size)
-        self._payloads = Payloads(bus, while_fetching)
+        limit_bytes = self._section.buffer_mb * 1_000_000
+        self._payloads = Payloads(bus, while_fetching, limit_bytes)
         self._intake = Intake(
             context,
             bus,

@@ -112,7 +112,7 @@ def _planned(event: StepCompleted, payloads: Sequence[Payload], config: RunConfi
     )
     for payload in payloads:
         raw = payload.raw
-        planner.add(SeenSample.of(payload.scored, raw.position, len(raw.value)), 0.0)
+        planner.add(SeenSample.of(payload.scored, raw.position), 0.0)
     for one in event.absent:
         dead = DeadSample(
             group_id=one.group_id, sample=one.sample, purpose=TRAIN, row=-1, dataset_epoch=0,

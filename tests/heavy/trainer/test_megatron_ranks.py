@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rlstreams.workers.config.trainer import LayoutSection, TrainerSection
 from rlstreams.workers.trainer.parallel.team import Team
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
@@ -84,6 +85,11 @@ def test_steps_are_those_of_hugging_face_and_equal_when_done_again(
         save_file(dict(many.learner.optimizer_tensors()), tmp_path / "state")  # as a checkpoint is
         state = load_file(tmp_path / "state")
         kept = {n: t.clone() for n, t in ours.items()}
+        manifest = Manifest(
+            run="r", epoch=1, step=STEPS, policy_version=STEPS, weight_hash=first[-1][0]
+        )
+        many.save(store := CheckpointStore(tmp_path / "checkpoints"), manifest)
+        assert store.load(manifest)[1].keys() == state.keys()
         many.learner.load(start, {}, 0)
         again = []
         for batch in batches:

@@ -85,7 +85,6 @@ class Loop:
             replacement=prompt.replacement,
             position=Position(SCORED.name, 0, self._offset),
             num_tokens=8,
-            num_bytes=100,
             segments=(PolicySegment(1, self.version),),
         )
 

@@ -64,7 +64,7 @@ def test_trainer() -> None:
     letter = newer(outgoing(DEAD_LETTERS, factories.dead_letter(group_id="9", sample=0)))
     site.sends(*sent, letter)
     assert [] == site.take()
-    assert (2, 0) == (site.intake.num_samples, site.intake.num_foreign)
+    assert (2, 0) == (site.intake.num_samples, site.intake._foreign.num)
     assert ["9/0"] == site.dead()
     positions = [
         raw.position for raw in site.bus.reader(site.bus.beginnings(SCORED.name)).poll(10, 0.0)

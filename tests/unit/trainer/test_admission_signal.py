@@ -119,5 +119,5 @@ def test_how_a_sample_ended_is_its_last_word():
     position = Position("scored-trajectories", 0, 0)
     ended = scored((prompt_segment(), first, last))
     cut = scored((prompt_segment(), last, first))
-    assert not SeenSample.of(ended, position, 1).is_truncated
-    assert SeenSample.of(cut, position, 1).is_truncated
+    assert not SeenSample.of(ended, position).is_truncated
+    assert SeenSample.of(cut, position).is_truncated

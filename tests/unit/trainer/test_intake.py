@@ -126,7 +126,7 @@ def test_what_is_no_letter_is_counted_and_reported() -> None:
         factories.dead_letter(group_id="7", sample=3),
     )
     assert [] == site.take()
-    assert (["7/3"], 2) == (site.dead(), site.intake.num_foreign)
+    assert (["7/3"], 2) == (site.dead(), site.intake._foreign.num)
     (report,) = site.reporter.due()
     assert b"foreign_records" in b"".join(bytes(piece) for piece in report.value)
 
@@ -252,7 +252,7 @@ def test_requests_of_operators_are_none_of_its_business() -> None:
     site = Site()
     site.sends(outgoing(DEAD_LETTERS, factories.replacement_requested()))
     assert [] == site.take()
-    assert (0, []) == (site.intake.num_foreign, site.dead())
+    assert (0, []) == (site.intake._foreign.num, site.dead())
 
 
 @pytest.mark.parametrize("group", ["abc", "007", "-1", "9" * 19, "9" * 5000, "x" * 2_000_000])

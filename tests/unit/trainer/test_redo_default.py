@@ -27,13 +27,9 @@ def test_a_redo_is_exact_where_kernels_are(device: str, redo: str, expected: boo
 def test_a_gpu_whose_gradients_had_no_one_order_is_told_of() -> None:
     """A redo that is asked to be exact names what it cannot repeat."""
     before, now = (
-        versions(
-            Numerics(
-                torch_version="2", threads=1, cpu_capability="", device="H", in_one_order=ordered
-            )
-        )
+        versions(Numerics(threads=1, cpu_capability="", device="H", in_one_order=ordered))
         for ordered in (False, True)
     )
     assert "gradients was in any order and is in one order" == differences(before, now)
-    plain = versions(Numerics(torch_version="2", threads=1, cpu_capability=""))
+    plain = versions(Numerics(threads=1, cpu_capability=""))
     assert "gradients" not in plain

@@ -32,7 +32,6 @@ def seen(
     size=2,
     versions=(0,),
     offset=None,
-    num_bytes=100,
     purpose=TRAIN,
 ) -> SeenSample:
     return SeenSample(
@@ -49,7 +48,6 @@ def seen(
             int(group) * 100 + sample if offset is None else offset,
         ),
         num_tokens=5,
-        num_bytes=num_bytes,
         segments=tuple(PolicySegment(i + 1, version) for i, version in enumerate(versions)),
     )
 

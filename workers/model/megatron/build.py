@@ -136,7 +136,8 @@ class RankModel:
 
     def read(self) -> None:
         """The weights of the folder, of each tensor this rank's share."""
-        with FolderFiles(self.folder) as files, torch.no_grad():
+        files = FolderFiles(self.folder)
+        with torch.no_grad():
             for name, part in self.parts.items():
                 share = files.read(name, self.index(part))
                 if share is None:

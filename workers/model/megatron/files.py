@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,35 +17,24 @@ _FUSED = re.compile(r"(.*\.experts\.)(gate_up|down)_proj")
 
 
 class FolderFiles:
-    """The safetensors files of one folder, open while it is entered."""
+    """The safetensors files of one folder, open until nobody has it.
+
+    Raises:
+        EngineError: no such files.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, Any] = {}
-        self._file_of: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        """
-        Raises:
-            EngineError: no such files.
-        """
+        self._file_of: dict[str, str]
         try:
-            index = self._folder / _INDEX
+            index = folder / _INDEX
             if index.exists():
                 self._file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             else:
                 self._file_of = dict.fromkeys(self._file(_SINGLE).keys(), _SINGLE)
         except (OSError, ValueError, KeyError) as err:
-            raise EngineError(f"model folder {str(self._folder)!r}: {err}") from err
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open.clear()
+            raise EngineError(f"model folder {str(folder)!r}: {err}") from err
 
     def read(self, name: str, index: tuple[slice, ...]) -> Tensor | None:
         """A share; None: there is no such tensor. Experts may lie in the files one by one."""

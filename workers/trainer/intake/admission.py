@@ -82,9 +82,6 @@ class Admission:
         self._group_size = group_size
         self._closed = ClosedSet(closed)
         self._groups: dict[int, Group] = {}
-        self._released: set[Position] = set()
-        self.num_copies = 0  # later records of a sample that was here already
-        self.num_late = 0  # records of closed groups
 
     @property
     def closed(self) -> ClosedGroups:
@@ -100,9 +97,7 @@ class Admission:
         """Whether a scored record does not count, for it is not the first of its sample."""
         number = issue_number(group_id)
         group = None if number is None else self._groups.get(number)
-        is_copy = group is not None and group.is_copy(sample, position)
-        self.num_copies += is_copy
-        return is_copy
+        return group is not None and group.is_copy(sample, position)
 
     def add(self, seen: SeenSample, now_s: float) -> bool:
         """Take note of a sample; False if it changes nothing and its payload can go.
@@ -114,10 +109,7 @@ class Admission:
         if seen.purpose == EVALUATE:
             return False
         number = group_number(seen.group_id)
-        if number in self._closed:
-            self.num_late += 1
-            return False
-        if self.is_copy(seen.group_id, seen.sample, seen.position):
+        if number in self._closed or self.is_copy(seen.group_id, seen.sample, seen.position):
             return False
         group = self._group(number, seen, now_s)
         group.take(seen)
@@ -175,8 +167,6 @@ class Admission:
     def give_back(self, plan: Plan, refused: Mapping[str, tuple[str, str]]) -> None:
         """`plan` could not be trained: its groups are open again, and some are to be dropped.
 
-        Their payloads are held again, those too that were let go and read once more.
-
         Args:
             refused: reason and detail by group, of those that no step can take.
         """
@@ -184,7 +174,6 @@ class Admission:
             group = self._groups[group_number(group_id)]
             group.is_planned = False
             group.refusal = refused.get(group_id)
-            self._released.difference_update(s.position for s in group.living.values())
 
     def close(self, group_ids: Iterable[str]) -> None:
         """`steps` says that these groups are trained or dropped: forget them.
@@ -197,9 +186,7 @@ class Admission:
             if number in self._closed:
                 raise ValueError(f"group {number} is closed already")
             self._closed.add(number)
-            group = self._groups.pop(number, None)
-            if group:
-                self._released.difference_update(s.position for s in group.living.values())
+            self._groups.pop(number, None)
 
     def closed_after(self, group_ids: Iterable[str]) -> ClosedGroups:
         """The closed set once `group_ids` are in it too, for the event that closes them."""
@@ -226,35 +213,6 @@ class Admission:
         """Where the samples of these groups lie; of groups that are not open, none."""
         groups = (self._groups.get(group_number(group_id)) for group_id in group_ids)
         return [seen.position for group in groups if group for seen in group.in_order()]
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of the payloads that were taken and not let go."""
-        return sum(seen.num_bytes for seen in self._buffered())
-
-    def let_go(self, limit_bytes: int) -> list[Position]:
-        """Positions whose payloads to release so that at most `limit_bytes` stay.
-
-        Those that are planned last (the highest group numbers) go first, planned groups never.
-        They are read again by position when they are planned.
-        """
-        excess = self.buffered_bytes - limit_bytes
-        released: list[Position] = []
-        for group in reversed(self._open_groups()):
-            for seen in reversed(group.in_order()):
-                if excess <= 0:
-                    return released
-                if seen.position not in self._released:
-                    self._released.add(seen.position)
-                    released.append(seen.position)
-                    excess -= seen.num_bytes
-        return released
-
-    def _buffered(self) -> Iterable[SeenSample]:
-        for group in self._groups.values():
-            for seen in group.living.values():
-                if seen.position not in self._released:
-                    yield seen
 
     def _group(self, number: int, seen: SeenSample | DeadSample, now_s: float) -> Group:
         return self._groups.get(number) or Group(

@@ -32,13 +32,12 @@ class SeenSample:
     replacement: int
     position: Position
     num_tokens: int  # prompt included
-    num_bytes: int  # of the record
     segments: tuple[PolicySegment, ...]
     reward: float = 0.0
     is_truncated: bool = False  # cut at its length, not ended by the policy
 
     @classmethod
-    def of(cls, scored: ScoredTrajectory, position: Position, num_bytes: int) -> SeenSample:
+    def of(cls, scored: ScoredTrajectory, position: Position) -> SeenSample:
         """What to remember of a record."""
         trajectory = scored.trajectory
         return cls(
@@ -51,7 +50,6 @@ class SeenSample:
             replacement=trajectory.replacement,
             position=position,
             num_tokens=sum(len(segment.token_ids) for segment in trajectory.segments),
-            num_bytes=num_bytes,
             segments=tuple(
                 PolicySegment(index, segment.policy_version)
                 for index, segment in enumerate(trajectory.segments)

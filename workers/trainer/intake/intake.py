@@ -68,7 +68,6 @@ class Intake:
         self._routers = routers
         self._foreign = ForeignRecords(context.worker, bus.schemas())
         self._schemas = bus.schemas()
-        self._limit_bytes = context.config.trainer.buffer_mb * 1_000_000
         offsets = _start_offsets(bus, start)
         # Held back until the old dead letters are read; empty from then on.
         self._history = bus.ends(DEAD_LETTERS.name)
@@ -81,7 +80,7 @@ class Intake:
         self._ends: Mapping[Partition, int] = {}  # of scored-trajectories, when they were asked for
         self._has_asked = False  # in this poll
         self._reader = bus.reader({p: at for p, at in offsets.items() if p not in self._later})
-        self._size = PollSize(min(POLL_BYTES, self._limit_bytes))
+        self._size = PollSize(min(POLL_BYTES, payloads.limit_bytes))
         self.letters: list[DeadLetter] = []
         self.num_samples = 0
 
@@ -100,7 +99,6 @@ class Intake:
                 self._sample(raw, now_s)
             else:
                 self._dead(raw, now_s)
-        self._payloads.release(self._admission.let_go(self._limit_bytes))
         return sum(raw.position.offset < self._old_ends.get(raw.partition, 0) for raw in raws)
 
     def set_aside(self, payload: Payload, reason: Reason, detail: str) -> None:
@@ -145,11 +143,6 @@ class Intake:
                 low[partition] = min(letter.offset, low.get(partition, letter.offset))
         return low
 
-    @property
-    def num_foreign(self) -> int:
-        """Records of `dead-letters` that are no event: a foreign writer's, named in the log."""
-        return self._foreign.num
-
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
@@ -179,8 +172,7 @@ class Intake:
                 check_reference(scored, self._reference())
             is_replayed = config.trainer.routing_replay
             check_routing(scored, is_replayed=is_replayed, shape=self._routers)
-            seen = SeenSample.of(scored, raw.position, len(raw.value))
-            if self._admission.add(seen, now_s):
+            if self._admission.add(SeenSample.of(scored, raw.position), now_s):
                 self._payloads.put(Payload(raw=raw, scored=scored))
                 self.num_samples += 1
         except ValueError as err:

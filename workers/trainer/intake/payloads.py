@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,21 +28,30 @@ class Payloads:
 
     Args:
         while_waiting: see `fetch`.
+        limit_bytes: of all that is held.
     """
 
-    def __init__(self, bus: Bus, while_waiting: Callable[[int], None]) -> None:
+    def __init__(
+        self, bus: Bus, while_waiting: Callable[[int], None], limit_bytes: int = sys.maxsize
+    ) -> None:
         self._bus = bus
         self._while_waiting = while_waiting
+        self.limit_bytes = limit_bytes
         self._held: dict[Position, Payload] = {}
+        self._num_bytes = 0
 
     def put(self, payload: Payload) -> None:
-        """Hold it."""
-        self._held[payload.raw.position] = payload
+        """Hold it if there is room; else `take` reads it again."""
+        position, size = payload.raw.position, len(payload.raw.value)
+        if position not in self._held and self._num_bytes + size <= self.limit_bytes:
+            self._held[position] = payload
+            self._num_bytes += size
 
     def release(self, positions: Iterable[Position]) -> None:
-        """Let go of these; `take` reads them again."""
+        """Let go of these."""
         for position in positions:
-            self._held.pop(position, None)
+            if payload := self._held.pop(position, None):
+                self._num_bytes -= len(payload.raw.value)
 
     def take(self, positions: Sequence[Position]) -> list[Payload]:
         """The payloads at `positions`, in order; they are no longer held.
@@ -49,12 +59,13 @@ class Payloads:
         Raises:
             OffsetGoneError, RecordGoneError, TimeoutError: see `fetch`.
         """
-        missing = [position for position in positions if position not in self._held]
+        found = {position: self._held[position] for position in positions if position in self._held}
+        self.release(found)
+        missing = [position for position in positions if position not in found]
         if missing:
             raws = fetch(self._bus, missing, while_waiting=self._while_waiting)
-            for raw in raws:
-                self.put(payload_of(raw, self._bus.schemas()))
-        return [self._held.pop(position) for position in positions]
+            found |= {raw.position: payload_of(raw, self._bus.schemas()) for raw in raws}
+        return [found[position] for position in positions]
 
 
 def payload_of(raw: RawRecord, schemas: SchemaTexts) -> Payload:

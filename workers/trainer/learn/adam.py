@@ -1,9 +1,9 @@
-"""AdamW over parameters of 32 or 16 bits: one optimizer a parameter, always on float32 numbers.
+"""AdamW over parameters of 32 or 16 bits: parameter by parameter, always on float32 numbers.
 
 A 16-bit parameter is the upper half of its float32 number, rounded to nearest; the lower half is
 kept here, and for the moment of its update both are one number again. So small updates add up that
 16 bits alone would round away, for 2 bytes a weight instead of the 4 of a second copy. Gradients of
-micro-batches are summed in float32. Parameter by parameter, nothing of the model's size is copied.
+micro-batches are summed in float32. So nothing of the model's size is copied.
 AdamW: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101, as torch computes it.
 """
 
@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.model.base import CPU
 
-LOW = "low"  # lower halves, among the optimizer's tensors
+MOMENTS, STEP = ("exp_avg", "exp_avg_sq"), "step"  # of the optimizer's tensors
+LOW = "low"  # lower halves, likewise
 _HALF = 1 << 15
 
 
@@ -46,62 +48,21 @@ def halves(whole: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Slot:
-    """One parameter of 32 bits, its gradient and moments."""
+    """One parameter, its gradient over micro-batches and AdamW's state.
+
+    A parameter of 16 bits has its lower half among the state.
+    """
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter
-        self._adam = self._adam_of(parameter)
-
-    @staticmethod
-    def _adam_of(parameter: nn.Parameter) -> torch.optim.AdamW:
-        # A GPU's default would update all at once, by copies as large as they are. The fused one
-        # takes no rows that lie apart.
-        is_fused = parameter.is_cuda and parameter.is_contiguous()
-        return torch.optim.AdamW([parameter], fused=True if is_fused else None)
-
-    @property
-    def gradient(self) -> Tensor | None:
-        """Of all micro-batches since `clear`, float32."""
-        return self.parameter.grad
-
-    def take(self, gradient: Tensor) -> None:
-        """Add what no backward put there; it may be kept."""
-        kept = self.parameter.grad
-        self.parameter.grad = gradient if kept is None else kept.add_(gradient)
-
-    def clear(self) -> None:
-        """Forget the gradient."""
-        self.parameter.grad = None
-
-    def configure(self, **options: Any) -> None:  # noqa: ANN401  (the library's own)
-        """Options of AdamW, for the next update."""
-        self._adam.param_groups[0].update(options)
-
-    def update(self) -> None:
-        """One step of AdamW; a parameter without gradient stays."""
-        self._adam.step()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What the next update depends on, beside parameter and options."""
-        states = self._adam.state_dict()["state"]
-        return {key: tensor.detach() for key, tensor in states.get(0, {}).items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """What `tensors` gave."""
-        state = {0: {key: tensor.clone() for key, tensor in tensors.items()}} if tensors else {}
-        groups = self._adam.state_dict()["param_groups"]
-        self._adam.load_state_dict({"state": state, "param_groups": groups})
-
-
-class _SplitSlot(_Slot):
-    """One parameter in bfloat16."""
-
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self._whole = nn.Parameter(parameter.new_empty(0, dtype=torch.float32))
-        super().__init__(self._whole)
-        self._high = parameter
-        self._low = torch.zeros_like(parameter, dtype=torch.int16)
-        self._gradient: Tensor | None = None
+        self.gradient: Tensor | None = None  # of all micro-batches since it was cleared, float32
+        self.state: dict[str, Tensor] = {}
+        self._is_split = parameter.dtype == torch.bfloat16
+        # A GPU's default would make copies as large as they are; the fused one takes no rows that
+        # lie apart.
+        self._is_fused = parameter.is_cuda and (self._is_split or parameter.is_contiguous())
+        self._step_device = parameter.device if self._is_fused else CPU
+        self.load({})
         parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
     def _take(self, parameter: Tensor) -> None:
@@ -110,47 +71,53 @@ class _SplitSlot(_Slot):
         parameter.grad = None
 
     def take(self, gradient: Tensor) -> None:
-        if self._gradient is None:
-            self._gradient = gradient.float()
+        """Add to the gradient; what is given may be kept."""
+        if self.gradient is None:
+            self.gradient = gradient.float()
         else:
-            self._gradient += gradient
-
-    @property
-    def gradient(self) -> Tensor | None:
-        return self._gradient
+            self.gradient += gradient
 
     def clear(self) -> None:
-        self._gradient = self._high.grad = None  # the latter of a backward that broke off
+        """Forget the gradient."""
+        self.gradient = self.parameter.grad = None  # the latter of a backward that broke off
 
     @torch.no_grad()
-    def update(self) -> None:
-        if self._gradient is None:
+    def update(self, lr: float, section: OptimizerSection) -> None:
+        """One step of AdamW; a parameter without gradient stays."""
+        if self.gradient is None:
             return
-        self._whole.data = joined(self._high, self._low)
-        self._whole.grad = self._gradient
-        super().update()
-        high, self._low = halves(self._whole.data)
-        self._high.copy_(high)
-        self._whole.grad = None
-        self._whole.data = self._whole.new_empty(0)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return super().tensors() | {LOW: self._low}
+        low = self.state.get(LOW)
+        whole = self.parameter.detach() if low is None else joined(self.parameter, low)
+        if STEP not in self.state:
+            self.state[STEP] = torch.zeros((), device=self._step_device)
+            self.state |= {key: torch.zeros_like(whole) for key in MOMENTS}
+        mean, square = ([self.state[key]] for key in MOMENTS)
+        adamw(
+            [whole], [self.gradient], mean, square, [], [self.state[STEP]],
+            fused=self._is_fused or None, amsgrad=False, maximize=False, lr=lr, beta1=section.beta1,
+            beta2=section.beta2, eps=section.eps, weight_decay=section.weight_decay,
+        )  # fmt: skip
+        if low is not None:
+            high, self.state[LOW] = halves(whole)
+            self.parameter.copy_(high)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        super().load({key: tensor for key, tensor in tensors.items() if key != LOW})
-        low = tensors.get(LOW)
-        self._low = torch.zeros_like(self._low) if low is None else low.to(self._low.device).clone()
+        """Take this state, without `LOW` that of the parameter's own numbers."""
+        here = {STEP: self._step_device}
+        self.state = {
+            key: tensor.to(here.get(key, self.parameter.device), copy=True)
+            for key, tensor in tensors.items()
+        }
+        if self._is_split and LOW not in tensors:
+            self.state[LOW] = torch.zeros_like(self.parameter, dtype=torch.int16)
 
 
 class Adam:
     """AdamW over named parameters."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._slots = {
-            name: (_SplitSlot if parameter.dtype == torch.bfloat16 else _Slot)(parameter)
-            for name, parameter in parameters.items()
-        }
+        self._slots = {name: _Slot(parameter) for name, parameter in parameters.items()}
+        self._section = OptimizerSection()
 
     @property
     def names(self) -> list[str]:
@@ -159,12 +126,7 @@ class Adam:
 
     def configure(self, section: OptimizerSection) -> None:
         """From the next update on; moments stay."""
-        for slot in self._slots.values():
-            slot.configure(
-                betas=(section.beta1, section.beta2),
-                eps=section.eps,
-                weight_decay=section.weight_decay,
-            )
+        self._section = section
 
     def clear(self) -> None:
         """Forget gradients."""
@@ -194,8 +156,7 @@ class Adam:
     def update(self, lr: float) -> None:
         """Change every parameter that has a gradient, and forget gradients."""
         for slot in self._slots.values():
-            slot.configure(lr=lr)
-            slot.update()
+            slot.update(lr, self._section)
             slot.clear()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -206,7 +167,7 @@ class Adam:
         return {
             f"{name}:{key}": tensor
             for name, slot in self._slots.items()
-            for key, tensor in slot.tensors().items()
+            for key, tensor in slot.state.items()
         }
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:

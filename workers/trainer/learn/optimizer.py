@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -85,6 +85,8 @@ class Learner:
         self._trained = AllWeights(model) if trainable is None else trainable
         self._scorer: Score = TokenScorer(model, mask) if scorer is None else scorer
         self._adam = Adam(self._trained.parameters())
+        # What a checkpoint has otherwise than it is made here: the version, until the next step.
+        self._published: dict[str, Tensor] = {}
         self.configure(optimizer, loss)
 
     def configure(self, optimizer: OptimizerSection, loss: LossSection) -> None:
@@ -199,6 +201,7 @@ class Learner:
 
     def _update(self, lr: float) -> None:
         """The weights follow the gradient."""
+        self._published = {}
         self._adam.update(lr)
 
     def _loss_of(self, totals: LossTotals, updates: int = 1) -> float:
@@ -336,7 +339,7 @@ class Learner:
 
     def weights(self) -> Mapping[str, Tensor]:
         """What is published, by name; the model's own tensors, which the next step changes."""
-        return self._trained.weights()
+        return self._trained.weights() | self._published
 
     def optimizer_tensors(self) -> Mapping[str, Tensor]:
         """AdamW's state, as `Adam.tensors` has it; of adapters also the `value`, which the weights
@@ -361,22 +364,30 @@ class Learner:
             WeightError: the weights are not this model's.
             ValueError: the optimizer state is not this model's.
         """
-        extra: dict[str, Tensor] = {}
-        states: dict[str, dict[str, Tensor]] = {name: {} for name in self._adam.names}
-        for key, tensor in optimizer_tensors.items():
-            name, _, part = key.rpartition(":")
-            if name not in states:
-                raise ValueError(
-                    f"optimizer state names an unknown parameter: {key!r}; it is of another "
-                    "model, or was written under another trainer.lora"
-                )
-            if part == VALUE:
-                extra[name] = tensor
-            else:
-                states[name][part] = tensor
-        self._trained.load(weights, extra)
+        states, extra = sorted_state(optimizer_tensors, self._adam.names)
+        self._published = self._trained.load(weights, extra)
         self._adam.load(states)
         self.step_number = step
+
+
+def sorted_state(
+    optimizer_tensors: Mapping[str, Tensor], names: Iterable[str]
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    """The optimizer's tensors by parameter and part, and the adapters' values.
+
+    Raises:
+        ValueError: one is of none of these parameters.
+    """
+    states: dict[str, dict[str, Tensor]] = {name: {} for name in names}
+    for key, tensor in optimizer_tensors.items():
+        name, _, part = key.rpartition(":")
+        if name not in states:
+            raise ValueError(
+                f"optimizer state names an unknown parameter: {key!r}; it is of another "
+                "model, or was written under another trainer.lora"
+            )
+        states[name][part] = tensor
+    return states, {name: own.pop(VALUE) for name, own in states.items() if VALUE in own}
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

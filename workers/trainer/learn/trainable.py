@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.trainer import LoraSection
 from rlstreams.workers.model.model import load_weights, weights_of
 from rlstreams.workers.weights.layout import layout_of, weight_hash
 
 VALUE = "value"  # of an adapter among the optimizer's tensors
-EPS32 = torch.finfo(torch.float32).eps
 
 
 class Trainable(Protocol):
@@ -35,8 +35,12 @@ class Trainable(Protocol):
     def extra(self) -> dict[str, Tensor]:
         """What a checkpoint needs beside the weights, by the names of `parameters`."""
 
-    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
+    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Take what `weights` and `extra` gave.
+
+        Returns:
+            Those of the given weights that have other bits here: other hardware may merge adapters
+            so. A version has one content, so they stand for it until the next step.
 
         Raises:
             WeightError: the weights are not this model's.
@@ -62,13 +66,12 @@ class AllWeights:
         """Nothing: the weights are all."""
         return {}
 
-    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
+    def load(
+        self, weights: Mapping[str, Tensor], _extra: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """See `Trainable`."""
-        if extra:
-            raise ValueError(
-                f"optimizer state holds adapters, first {min(extra)}: see trainer.lora"
-            )
         load_weights(self._model, weights)
+        return {}
 
 
 class _LowRank(nn.Module):
@@ -89,20 +92,10 @@ class _LowRank(nn.Module):
         """The merged weight; what is published is this, to the bit."""
         return merged(weight, self.down, self.up, self._scale)
 
-    def rounding(self, weight: Tensor) -> Tensor:
-        """See `rounding`."""
-        return rounding(weight, self.down, self.up, self._scale)
-
 
 def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
     """What a layer with an adapter computes with."""
     return weight + (scale * (up @ down)).to(weight.dtype)
-
-
-def rounding(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """How far the merged weight of other hardware, which adds in another order, may be off."""
-    size = weight.float().abs() + scale * (up.abs() @ down.abs())
-    return size * (2 * torch.finfo(weight.dtype).eps + len(down) * EPS32)
 
 
 class Adapters:
@@ -112,7 +105,7 @@ class Adapters:
         """Put adapters on every layer whose name `section.targets` finds; the output stays as is.
 
         Raises:
-            ValueError: there is no such layer.
+            ConfigError: there is no such layer.
         """
         model.requires_grad_(False)
         self._base = weights_of(model)
@@ -125,14 +118,12 @@ class Adapters:
             and re.search(section.targets, name)
         }
         if not layers:
-            raise ValueError(f"trainer.lora.targets {section.targets!r} is no linear layer's name")
+            raise ConfigError(f"trainer.lora.targets {section.targets!r} is no linear layer's name")
         self._adapted: dict[str, _LowRank] = {}
         for name, layer in layers.items():
             low_rank = _LowRank(name, layer.weight, section)
             parametrize.register_parametrization(layer, "weight", low_rank)
             self._adapted[f"{name}.weight"] = low_rank
-        self._loaded: dict[str, Tensor] = {}  # adapters of a checkpoint ...
-        self._published: dict[str, Tensor] = {}  # ... and what other hardware merged of them
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Two a layer."""
@@ -144,29 +135,16 @@ class Adapters:
 
     @torch.no_grad()
     def weights(self) -> dict[str, Tensor]:
-        """The folder's weights, with adapters merged into copies of those that have some.
-
-        Until the adapters change, those of a checkpoint are the ones that it holds: a version has
-        one content, and other hardware may merge to the last bit otherwise.
-        """
-        if self._published and not self._is_as_loaded():
-            self._loaded, self._published = {}, {}
-        return {
-            name: self._published[name] if name in self._published else self._merged(name, base)
-            for name, base in self._base.items()
-        }
-
-    def _is_as_loaded(self) -> bool:
-        own = self.parameters()
-        return all(torch.equal(own[name], tensor) for name, tensor in self._loaded.items())
+        """The folder's weights, with adapters merged into copies of those that have some."""
+        return {name: self._merged(name, base) for name, base in self._base.items()}
 
     def extra(self) -> dict[str, Tensor]:
         """The adapters."""
         return {name: parameter.detach() for name, parameter in self.parameters().items()}
 
     @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
-        """See `Trainable`; merged they must be the given weights, but for rounding."""
+    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Trainable`."""
         own = self.parameters()
         shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
         if {name: tuple(tensor.shape) for name, tensor in extra.items()} != shapes:
@@ -174,29 +152,17 @@ class Adapters:
                 f"the checkpoint has {len(extra)} adapter tensors and trainer.lora asks for "
                 f"{len(own)}, or of other shapes: it was written under another trainer.lora"
             )
-        before = {name: parameter.clone() for name, parameter in own.items()}
+        if layout_of(weights) != layout_of(self._base):
+            raise ValueError(NOT_OF_FOLDER)
+        check_base(((n, b) for n, b in self._base.items() if n not in self._adapted), weights)
         for name, parameter in own.items():
             parameter.copy_(extra[name])
-        if layout_of(weights) != layout_of(self._base) or not all(
-            self._is_made(name, tensor) for name, tensor in weights.items()
-        ):
-            for name, parameter in own.items():
-                parameter.copy_(before[name])
-            raise ValueError("the checkpoint's adapters do not make its weights of this folder's")
-        self._loaded = {name: parameter.clone() for name, parameter in own.items()}
-        self._published = {
-            name: weights[name].to(self._base[name].device)
+        made = self.weights()
+        return {
+            name: weights[name].to(made[name].device)
             for name in self._adapted
-            if not is_same(weights[name], self._merged(name, self._base[name]))
+            if not is_same(weights[name], made[name])
         }
-
-    def _is_made(self, name: str, found: Tensor) -> bool:
-        """Whether the merged weight is `found`; without an adapter to the bit."""
-        base = self._base[name]
-        if name not in self._adapted:
-            return is_same(found, base)
-        off = (found.to(base.device).float() - self._merged(name, base).float()).abs()
-        return bool((off <= self._adapted[name].rounding(base)).all())
 
     def _merged(self, name: str, base: Tensor) -> Tensor:
         if name not in self._adapted:
@@ -204,6 +170,20 @@ class Adapters:
         low_rank = self._adapted[name]
         # Adding nothing would still turn a weight of -0.0 into 0.0, and so another hash.
         return low_rank.forward(base) if bool(low_rank.up.any()) else base
+
+
+NOT_OF_FOLDER = "the checkpoint's weights are not this folder's with adapters"
+
+
+def check_base(base: Iterable[tuple[str, Tensor]], weights: Mapping[str, Tensor]) -> None:
+    """Return if weights without an adapter are as the folder has them.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for name, tensor in base:
+        if not is_same(tensor, weights[name]):
+            raise ValueError(f"{NOT_OF_FOLDER}: {name} differs")
 
 
 def is_same(one: Tensor, other: Tensor) -> bool:

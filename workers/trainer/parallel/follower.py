@@ -17,8 +17,7 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlstreams.workers.trainer.parallel.link import (
     ALIVE,
@@ -29,10 +28,6 @@ from rlstreams.workers.trainer.parallel.link import (
     Command,
     Link,
 )
-
-if TYPE_CHECKING:
-    from rlstreams.workers.trainer.parallel.rank_learner import RankLearner, RankSpec
-    from rlstreams.workers.trainer.parallel.rank_scorer import RankScorer, ScorerSpec
 
 ALIVE_EVERY_S = 1.0
 SEND_LIMIT_S = 60.0
@@ -45,9 +40,8 @@ class Follower:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._rank: Any = (
-            None  # a `RankLearner` or `RankScorer`: torch is imported once this process is heard
-        )
+        # A `RankLearner` or `RankScorer`: torch is imported once this process is heard.
+        self._rank: Any = None
 
     def run(self) -> None:
         """Until the trainer is gone."""
@@ -63,7 +57,8 @@ class Follower:
 
         try:
             if method == BEGIN:
-                self._rank = _begin(*args)
+                spec, file = args
+                self._rank = spec.begin(file)
                 return Answer()
             return Answer(result=getattr(self._rank, method)(*args))
         except OutOfMemoryError as err:
@@ -98,20 +93,6 @@ def _free() -> None:
 
     group.abort()
     group.hang_up()
-
-
-def _begin(spec: RankSpec | ScorerSpec, file: Path) -> RankLearner | RankScorer:
-    """This process as a rank."""
-    from rlstreams.workers.trainer.parallel.rank_scorer import ScorerSpec
-
-    if isinstance(spec, ScorerSpec):
-        return spec.begin(file)
-    from rlstreams.workers.model.model import configure_torch
-    from rlstreams.workers.trainer.parallel.rank_learner import RankLearner
-
-    in_one_order = spec.section.redo != "tolerate"
-    configure_torch(spec.threads, spec.device, fused=True, in_one_order=in_one_order)
-    return RankLearner(spec, file)
 
 
 def die_with_parent() -> None:

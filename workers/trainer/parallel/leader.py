@@ -8,31 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
-from rlstreams.workers.model.token_scores import MakeMask
+from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look
 from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
+from rlstreams.workers.trainer.learn.optimizer import sorted_state
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch
-from rlstreams.workers.trainer.learn.trainable import VALUE, is_same, merged, rounding
-from rlstreams.workers.trainer.parallel import group
+from rlstreams.workers.trainer.learn.trainable import VALUE, check_base, is_same, merged
 from rlstreams.workers.trainer.parallel.deal import Task, deal
-from rlstreams.workers.trainer.parallel.link import BEGIN
-from rlstreams.workers.trainer.parallel.rank_learner import (
-    STATE,
-    TRAINED,
-    WEIGHT,
-    RankLearner,
-    RankSpec,
-)
+from rlstreams.workers.trainer.parallel.rank_learner import RankLearner, RankSpec
 from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import LazyWeights, layout_difference, layout_of
@@ -77,28 +69,15 @@ class Leader(RankLearner):
         self,
         team: Team,
         spec: RankSpec,
-        model: nn.Module | None = None,
-        mask: MakeMask | None = None,
+        scorer: TokenScorer | None = None,
     ) -> None:
         """
         Args:
-            model: whole, on the CPU; it is cut. None: each rank reads its share.
+            scorer: of the whole model, on the CPU; it is cut. None: each rank reads its share.
         """
         self._team = team
-        # What other hardware merged of a checkpoint's adapters: the version, until they change.
-        self._published: dict[str, Tensor] = {}
         self._is_ready = False
-        file = team.new_file()
-        try:
-            team.together(
-                lambda: super(Leader, self).__init__(spec, file, model, mask),
-                BEGIN,
-                by_rank=[(replace(spec, rank=rank), file) for rank in range(1, team.size)],
-            )
-        except BaseException:
-            team.close()
-            group.leave()
-            raise
+        team.begin(spec, lambda file: super(Leader, self).__init__(spec, file, scorer))
         self._is_ready = True
 
     def _all(self, method: str, *args: object) -> tuple[Any, list[Any]]:
@@ -166,7 +145,6 @@ class Leader(RankLearner):
         self._all("_forget")
 
     def _update(self, lr: float) -> None:
-        self._published = {}
         self._all("_update", lr)
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -206,114 +184,84 @@ class Leader(RankLearner):
             return self._plan.constant[name]
         if name in self._published:
             return self._published[name]
-        base = self._whole(WEIGHT, name)
+        base = self._whole(self._plan.published[name])
         if f"{name}.up" not in self._plan.adapters:
             return base
-        up = self._whole(TRAINED, f"{name}.up")
+        up = self._whole(self._plan.trained[f"{name}.up"])
         section = self._spec.section.lora
         # Adding nothing would still turn a weight of -0.0 into 0.0, and so another hash.
         if not bool(up.any()):
             return base
         with torch.no_grad():
-            down = self._whole(TRAINED, f"{name}.down")
+            down = self._whole(self._plan.trained[f"{name}.down"])
             return merged(base, down, up, section.alpha / section.rank)
 
     def _optimizer_tensor(self, key: str) -> Tensor:
         name, _, part = key.rpartition(":")
+        path = self._plan.trained[name]
         if part == VALUE:
-            return self._whole(TRAINED, name)
+            return self._whole(path)
         number = self.states.get(key)
         if number is None and part == "step":  # of another stage, alike
-            number = next(one for own, one in self.states.items() if own.endswith(":step")).clone()
-        return self._whole(STATE, key) if number is None or number.dim() else number
+            same = (one for own, one in self.states.items() if own.endswith(":step"))
+            number = next(same).clone()  # a file takes no tensor twice
+        return self._whole(path, key) if number is None or number.dim() else number
 
-    def _whole(self, kind: str, key: str) -> Tensor:
-        whole: Tensor = self._all("gather", kind, key)[0]
+    def _whole(self, path: str, key: str = "") -> Tensor:
+        whole: Tensor = self._all("gather", path, key)[0].detach()
         return whole
 
     def load(
         self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], step: int
     ) -> None:
         """See `Learner`. A checkpoint of any number of ranks is the same."""
-        states, extra = self._sorted(optimizer_tensors)
+        extra = self._checked(optimizer_tensors)
         difference = layout_difference(expected=layout_of(self.weights()), found=layout_of(weights))
         if difference:
             raise WeightError(f"weights do not fit the model: {difference}")
         if self._plan.adapters:
             self._load_adapters(weights, extra)
         else:
-            for name in self._plan.published:
-                self._spread(WEIGHT, name, weights[name])
+            for name, path in self._plan.published.items():
+                self._spread(path, weights[name])
             for name, tensor in self._plan.constant.items():
                 if not torch.equal(tensor, weights[name]):
                     raise WeightError(f"{name} is no parameter, and is another than the model's")
+        states = {k: t for k, t in optimizer_tensors.items() if not k.endswith(f":{VALUE}")}
         for key, tensor in states.items():
             if tensor.dim():
-                self._spread(STATE, key, tensor)
+                self._spread(self._plan.trained[key.rpartition(":")[0]], tensor, key)
         self._all("adopt", step, {key: float(t) for key, t in states.items() if not t.dim()})
 
-    def _sorted(
-        self, optimizer_tensors: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The optimizer's tensors, and the adapters' values.
+    def _checked(self, optimizer_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The adapters' values among the optimizer's tensors.
 
         Raises:
             ValueError: they are not of these parameters.
         """
-        states: dict[str, Tensor] = {}
-        extra: dict[str, Tensor] = {}
+        _, extra = sorted_state(optimizer_tensors, self._plan.trained)
         for key, tensor in optimizer_tensors.items():
-            name, _, part = key.rpartition(":")
-            if name not in self._plan.trained:
-                raise ValueError(
-                    f"optimizer state names an unknown parameter: {key!r}; it is of another "
-                    "model, or was written under another trainer.lora"
-                )
-            whole = self._plan.whole[self._plan.trained[name]]
+            whole = self._plan.whole[self._plan.trained[key.rpartition(":")[0]]]
             if tensor.dim() and tensor.shape != whole.shape:
                 raise ValueError(f"{key!r} is {list(tensor.shape)}, expected {list(whole.shape)}")
-            if part == VALUE:
-                extra[name] = tensor
-            else:
-                states[key] = tensor
         if extra.keys() != self._plan.adapters:
             raise ValueError(
                 f"the checkpoint has {len(extra)} adapter tensors and trainer.lora asks for "
                 f"{len(self._plan.adapters)}: it was written under another trainer.lora"
             )
-        return states, extra
+        return extra
 
     def _load_adapters(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
-        before = {name: self._whole(TRAINED, name).clone() for name in extra}
+        adapted = [name for name in weights if f"{name}.up" in self._plan.adapters]
+        check_base(((n, self._weight(n)) for n in weights if n not in adapted), weights)
         for name, tensor in extra.items():
-            self._spread(TRAINED, name, tensor)
+            self._spread(self._plan.trained[name], tensor)
         self._published = {}
-        published: dict[str, Tensor] = {}
-        for name, given in weights.items():
-            made = self._weight(name)
-            if is_same(given, made):
-                continue
-            if not self._is_rounding(name, given.to(made.device), made):
-                for own, tensor in before.items():
-                    self._spread(TRAINED, own, tensor)
-                raise ValueError(
-                    "the checkpoint's adapters do not make its weights of this folder's"
-                )
-            published[name] = given
-        self._published = published
+        made = ((name, self._weight(name)) for name in adapted)
+        self._published = {n: weights[n] for n, tensor in made if not is_same(weights[n], tensor)}
 
-    @torch.no_grad()
-    def _is_rounding(self, name: str, given: Tensor, made: Tensor) -> bool:
-        """Whether other hardware may have merged so."""
-        if f"{name}.up" not in self._plan.adapters:
-            return False
-        base, up = self._whole(WEIGHT, name), self._whole(TRAINED, f"{name}.up")
-        down, section = self._whole(TRAINED, f"{name}.down"), self._spec.section.lora
-        bound = rounding(base, down, up, section.alpha / section.rank)
-        return bool(((given.float() - made.float()).abs() <= bound).all())
-
-    def _spread(self, kind: str, key: str, tensor: Tensor) -> None:
-        given = (kind, key, tensor.dtype)
+    def _spread(self, path: str, tensor: Tensor, key: str = "") -> None:
+        given = (path, key, tensor.dtype)
         self._team.together(lambda: self.scatter(*given, tensor), "scatter", *given)
 
     def check(self) -> None:

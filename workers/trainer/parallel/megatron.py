@@ -7,6 +7,7 @@ Gradients of a batch are summed once, in float32, over the ranks that have the s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,14 +19,12 @@ from rlstreams.workers.model.megatron.build import (
     RankModel,
     begin_ranks,
     end_ranks,
-    fill,
     view_of,
 )
 from rlstreams.workers.model.megatron.layout import Layout
 from rlstreams.workers.model.megatron.score import MegatronScores, group_of
 from rlstreams.workers.model.megatron.tables import Part
-from rlstreams.workers.trainer.parallel.shards import Plan
-from rlstreams.workers.weights.link.weight_hash import sums_of
+from rlstreams.workers.trainer.parallel.shards import Plan, ShardedModel, Share
 
 
 def megatron_shards(
@@ -56,14 +55,14 @@ def megatron_shards(
     return plan, MegatronShards(rank_model, recomputes=section.activation_checkpointing)
 
 
-class MegatronShards:
+class MegatronShards(ShardedModel):
     """See `ShardedModel`. A path is a Hugging Face name."""
 
     def __init__(self, rank_model: RankModel, *, recomputes: bool) -> None:
-        self._model, self._rank = rank_model, rank_model.rank
+        self._model, self.rank = rank_model, rank_model.rank
         self._every = {part.name: part for part in rank_model.every}
         self._layout = layout = rank_model.layout
-        self._device = next(rank_model.model.parameters()).device
+        self.device = next(rank_model.model.parameters()).device
         self.root = MegatronScores(rank_model, recomputes=recomputes)
         self.rows = {
             name: nn.Parameter(view_of(rank_model.tensors, part))
@@ -104,79 +103,16 @@ class MegatronShards:
         gradient.copy_(total)
 
     def _peers(self, part: Part) -> list[int]:
-        return self._layout.peers(self._rank, of_experts=part.by == "ep")
+        return self._layout.peers(self.rank, of_experts=part.by == "ep")
 
-    def _owners(self, part: Part) -> dict[int, tuple[slice, ...]]:
-        """The first rank of each share, and the share."""
-        found: dict[int, tuple[slice, ...]] = {}
-        for rank in range(self._layout.ranks):
-            index = part.index(rank, self._layout)
-            if index is not None and index not in found.values():
-                found[rank] = index
-        return found
-
-    def owns(self, path: str) -> bool:
+    def shape(self, path: str) -> Sequence[int]:
         """See `ShardedModel`."""
-        return self._rank in self._owners(self._every[path])
+        return self._every[path].shape
 
-    @torch.no_grad()
-    def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    def share(self, path: str, rank: int) -> Share | None:
         """See `ShardedModel`."""
-        part = self._every[path]
-        owners = self._owners(part)
-        if self._rank:
-            if self._rank in owners and rows is not None:
-                dist.send(_bytes(rows.contiguous()), 0)
-            return None
-        whole = torch.empty(part.shape, dtype=dtype, device=self._device)
-        for rank, index in owners.items():
-            share = whole[index]
-            if rank == 0:
-                assert rows is not None, "an owner has rows"
-                share.copy_(rows.reshape(share.shape))
-                continue
-            into = torch.empty_like(share, memory_format=torch.contiguous_format)
-            dist.recv(_bytes(into), rank)
-            share.copy_(into)
-        return whole
-
-    @torch.no_grad()
-    def scatter(self, path: str, whole: Tensor | None, rows: Tensor | None) -> None:
-        """See `ShardedModel`."""
-        part = self._every[path]
-        if whole is None:
-            if rows is not None:
-                share = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-                dist.recv(_bytes(share), 0)
-                rows.copy_(share)
-            return
-        dtype = whole.dtype if rows is None else rows.dtype
-        for rank in range(self._layout.ranks):
-            index = part.index(rank, self._layout)
-            if index is None:
-                continue
-            share = whole[index].to(device=self._device, dtype=dtype)
-            if rank == 0:
-                assert rows is not None, "rank 0 has this share"
-                fill(rows, share)
-            else:
-                dist.send(_bytes(share.contiguous()), rank)
-
-    def sums(self, path: str) -> Tensor | None:
-        """See `ShardedModel`; columns lie apart in the whole."""
-        part = self._every[path]
-        if part.axis and part.by:
-            return None
-        if not self.owns(path):
-            return torch.zeros(2, dtype=torch.int64, device=self._device)
-        start = self._owners(part)[self._rank][0].start
-        return sums_of(self.rows[path].detach(), start * torch.Size(part.shape[1:]).numel())
+        return self._every[path].index(rank, self._layout)
 
     def close(self) -> None:
         """See `ShardedModel`."""
         end_ranks()
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """A view that every transport knows."""
-    return tensor.detach().reshape(-1).view(torch.uint8)

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
-from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.bins import take_documents
-from rlstreams.workers.model.folder import read_config, vocab_size_of
-from rlstreams.workers.model.model import load_model
+from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.recompute import recompute_activations
-from rlstreams.workers.model.token_scores import MakeMask, Score, TokenScorer
+from rlstreams.workers.model.token_scores import Score, TokenScorer
 from rlstreams.workers.trainer.learn.adam import LOW
 from rlstreams.workers.trainer.learn.batch_factors import Look
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals
@@ -37,7 +35,6 @@ from rlstreams.workers.trainer.parallel.shards import Plan, ShardedModel, Shards
 from rlstreams.workers.weights.link.weight_hash import on_host
 
 _SQUARED_AT_ONCE = 1 << 24  # elements; in float64 beside all else that memory holds by then
-WEIGHT, STATE, TRAINED = "weight", "state", "trained"  # what can be gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,29 +54,28 @@ class RankSpec:
         """Ranks."""
         return self.section.ranks
 
+    def begin(self, file: Path) -> RankLearner:
+        """This process as a rank."""
+        in_one_order = self.section.redo != "tolerate"
+        configure_torch(self.threads, self.device, fused=True, in_one_order=in_one_order)
+        return RankLearner(self, file)
+
 
 class RankLearner(Learner):
     """One rank's `Learner`."""
 
-    def __init__(
-        self,
-        spec: RankSpec,
-        file: Path,
-        model: nn.Module | None = None,
-        mask: MakeMask | None = None,
-    ) -> None:
+    def __init__(self, spec: RankSpec, file: Path, scorer: TokenScorer | None = None) -> None:
         """Meets the other ranks at `file`, as `rejoin` does.
 
         Args:
-            model: loaded already, on the CPU.
-            mask: of this model.
+            scorer: loaded already, on the CPU.
 
         Raises:
             ConfigError: a model that cannot be trained so.
         """
         self._spec = spec
         mesh = self._meet(file)
-        self._plan, self._shards = self._cut(mesh, model, mask)
+        self._plan, self._shards = self._cut(mesh, scorer)
         self._states: dict[str, Tensor] | None = None
         self._incoming: dict[str, dict[str, Tensor]] = {}
         super().__init__(
@@ -96,7 +92,7 @@ class RankLearner(Learner):
         return group.join(file, spec.rank, spec.size, spec.device, spec.host)
 
     def _cut(
-        self, mesh: DeviceMesh, model: nn.Module | None = None, mask: MakeMask | None = None
+        self, mesh: DeviceMesh, scorer: TokenScorer | None = None
     ) -> tuple[Plan, ShardedModel]:
         spec = self._spec
         if spec.section.backend == MEGATRON:
@@ -105,18 +101,13 @@ class RankLearner(Learner):
 
             self.why_padded = WHY_PADDED
             return megatron_shards(spec.folder, spec.section, spec.rank, spec.device, spec.dtype)
-        if model is None or mask is None:
-            model = load_model(spec.folder, spec.dtype)
-            mask = check_scoring(model, vocab_size_of(read_config(spec.folder)))
-        try:
-            trainable = trainable_of(model, spec.section.lora)
-        except ValueError as err:
-            raise ConfigError(str(err)) from err
+        # Head and body are told apart where the model is whole.
+        scorer = scorer or load_scorer(spec.folder, spec.dtype)[0]
+        trainable = trainable_of(scorer.model, spec.section.lora)
         if spec.section.activation_checkpointing:
-            recompute_activations(model)
-        scorer = TokenScorer(model, mask)  # head and body are told apart where the model is whole
+            recompute_activations(scorer.model)
         self.why_padded = take_documents(scorer, spec.device)
-        return plan_of(model, trainable), Shards(scorer, mesh)
+        return plan_of(scorer.model, trainable), Shards(scorer, mesh)
 
     def local_gradient(self, tasks: Sequence[Task]) -> tuple[LossTotals, float]:
         """This rank's part of the batch's gradient; its totals, and its sum of squares.
@@ -160,7 +151,7 @@ class RankLearner(Learner):
         squares = [
             part.double().square().sum()
             for name, gradient in self._adam.gradients.items()
-            if self._shards.owns(self._plan.trained[name])
+            if self._spec.rank in self._shards.owners(self._plan.trained[name])
             for part in torch.split(gradient.flatten(), _SQUARED_AT_ONCE)
         ]
         return float(torch.stack(squares).sum()) if squares else 0.0
@@ -184,22 +175,14 @@ class RankLearner(Learner):
         known = {name: one for name, one in sums.items() if one is not None}
         return dict(zip(known, on_host(list(known.values())), strict=True))
 
-    def gather(self, kind: str, key: str) -> Tensor | None:
-        """A whole tensor on rank 0, of a published name, of the optimizer or of a trained name."""
-        path, rows = self._rows(kind, key)
+    def gather(self, path: str, key: str = "") -> Tensor | None:
+        """A whole parameter on rank 0, or what the optimizer has of it under `key`."""
+        rows: Tensor | None = self._shards.rows.get(path)
         dtype = self._plan.whole[path].dtype
-        if kind == STATE:
+        if key:
+            rows = self.states.get(key)
             dtype = torch.int16 if key.endswith(f":{LOW}") else torch.float32
         return self._shards.gather(path, rows, dtype)
-
-    def _rows(self, kind: str, key: str) -> tuple[str, Tensor | None]:
-        """A parameter's path, and what this rank has of it under `key`."""
-        if kind == STATE:
-            path = self._plan.trained[key.rpartition(":")[0]]
-            return path, self.states.get(key)
-        path = (self._plan.published if kind == WEIGHT else self._plan.trained)[key]
-        rows = self._shards.rows.get(path)
-        return path, None if rows is None else rows.detach()
 
     @property
     def states(self) -> dict[str, Tensor]:
@@ -208,12 +191,12 @@ class RankLearner(Learner):
             self._states = self._adam.tensors()
         return self._states
 
-    def scatter(self, kind: str, key: str, dtype: torch.dtype, whole: Tensor | None = None) -> None:
+    def scatter(self, path: str, key: str, dtype: torch.dtype, whole: Tensor | None = None) -> None:
         """Take this rank's rows of what rank 0 has; those of the optimizer wait for `adopt`."""
-        path, rows = self._rows(kind if kind != STATE else TRAINED, key.rpartition(":")[0] or key)
-        if kind == STATE and rows is not None:
+        rows: Tensor | None = self._shards.rows.get(path)
+        if key and rows is not None:
             name, _, part = key.rpartition(":")
-            rows = torch.empty_like(rows, dtype=dtype)
+            rows = torch.empty_like(rows, dtype=dtype, requires_grad=False)
             self._incoming.setdefault(name, {})[part] = rows
         self._shards.scatter(path, whole, rows)
 

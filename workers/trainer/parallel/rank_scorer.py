@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from rlstreams.schemas.events import PolicyPublished
@@ -30,17 +30,14 @@ from rlstreams.workers.engines.builtin_scorer import (
     in_order,
     parts_of,
 )
-from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import EngineError, RankLostError
 from rlstreams.workers.model.bins import take_documents
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
-from rlstreams.workers.model.model import FLOAT32, configure_torch, load_model
-from rlstreams.workers.model.routing_check import check_replay
-from rlstreams.workers.model.token_scores import TokenScorer
+from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.trainer.learn.trainable import AllWeights
 from rlstreams.workers.trainer.parallel import group
-from rlstreams.workers.trainer.parallel.link import BEGIN
-from rlstreams.workers.trainer.parallel.shards import Shards, plan_of, scatter
+from rlstreams.workers.trainer.parallel.shards import Shards, plan_of
 from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
@@ -80,12 +77,11 @@ class RankScorer:
         """
         self._spec = spec
         mesh = group.join(file, spec.rank, spec.size, spec.device, spec.host)
-        model: nn.Module = load_model(spec.folder, spec.dtype)
-        vocab_size = vocab_size_of(read_config(spec.folder))
-        scorer = TokenScorer(model, check_scoring(model, vocab_size))
-        self.routers = check_replay(model, vocab_size) if spec.replay_routes else None
+        scorer, self.routers = load_scorer(
+            spec.folder, spec.dtype, replay_routes=spec.replay_routes
+        )
         self.why_padded = take_documents(scorer, spec.device)
-        self.plan = plan_of(model, AllWeights(model))
+        self.plan = plan_of(scorer.model, AllWeights(scorer.model))
         self._shards = Shards(scorer, mesh, "logprob.ranks")
         self._forward = Forward(self._shards.root, torch.device(spec.device), self.routers)
         self._held: dict[int, dict[str, Tensor]] = {}  # by version, this rank's rows by path
@@ -112,7 +108,7 @@ class RankScorer:
             path = self.plan.published[name]
             rows = torch.empty_like(self._shards.rows[path], requires_grad=False)
             given = None if whole is None else whole[name]
-            scatter(given, rows, self._spec.rank, self._spec.size)
+            self._shards.scatter(path, given, rows)
             self._coming[path] = rows
 
     def adopt(self, held: Collection[int], version: int) -> None:
@@ -183,13 +179,7 @@ class RanksScorer:
             folder=folder, device=device, dtype=dtype, threads=threads, host=team.host,
             size=team.size, replay_routes=replay_routes,
         )  # fmt: skip
-        file = team.new_file()
-        others = [(replace(spec, rank=rank), file) for rank in range(1, team.size)]
-        try:
-            self._own, _ = team.together(lambda: spec.begin(file), BEGIN, by_rank=others)
-        except BaseException:
-            self.close()
-            raise
+        self._own = team.begin(spec, spec.begin)
         self.why_padded = self._own.why_padded
         self.why_eager = "several ranks compute their layers as they are"
         self._layout = layout_of(self._own.plan.facts)

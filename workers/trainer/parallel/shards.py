@@ -8,9 +8,11 @@ the ranks, in float32. Optimizer and checkpoints know only the rows, by the name
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,48 +56,113 @@ def plan_of(model: nn.Module, trainable: Trainable) -> Plan:
     )
 
 
-class ShardedModel(Protocol):
+Share = tuple[slice, ...]  # of a whole tensor, one slice for each of its first axes
+
+
+class ShardedModel(ABC):
     """A model of which each rank has a share: FSDP2's `Shards`, or megatron-core's layers.
 
     Paths name parameters; all ranks call `add_up`, `gather` and `scatter` in the same order.
 
-    `rows` are this rank's shares by path, in memory that the model computes with.
+    Attributes:
+        root: a `Score`; one forward of it is one pass of all ranks.
+        rows: this rank's shares by path, in memory that the model computes with.
+        hands: by rank, which of the hands that are dealt it computes.
+        voices: ranks whose totals count: one of each hand.
     """
 
+    root: nn.Module
     rows: dict[str, nn.Parameter]
+    hands: Sequence[int]
+    voices: frozenset[int]
+    rank: int
+    device: torch.device
 
-    @property
-    def root(self) -> nn.Module:
-        """A `Score`; one forward of it is one pass of all ranks."""
-
-    @property
-    def hands(self) -> Sequence[int]:
-        """By rank, which of the hands that are dealt it computes."""
-
-    @property
-    def voices(self) -> frozenset[int]:
-        """Ranks whose totals count: one of each hand."""
-
+    @abstractmethod
     def gradients(self) -> dict[str, Tensor]:
         """Those of the rows since the last call; by path."""
 
-    def add_up(self, path: str, gradient: Tensor) -> None:
+    @abstractmethod
+    def shape(self, path: str) -> Sequence[int]:
+        """Of the whole parameter."""
+
+    @abstractmethod
+    def share(self, path: str, rank: int) -> Share | None:
+        """What a rank has of a parameter; None: nothing."""
+
+    def add_up(self, path: str, gradient: Tensor) -> None:  # noqa: B027
         """Sum a batch's gradient in place over the ranks that have the same share."""
 
-    def owns(self, path: str) -> bool:
-        """Whether this rank is the first that has its share."""
+    def close(self) -> None:  # noqa: B027
+        """Let go of what the process group made."""
 
+    def owners(self, path: str) -> dict[int, Share]:
+        """The first rank of each share, and the share."""
+        found: dict[int, Share] = {}
+        for rank in range(len(self.hands)):
+            share = self.share(path, rank)
+            if share is not None and share not in found.values():
+                found[rank] = share
+        return found
+
+    @torch.no_grad()
     def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """What all ranks have of a parameter's shape as one tensor, on rank 0; None elsewhere."""
+        owners = self.owners(path)
+        if self.rank:
+            if self.rank in owners:
+                assert rows is not None, "an owner has rows"
+                dist.send(_bytes(rows), 0)
+            return None
+        whole = torch.empty(tuple(self.shape(path)), dtype=dtype, device=self.device)
+        for rank, share in owners.items():
+            into = torch.empty_like(whole[share], memory_format=torch.contiguous_format)
+            if rank == 0:
+                assert rows is not None, "likewise"
+                into = rows.reshape(into.shape)
+            else:
+                dist.recv(_bytes(into), rank)
+            whole[share] = into
+        return whole
 
+    @torch.no_grad()
     def scatter(self, path: str, whole: Tensor | None, rows: Tensor | None) -> None:
         """The other way: rank 0 has `whole`, every rank's `rows` are filled."""
+        if whole is None:
+            if rows is not None and rows.numel():
+                into = torch.empty_like(rows, memory_format=torch.contiguous_format)
+                dist.recv(_bytes(into), 0)
+                rows.copy_(into)
+            return
+        dtype = whole.dtype if rows is None else rows.dtype
+        for rank in range(len(self.hands)):
+            share = self.share(path, rank)
+            if share is None:
+                continue
+            part = whole[share].to(device=self.device, dtype=dtype)
+            if rank == 0:
+                assert rows is not None, "rank 0 has this share"
+                rows.copy_(part.reshape(rows.shape))
+            else:
+                dist.send(_bytes(part), rank)
 
     def sums(self, path: str) -> Tensor | None:
-        """What the hash adds up of this rank's rows; None: it takes the whole tensor."""
+        """What the hash adds up of this rank's rows; None: it takes the whole tensor, of which
+        ranks have columns."""
+        owners, shape = self.owners(path), self.shape(path)
+        columns = [slice(0, size) for size in shape[1:]]
+        if any(list(share[1:]) != columns[: len(share) - 1] for share in owners.values()):
+            return None
+        if self.rank not in owners:
+            return torch.zeros(2, dtype=torch.int64, device=self.device)
+        start = owners[self.rank][0].start
+        return sums_of(self.rows[path].detach(), start * math.prod(shape[1:]))
 
-    def close(self) -> None:
-        """Let go of what the process group made."""
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A view that every transport knows: NCCL has no 16-bit integers. A copy of rows that lie
+    apart."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 class _Root(nn.Module):
@@ -113,7 +180,7 @@ class _Root(nn.Module):
         return TokenScores(*(values_N.clone() for values_N in scores))
 
 
-class Shards:
+class Shards(ShardedModel):
     """The model of a scorer, cut. From here on the model's forward is `root`'s."""
 
     def __init__(self, scorer: TokenScorer, mesh: DeviceMesh, field: str = "trainer.ranks") -> None:
@@ -124,7 +191,7 @@ class Shards:
         Raises:
             ConfigError: a model that cannot be cut so; names what is in the way.
         """
-        self.root = _Root(scorer)
+        self.root: _Root = _Root(scorer)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         for layer in units_of(scorer.model, field):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -140,13 +207,17 @@ class Shards:
             path.removeprefix(_PREFIX): parameter
             for path, parameter in self.root.named_parameters()
         }
-        self._rank, self._size = mesh.get_local_rank(), mesh.size()
-        self.hands, self.voices = range(self._size), frozenset(range(self._size))
+        size = mesh.size()
+        self.rank, self.hands, self.voices = (
+            mesh.get_local_rank(),
+            range(size),
+            frozenset(range(size)),
+        )
         self.rows = {
             path: nn.Parameter(parameter.detach().to_local(), parameter.requires_grad)
             for path, parameter in self._cut.items()
         }
-        """By path; memory that the model is gathered from, so a change is seen by all ranks."""
+        self.device = next(iter(self.rows.values())).device
 
     def gradients(self) -> dict[str, Tensor]:
         """Those of the rows, summed over the ranks, since the last call; by path."""
@@ -157,33 +228,17 @@ class Shards:
                 parameter.grad = None
         return found
 
-    def add_up(self, path: str, gradient: Tensor) -> None:
-        """See `ShardedModel`: they are sums already."""
-
-    def owns(self, path: str) -> bool:
+    def shape(self, path: str) -> Sequence[int]:
         """See `ShardedModel`."""
-        return path in self.rows
+        shape: Sequence[int] = self._cut[path].shape
+        return shape
 
-    def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """See `ShardedModel`."""
-        del dtype
-        assert rows is not None, "every rank has rows of each"
-        return gather(rows, self._cut[path], self._rank, self._size)
-
-    def scatter(self, path: str, whole: Tensor | None, rows: Tensor | None) -> None:
-        """See `ShardedModel`."""
-        del path
-        assert rows is not None, "likewise"
-        scatter(whole, rows, self._rank, self._size)
-
-    def sums(self, path: str) -> Tensor | None:
-        """See `ShardedModel`."""
-        shape = self._cut[path].shape
-        first, _ = span(self._rank, self._size, shape[0])
-        return sums_of(self.rows[path].detach(), first * shape[1:].numel())
-
-    def close(self) -> None:
-        """See `ShardedModel`."""
+    def share(self, path: str, rank: int) -> Share | None:
+        """See `ShardedModel`: equal shares of the rows, the last ones less."""
+        num_rows = self.shape(path)[0]
+        each = -(-num_rows // len(self.hands))
+        first, end = rank * each, min((rank + 1) * each, num_rows)
+        return (slice(first, end),) if first < end else None
 
 
 def units_of(model: nn.Module, field: str = "trainer.ranks") -> list[nn.Module]:
@@ -218,53 +273,3 @@ def units_of(model: nn.Module, field: str = "trainer.ranks") -> list[nn.Module]:
             "in one tensor: set it to 1"
         )
     return units
-
-
-def span(rank: int, size: int, num_rows: int) -> tuple[int, int]:
-    """A rank's first row, and the row behind its last: equal shares, the last ones less."""
-    share = -(-num_rows // size)
-    return min(rank * share, num_rows), min((rank + 1) * share, num_rows)
-
-
-@torch.no_grad()
-def gather(rows: Tensor, whole: Tensor, rank: int, size: int) -> Tensor | None:
-    """Every rank's rows as one tensor, on rank 0; None elsewhere. All ranks call it.
-
-    Args:
-        rows: this rank's.
-        whole: of the whole shape; only its shape is looked at.
-    """
-    if rank:
-        if rows.numel():
-            dist.send(_bytes(rows), 0)
-        return None
-    found = torch.empty(whole.shape, dtype=rows.dtype, device=rows.device)
-    for other in range(size):
-        first, end = span(other, size, whole.shape[0])
-        if other == 0:
-            found[first:end] = rows
-        elif end > first:
-            dist.recv(_bytes(found[first:end]), other)
-    return found
-
-
-@torch.no_grad()
-def scatter(whole: Tensor | None, rows: Tensor, rank: int, size: int) -> None:
-    """The other way: rank 0 has `whole`, every rank's `rows` are filled."""
-    if whole is None:
-        if rows.numel():
-            dist.recv(_bytes(rows), 0)
-        return
-    assert rank == 0, "rank 0 has the whole tensor"
-    for other in range(size):
-        first, end = span(other, size, whole.shape[0])
-        part = whole[first:end].to(device=rows.device, dtype=rows.dtype).contiguous()
-        if other == 0:
-            rows.copy_(part)
-        elif end > first:
-            dist.send(_bytes(part), other)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """A view that every transport knows: NCCL has no 16-bit integers."""
-    return tensor.detach().reshape(-1).view(torch.uint8)

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.parallel.link import ALIVE, FREE, Answer, Link
+from rlstreams.workers.trainer.parallel.link import ALIVE, BEGIN, FREE, Answer, Link
 
 T = TypeVar("T")
 PROGRAM = "rlstreams.workers.trainer.parallel.follower"
@@ -177,6 +178,26 @@ class Team:
             if problem:
                 self.close()
                 raise FollowerError(f"{problem}; all ranks end")
+
+    def begin(self, spec: Any, own: Callable[[Path], T]) -> T:  # noqa: ANN401
+        """Every rank becomes what `spec` says: `spec.begin` there, `own` here; they meet in a file.
+
+        Args:
+            spec: a `RankSpec` or `ScorerSpec`.
+
+        Raises:
+            FollowerError, ConfigError, EngineError: one cannot; the team is closed.
+        """
+        from rlstreams.workers.trainer.parallel import group  # torch.distributed
+
+        file = self.new_file()
+        others = [(replace(spec, rank=rank), file) for rank in range(1, self.size)]
+        try:
+            return self.together(lambda: own(file), BEGIN, by_rank=others)[0]
+        except BaseException:
+            self.close()
+            group.leave()
+            raise
 
     def together(
         self,

@@ -9,18 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
-
-from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.trainer import TrainerSection
-from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.engines.selfcheck import load_scorer
+from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.bins import compile_for_bins, take_documents
-from rlstreams.workers.model.folder import read_config, vocab_size_of
-from rlstreams.workers.model.model import Numerics, load_model, numerics_of
+from rlstreams.workers.model.model import Numerics, numerics_of
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.routes import RouterShape
-from rlstreams.workers.model.routing_check import check_replay
-from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
+from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.trainable import trainable_of
 from rlstreams.workers.trainer.training.step_cost import StepCost
@@ -53,16 +49,16 @@ def over_library(
     Raises:
         ConfigError, EngineError: a model that cannot be trained so.
     """
-    vocab_size = vocab_size_of(read_config(folder))
-    model = load_model(folder, dtype)
-    mask = check_scoring(model, vocab_size)
-    routers = check_replay(model, vocab_size) if section.routing_replay else None
+    scorer, routers = load_scorer(
+        folder, dtype, device if team is None else CPU, replay_routes=section.routing_replay
+    )
+    model = scorer.model
     cost = StepCost(model, numerics.device, dtype, section)
     if team is None:
-        learner, why_eager = _learner(model.to(device), mask, section, device)
+        learner, why_eager = _learner(scorer, section, device)
     else:
         why_eager = "several ranks compute their layers as they are"
-        learner = _leader(team, section, numerics, folder, device, dtype, model, mask)
+        learner = _leader(team, section, numerics, folder, device, dtype, scorer)
     found = numerics_of(model, numerics)
     return Computing(
         learner=learner,
@@ -102,28 +98,22 @@ def over_megatron(
     )
 
 
-def _learner(
-    model: nn.Module, mask: MakeMask, section: TrainerSection, device: str
-) -> tuple[Learner, str]:
+def _learner(scorer: TokenScorer, section: TrainerSection, device: str) -> tuple[Learner, str]:
     """The learner of a trainer with one rank; why its layers are not compiled, or "".
 
     Raises:
         ConfigError: no layer to adapt.
     """
-    try:
-        trainable = trainable_of(model, section.lora)
-    except ValueError as err:
-        raise ConfigError(str(err)) from err
-    scorer = TokenScorer(model, mask)
+    trainable = trainable_of(scorer.model, section.lora)
     why_padded = take_documents(scorer, device)
     why_eager = "rows are padded, to lengths of many kinds"
     if not why_padded:
         scorer.head.holds_logits = not section.activation_checkpointing
         why_eager = compile_for_bins(scorer, section.micro_batch_tokens)
     if section.activation_checkpointing:
-        recompute_activations(model)
+        recompute_activations(scorer.model)
     learner = Learner(
-        model,
+        scorer.model,
         section.optimizer,
         section.loss,
         trainable=trainable,
@@ -140,8 +130,7 @@ def _leader(
     folder: Path,
     device: str,
     dtype: str,
-    model: nn.Module | None = None,
-    mask: MakeMask | None = None,
+    scorer: TokenScorer | None = None,
 ) -> Learner:
     """The learner of the first rank, which leads the others."""
     from rlstreams.workers.trainer.parallel.leader import Leader
@@ -155,4 +144,4 @@ def _leader(
         threads=numerics.threads,
         host=team.host,
     )
-    return Leader(team, spec, model, mask)
+    return Leader(team, spec, scorer)
