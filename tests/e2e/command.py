@@ -21,6 +21,8 @@ CONFIG = "infra/examples/demo.toml"
 MARK = "RLSTREAMS_TEST_MARK"
 UP_S = 600.0  # a short run, on a busy machine
 COMMAND_S = 300.0
+# A shell's background job ignores Ctrl-C, and so would everything that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 _STEP = re.compile(r"^step +(\d+)/", re.MULTILINE)
 
 
