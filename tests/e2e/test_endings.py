@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from tests.e2e.test_interrupted import WORDS, control
 END_S = 240.0
 PAGE = ROOT / "infra/docs/operating.md"
 NO_ROOM = "No space left on device"
+FULL = (*WORDS, "--steps", "5000", "--no-live", "--trainer.checkpoint_every=2")
 
 
 @pytest.fixture
@@ -72,24 +72,6 @@ def test_ended_as_asked(
         assert status in (-number, 128 + number), started.output
     assert {} == gone(workspace)
     assert {"0", "1", "78", "128 + signal"} == documented()
-
-
-def test_a_broker_that_cannot_be_used_is_one_kind(workspace: Workspace) -> None:
-    """A port that is in use, and an address where nobody listens: 1; a wrong value: 78."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        in_use = workspace.up(f"--broker.port={port}")
-        assert f"BrokerError: broker.port {port} is in use" in in_use.stdout
-    unreachable = workspace.up(f"--broker.bootstrap=127.0.0.1:{port}", "--run.id=other")
-    wrong = workspace.up("--trainer.steps=-1")
-    statuses = [done.returncode for done in (in_use, unreachable, wrong)]
-    assert [1, 1, 78] == statuses, unreachable.stdout
-    assert {} == gone(workspace)
-
-
-FULL = (*WORDS, "--steps", "5000", "--no-live", "--trainer.checkpoint_every=2")
 
 
 def wait_for(started_output: Path, words: str, limit_s: float = 400.0) -> None:
