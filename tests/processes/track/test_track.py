@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,9 +19,11 @@ import pytest
 from rlstreams.show.track.sinks import TensorBoardSink, records
 from rlstreams.show.track.tracker import Tracker
 from rlstreams.streams.log.errors import ConfigError
+from tests.contract.polling import within
 from tests.processes.track import made_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+WAIT_S = 120.0
 ROOT = Path(__file__).resolve().parents[3]
 Point = tuple[str, int, float]  # name, step, value
 
@@ -114,7 +115,7 @@ class Late:
         self.send, self.close, self.is_over = link.send, link.close, threading.Event()
 
     def poll(self, _limit_s: float) -> bool:
-        assert self.is_over.wait(120)
+        assert self.is_over.wait(WAIT_S)
         return False
 
 
@@ -126,18 +127,15 @@ def test_a_sink_that_hangs_costs_the_others_nothing_and_gets_what_it_missed(tmp_
     tracker = Tracker(given, made_rows.about(tmp_path), said.append)
     first, *others = made_rows.rows()
     tracker.write([first])
-    while min(tracker.taken.values()) < 1:
-        time.sleep(0.01)
+    within(WAIT_S, lambda: min(tracker.taken.values()) or None, "the first row everywhere")
     stuck = tracker._threads[0]
     stuck._process.send_signal(signal.SIGSTOP)
     late = stuck._link = Late(stuck._link)
     tracker.write(others)
-    while tracker.taken["trackio"] < len(others) + 1:
-        time.sleep(0.01)
+    within(WAIT_S, lambda: tracker.taken["trackio"] > len(others) or None, "all rows in trackio")
     assert (1, []) == (tracker.taken["tensorboard"], said)
     late.is_over.set()
-    while tracker.taken["tensorboard"] < len(others) + 1:
-        time.sleep(0.01)
+    within(WAIT_S, lambda: tracker.taken["tensorboard"] > len(others) or None, "what it missed")
     tracker.close()
     assert [
         f"tensorboard: no answer to 'write' within {tracker.deadline_s:g} s; the run goes on, and "
@@ -177,8 +175,5 @@ def test_a_tracker_hears_that_its_up_was_killed(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
     assert (-signal.SIGKILL, "False") == (done.returncode, done.stdout.split()[-1])
-    until_s = time.monotonic() + 60
-    while not ended.exists():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
+    within(WAIT_S, lambda: ended.exists() or None, "the tracker's end")
     assert f"-m rlstreams track {tmp_path} --follow --caller-fd 0\n" == ended.read_text()
