@@ -21,7 +21,7 @@ SMALL = (
     "--trainer.groups_per_step=4", "--trainer.checkpoint_every=4", "--prompts.evaluate_rows=8",
     "--deadlines.stall_s=90", "--no-live",
 )  # fmt: skip
-CHAOS_S = 900.0
+CHAOS_S = 900.0  # about 75 on two idle cores
 MANY = 200
 RESULTS = Path(__file__).parents[1] / "bench/results/chaos-2026-11-21.json"
 
@@ -58,20 +58,18 @@ def check(done: subprocess.CompletedProcess[str], figures: dict[str, Any]) -> No
 
 
 def test_nothing_is_lost_under_random_faults(workspace: Workspace) -> None:
-    """Each kind of victim once, and with this seed each kind of fault, in more steps than that
-    takes."""
+    """Each kind of victim twice and more, in more steps than that takes."""
     roles = sorted([*ROLES, "disk"]) if MAY_MOUNT else ROLES
     folder = workspace.folder / "disk"
     with small_disk(folder, "600m") if MAY_MOUNT else nullcontext():
         done, figures = chaos(
-            workspace, f"--kills={len(roles)}", "--seed=2401", "--every=2", "--max-stop=6",
-            "--points", "--steps=32", f"--roles={','.join(roles)}", f"--run.dir={folder}/run",
-            *SMALL,
+            workspace, "--kills=16", "--seed=6", "--every=2", "--max-stop=6", "--points",
+            f"--roles={','.join(roles)}", f"--run.dir={folder}/run", "--steps=60", *SMALL,
         )  # fmt: skip
     check(done, figures)
     assert roles == sorted(figures["faults"])
-    assert {1} == {sum(kinds.values()) for kinds in figures["faults"].values()}
-    assert 6 <= figures["processes_killed"]
+    assert 16 == sum(sum(kinds.values()) for kinds in figures["faults"].values())
+    assert 8 <= figures["processes_killed"]
     zombies = figures["zombies"]
     assert 1 <= zombies["woken"] == zombies["fenced"], done.stdout
     assert all(spread["worst_s"] < 60 for spread in figures["detection"].values())
