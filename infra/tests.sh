@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tests that MARKS chooses (all, if empty), in three parts: what needs no broker shares the cores;
 # what needs one runs on two workers, each with a broker of its own, for it waits more than it
-# computes; whole runs and containers come one after the other. Ends with how each part went.
+# computes; so do whole runs and containers, by the file. Ends with how each part went.
 #   infra/tests.sh MARKS [--no-broker] [PYTEST ARGUMENTS]
 set -u
 cd "$(dirname "$0")/.."
@@ -33,7 +33,8 @@ part "tests without a broker, on all cores" "not (broker or $FLEETS)" \
 if $BROKER; then
     part "tests with a broker, two at a time" "broker and not ($FLEETS)" \
         --numprocesses 2 --dist loadfile "$@"
-    part "whole runs and containers, one after the other" "($FLEETS)" "$@"
+    part "whole runs and containers, two at a time" "($FLEETS)" \
+        --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"
 fi
 printf '%s\n' "$SAID"
 exit "$STATUS"

@@ -12,15 +12,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from tests.e2e.command import Workspace
-
-# A busy machine takes any time for an example; slowness is no falsehood.
-settings.register_profile(
-    "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("any-machine")
 
 _MARKERS = {
     "integration": (pytest.mark.broker,),
@@ -81,6 +76,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: [item.get_closest_marker(m) is not None for m in ("vllm", "docker")]
     )
+
+
+# What shares a run or a model server shares a worker of pytest-xdist; all else goes by the file.
+_SHARES = {
+    "a finished run": ("e2e/test_demo.py", "e2e/test_replay.py", "test_readme.py"),
+    "a model server": (
+        "contract/test_engine.py",
+        "contract/test_engine_control.py",
+        "contract/test_vllm_logprobs.py",
+        "contract/test_vllm_records.py",
+    ),
+}
+_SHARED = {f"tests/{file}": shared for shared, files in _SHARES.items() for file in files}
+
+
+class _ByWhatIsShared(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return _SHARED.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """For the parts that are dealt out by the file."""
+    return _ByWhatIsShared(config, log) if config.option.dist == "loadfile" else None
 
 
 # Two log-prob workers: one of them is killed, the other takes its partitions over.

@@ -25,6 +25,7 @@ def within(seconds: float, attempt: Callable[[], T | None], what: str) -> T:
     while time.monotonic() < deadline:
         if (answer := attempt()) is not None:
             return answer
+        time.sleep(0.002)
     raise AssertionError(f"not within {seconds} s: {what}")
 
 

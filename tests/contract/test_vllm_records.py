@@ -7,6 +7,7 @@ they are equal, through pulls under load.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,17 @@ ANSWER_S = 30.0
 
 
 @pytest.fixture
-def rig(vllm_url: str, tmp_path: Path) -> RealRig:
-    return RealRig("vllm", tmp_path, stops=False, url=vllm_url)
+def rig(vllm_url: str, tmp_path: Path) -> Iterator[RealRig]:
+    made = RealRig("vllm", tmp_path, stops=False, url=vllm_url)
+    yield made
+    made.close()
 
 
 def test_records_name_the_versions_that_the_server_names(
     rig: RealRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some requests begin before the first pull, some between pulls, none is cut."""
+    """Requests of the first version stand still in the server until the next pull, so they surely
+    have tokens of both; others begin between pulls; none is cut."""
     set_label, read = VllmAdapter.set_label, VllmAdapter.answer
     told: list[tuple[Answer, Any]] = []
 
@@ -50,11 +54,14 @@ def test_records_name_the_versions_that_the_server_names(
         running = []
         for version in range(PULLS):
             await engine.pull(rig.publish(version), rig.channel)
+            if version == 0:
+                rig.hold()
             running += [
                 asyncio.create_task(collect(engine, rig.long_request(f"{version}/{n}/0")))
                 for n in range(REQUESTS // PULLS)
             ]
-            await asyncio.sleep(0.2)
+            await rig.until_sampling(engine)
+        rig.hasten()
         for segments in await asyncio.gather(*running):
             assert segments[-1].finish_reason is FinishReason.LENGTH
 

@@ -21,6 +21,8 @@ CONFIG = "infra/examples/demo.toml"
 MARK = "RLSTREAMS_TEST_MARK"
 UP_S = 600.0  # a short run, on a busy machine
 COMMAND_S = 300.0
+# A shell's background job ignores Ctrl-C, and so would everything that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 _STEP = re.compile(r"^step +(\d+)/", re.MULTILINE)
 
 
@@ -36,10 +38,15 @@ class Started:
         """What it has printed by now."""
         return self.log.read_text("utf-8")
 
+    @property
+    def last_step(self) -> int:
+        """The step that `up` told of last; 0 before the first."""
+        return max((int(number) for number in _STEP.findall(self.output)), default=0)
+
     def wait_for_step(self, step: int) -> None:
         """Until `up` has told of that step; fails if it ends before or takes too long."""
         deadline_s = time.monotonic() + UP_S
-        while not any(int(number) >= step for number in _STEP.findall(self.output)):
+        while self.last_step < step:
             assert self.process.poll() is None, f"ended before step {step}:\n{self.output}"
             assert time.monotonic() < deadline_s, f"no step {step} in {UP_S:g} s:\n{self.output}"
             time.sleep(0.05)

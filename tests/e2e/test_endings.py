@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import ROOT, Started, Workspace, needs_mount, small_disk
-from tests.e2e.test_interrupted import WORDS
+from tests.e2e.command import ROOT, UP_S, Started, Workspace, needs_mount, small_disk
+from tests.e2e.test_interrupted import WORDS, control
 
 END_S = 240.0
 PAGE = ROOT / "infra/docs/operating.md"
 NO_ROOM = "No space left on device"
+FULL = (*WORDS, "--steps", "5000", "--no-live", "--trainer.checkpoint_every=2")
 
 
 @pytest.fixture
@@ -42,12 +42,27 @@ def gone(workspace: Workspace) -> dict[int, str]:
     return left
 
 
-@pytest.mark.parametrize("after_s", [1.0, 4.0, 12.0])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ended_as_asked(workspace: Workspace, number: signal.Signals, after_s: float) -> None:
+def serves(folder: Path) -> bool:
+    """Whether the broker is being started, and no role yet."""
+    return (folder / "broker").exists()
+
+
+def works(folder: Path) -> bool:
+    """Whether roles are being started."""
+    return any((folder / "logs").glob("rollout-*.log"))
+
+
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, serves), (signal.SIGTERM, works)])
+def test_ended_as_asked(
+    workspace: Workspace, number: signal.Signals, moment: Callable[[Path], bool]
+) -> None:
     """Before the roles run the signal alone ends it; from then on it drains. Nobody is left."""
     started = workspace.start_up(*WORDS, "--steps", "5000", "--no-live")
-    time.sleep(after_s)
+    until_s = time.monotonic() + UP_S
+    while not moment(workspace.folder / "runs/demo"):
+        assert started.process.poll() is None, started.output
+        assert time.monotonic() < until_s, started.output
+        time.sleep(0.01)
     started.signal(number)
     status = started.ended_within(END_S)
     if "run demo: drained; --resume goes on" in started.output:
@@ -59,24 +74,6 @@ def test_ended_as_asked(workspace: Workspace, number: signal.Signals, after_s: f
     assert {"0", "1", "78", "128 + signal"} == documented()
 
 
-def test_a_broker_that_cannot_be_used_is_one_kind(workspace: Workspace) -> None:
-    """A port that is in use, and an address where nobody listens: 1; a wrong value: 78."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        in_use = workspace.up(f"--broker.port={port}")
-        assert f"BrokerError: broker.port {port} is in use" in in_use.stdout
-    unreachable = workspace.up(f"--broker.bootstrap=127.0.0.1:{port}", "--run.id=other")
-    wrong = workspace.up("--trainer.steps=-1")
-    statuses = [done.returncode for done in (in_use, unreachable, wrong)]
-    assert [1, 1, 78] == statuses, unreachable.stdout
-    assert {} == gone(workspace)
-
-
-FULL = (*WORDS, "--steps", "5000", "--no-live", "--trainer.checkpoint_every=2")
-
-
 def wait_for(started_output: Path, words: str, limit_s: float = 400.0) -> None:
     until_s = time.monotonic() + limit_s
     while words not in (text := started_output.read_text("utf-8")):
@@ -86,7 +83,8 @@ def wait_for(started_output: Path, words: str, limit_s: float = 400.0) -> None:
 
 @needs_mount
 def test_a_trainer_on_a_full_disk_waits_for_room(workspace: Workspace) -> None:
-    """With the cause, and not in a loop; with room again the run goes on. SIGTERM drains it."""
+    """With the cause, and not in a loop; with room again the run goes on, until it is drained by
+    its topic."""
     checkpoints = workspace.folder / "runs/demo/checkpoints"
     with small_disk(checkpoints, "600k"):
         started = workspace.start_up(*FULL)
@@ -94,10 +92,10 @@ def test_a_trainer_on_a_full_disk_waits_for_room(workspace: Workspace) -> None:
         (line,) = re.findall(r"^\[.*trainer-0 failed.*$", started.output, re.MULTILINE)[:1]
         assert NO_ROOM in line
         subprocess.run(["mount", "-o", "remount,size=60m", str(checkpoints)], check=True)
-        full_at = int(re.findall(r"^step +(\d+)/", started.output, re.MULTILINE)[-1])
-        started.wait_for_step(full_at + 2)
-        started.signal(signal.SIGTERM)
+        started.wait_for_step(started.last_step + 2)
+        control(workspace, "drain")
         assert 0 == started.ended_within(END_S), started.output
+        assert "run demo: drained; --resume goes on" in started.output
         assert "lost 0, trained twice 0" in started.output
     assert {} == gone(workspace)
 
@@ -133,29 +131,3 @@ def test_sigterm_on_a_full_disk_leaves_no_broker_behind(workspace: Workspace) ->
         wait_for(started.log, "waits for room")
         started.signal(signal.SIGTERM)
         started.ended_within(300.0)
-
-
-def test_a_run_is_paused_resumed_and_drained_by_its_topic(workspace: Workspace) -> None:
-    """All roles follow `control`: no step while it is paused, and in the end nobody is left."""
-
-    def control(action: str) -> None:
-        done = workspace.run("rlstreams", "control", action, "runs/demo")
-        assert 0 == done.returncode, done.stdout
-
-    def steps() -> int:
-        return int(re.findall(r"^step +(\d+)/", started.output, re.MULTILINE)[-1])
-
-    started = workspace.start_up(*WORDS, "--steps", "5000", "--no-live")
-    started.wait_for_step(2)
-    control("pause")
-    time.sleep(5.0)  # the step that was begun
-    paused_at = steps()
-    time.sleep(5.0)
-    assert paused_at == steps()
-    control("resume")
-    started.wait_for_step(paused_at + 2)
-    control("drain")
-    assert 0 == started.ended_within(END_S), started.output
-    assert "run demo: drained; --resume goes on" in started.output
-    assert "lost 0, trained twice 0" in started.output
-    assert {} == gone(workspace)

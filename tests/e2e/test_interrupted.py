@@ -1,4 +1,4 @@
-"""A run stopped from outside: by Ctrl-C, a terminal that hangs up, and the death of `up` itself."""
+"""A run paused, and stopped from outside: by Ctrl-C, a hang-up, the death of `up` itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import CONFIG, UP_S, Workspace
+from tests.e2e.command import CONFIG, UP_S, Started, Workspace
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="looks for processes in /proc"
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 DRAIN_S = 60.0
 CTRL_C_S = 240.0
-STEPS = 12
+STEPS = 30  # each stop finds some left, however late it comes
 WORDS = (
     "--steps", f"{STEPS}", "--trainer.groups_per_step=4", "--prompts.evaluate_rows=16",
     "--demo.kills=[]", f"--deadlines.drain_s={DRAIN_S:g}",
@@ -37,6 +37,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.close(os.open(os.ttyname(0), os.O_RDWR))
 os.execvp("rlstreams", ["rlstreams", "up", *sys.argv[1:]])
 """
+QUIET_S = 4.0  # several steps' time
 GONE_S = 60.0  # a fork server sees its parent's end a moment later
 
 
@@ -57,11 +58,33 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     workspace.close()
 
 
+def control(workspace: Workspace, action: str) -> None:
+    """What a person asks of all roles through the topic `control`."""
+    done = workspace.run("rlstreams", "control", action, "runs/demo")
+    assert 0 == done.returncode, done.stdout
+
+
+def at_rest(started: Started) -> int:
+    """The last step, once none has come for a while."""
+    until_s = time.monotonic() + UP_S
+    step, since_s = started.last_step, time.monotonic()
+    while time.monotonic() < since_s + QUIET_S:
+        assert time.monotonic() < until_s, f"steps go on:\n{started.output}"
+        time.sleep(0.05)
+        if step != (step := started.last_step):
+            since_s = time.monotonic()
+    return step
+
+
 @pytest.fixture(scope="module")
 def drained(workspace: Workspace) -> Stopped:
-    """SIGINT after step 2."""
+    """SIGINT after step 2, a pause, and another step."""
     started = workspace.start_up(*WORDS)
-    started.wait_for_step(2)
+    started.wait_for_step(1)
+    control(workspace, "pause")
+    paused_at = at_rest(started)
+    control(workspace, "resume")
+    started.wait_for_step(paused_at + 1)
     started.signal(signal.SIGINT)
     since_s = time.monotonic()
     status = started.ended_within(CTRL_C_S)

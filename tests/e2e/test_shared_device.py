@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from rlstreams import open_run
 from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.views.leases import HELD, RELEASED, Leases
@@ -30,7 +28,6 @@ checkpoint_every = 2
 """
 
 
-@pytest.mark.slow
 def test_roles_take_turns_while_they_are_killed(tmp_path: Path) -> None:
     """The demo's three kills; every event of a lease follows from the one before."""
     workspace = Workspace(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams import open_run
 from tests.e2e.command import ROOT
 from tests.e2e.installed import Installed
 from tests.readme_blocks import blocks
@@ -44,7 +45,11 @@ def test_the_tutorial_leads_to_a_result(installed: Installed, tmp_path: Path) ->
     assert "step 40, worst by reward" in done.stdout
     assert 2 == done.stdout.count("lost 0, trained twice 0 (read from the log)")
     assert "trainer.optimizer.lr: 0.0002 -> 0.0001" in done.stdout
-    assert (tmp_path / "sums/runs/sums/report.html").is_file()
+    run = tmp_path / "sums/runs/sums"
+    assert (run / "report.html").is_file()
+    with open_run(run) as log:
+        rates = [round(step.metrics["lr"], 7) for step in log.steps()]
+    assert ([2e-4], [1e-4] * 10) == (rates[39:40], rates[40:])
 
 
 def test_the_demo_needs_no_files(installed: Installed, tmp_path: Path) -> None:

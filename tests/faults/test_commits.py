@@ -62,8 +62,10 @@ def test_a_cut_in_the_middle_of_a_commit(bus: KafkaBus, proxied: Proxied, after:
     """Whether the request to end the transaction or its answer is lost: everything once."""
     with bus.producer("cut") as producer:
         producer.commit([report(0)])
+        before = proxied.proxy.num_cut
         proxied.proxy.cut_at(lambda chunk: is_request(END_TXN, chunk), after=after)
         end = commit_all(producer, proxied, first=1)
+        assert proxied.proxy.num_cut > before
 
     assert list(range(end)) == written(bus)
 

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "infra" / "examples" / "demo-vllm.toml"
 DEMO = ROOT / "infra" / "examples" / "demo.toml"
 DEMO_MODEL = ROOT / "infra" / "examples" / "demo" / "model"
-START_S = 240.0
+START_S = 900.0
 _CALL_S = 60.0
 LONG_MODEL_TOKENS = 8192
 

@@ -108,8 +108,8 @@ class BrokerKeeper:
 
     @property
     def lacks_room(self) -> bool:
-        """Whether the broker is away because its disk is full."""
-        return self._full_since_s is not None
+        """Whether the broker is away because its disk is full, or is about to be."""
+        return self._full_since_s is not None or is_full(self._broker.folder)
 
     def _send(self, number: Signals) -> bool:
         state = self._broker.status()

@@ -122,7 +122,7 @@ class Supervisor:
         try:
             self._watcher.poll()
         except (BrokerError, DeadlineError):
-            if not keeper.is_away:
+            if not (keeper.is_away or keeper.lacks_room):
                 raise
 
     @property

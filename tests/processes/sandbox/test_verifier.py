@@ -98,7 +98,8 @@ async def grade(prompt, completion, answer, metadata):
         await asyncio.sleep(0.01)
     seen = pathlib.Path(answer)
     if completion == "die":
-        await asyncio.sleep(3 if seen.exists() else 0)  # the other's second answer is out by then
+        while seen.exists() and not seen.with_name("lives").exists():
+            await asyncio.sleep(0.01)
         seen.touch()
         os._exit(3)
     await asyncio.sleep(0 if seen.exists() else 3600)
@@ -106,8 +107,12 @@ async def grade(prompt, completion, answer, metadata):
 """
 
     async def both(one: Verifier) -> list[Judgement | BaseException]:
-        samples = [Sample("", text, str(tmp_path / "seen"), {}) for text in ("live", "die")]
-        return await asyncio.gather(*map(one.verify, samples), return_exceptions=True)
+        async def verified(text: str) -> Judgement:
+            found = await one.verify(Sample("", text, str(tmp_path / "seen"), {}))
+            (tmp_path / "lives").touch()
+            return found
+
+        return await asyncio.gather(verified("live"), verified("die"), return_exceptions=True)
 
     with verifier(tmp_path, body, attempts=2) as one:
         lives, dies = asyncio.run(both(one))

@@ -274,6 +274,20 @@ def test_what_no_broker_can_cure_is_not_tried_again(small: SmallBroker) -> None:
             outlasting(unreachable, keeper)
 
 
+def test_an_error_on_a_full_disk_is_told_as_such(
+    small: SmallBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker whose log has failed answers with an error of its own, a moment before it ends."""
+
+    def failed() -> None:
+        raise BrokerError("KAFKA_STORAGE_ERROR")
+
+    with kept(small) as keeper:
+        monkeypatch.setattr(broker, "is_full", lambda _: True)
+        with pytest.raises(BrokerError, match="the broker's disk is full"):
+            outlasting(failed, keeper)
+
+
 @pytest.mark.parametrize("is_minded", [False, True])
 def test_a_start_whose_starter_was_killed_holds_no_lock(tmp_path: Path, is_minded: bool) -> None:
     """`up` was killed while it prepared its broker: the next one goes on, and nothing is left."""

@@ -7,20 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlstreams.show.track.sinks import TensorBoardSink, records
 from rlstreams.show.track.tracker import Tracker
 from rlstreams.streams.log.errors import ConfigError
+from tests.contract.polling import within
 from tests.processes.track import made_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+WAIT_S = 120.0
 ROOT = Path(__file__).resolve().parents[3]
 Point = tuple[str, int, float]  # name, step, value
 
@@ -105,27 +108,38 @@ def test_each_row_is_written_once_by_trackers_that_are_killed(
         assert wanted == sorted(reader(tmp_path)), reader.__name__
 
 
+class Late:
+    """The link to a process that does not answer; the deadline is over when a test says so."""
+
+    def __init__(self, link: Any) -> None:
+        self.send, self.close, self.is_over = link.send, link.close, threading.Event()
+
+    def poll(self, _limit_s: float) -> bool:
+        assert self.is_over.wait(WAIT_S)
+        return False
+
+
 def test_a_sink_that_hangs_costs_the_others_nothing_and_gets_what_it_missed(tmp_path: Path) -> None:
-    """It is stopped in its sleep; past its deadline another process goes on where it was."""
+    """It is stopped in its sleep; past its deadline, here once the others are done, another
+    process goes on where it was."""
     said: list[str] = []
     given = {name: made_rows.settings(tmp_path)[name] for name in ("tensorboard", "trackio")}
-    tracker = Tracker(given, made_rows.about(tmp_path), said.append, deadline_s=8)
+    tracker = Tracker(given, made_rows.about(tmp_path), said.append)
     first, *others = made_rows.rows()
     tracker.write([first])
-    while min(tracker.taken.values()) < 1:
-        time.sleep(0.01)
-    tracker._threads[0]._process.send_signal(signal.SIGSTOP)
-    begun = time.monotonic()
+    within(WAIT_S, lambda: min(tracker.taken.values()) or None, "the first row everywhere")
+    stuck = tracker._threads[0]
+    stuck._process.send_signal(signal.SIGSTOP)
+    late = stuck._link = Late(stuck._link)
     tracker.write(others)
-    assert time.monotonic() - begun < 1
-    while tracker.taken["trackio"] < len(others) + 1:
-        time.sleep(0.01)
+    within(WAIT_S, lambda: tracker.taken["trackio"] > len(others) or None, "all rows in trackio")
     assert (1, []) == (tracker.taken["tensorboard"], said)
-    while tracker.taken["tensorboard"] < len(others) + 1:
-        time.sleep(0.01)
+    late.is_over.set()
+    within(WAIT_S, lambda: tracker.taken["tensorboard"] > len(others) or None, "what it missed")
     tracker.close()
     assert [
-        "tensorboard: no answer to 'write' within 8 s; the run goes on, and what it lacks waits"
+        f"tensorboard: no answer to 'write' within {tracker.deadline_s:g} s; the run goes on, and "
+        "what it lacks waits"
     ] == said
     assert {} == tracker.missing
     assert len(tensorboard(tmp_path)) == sum(len(row.tags) for row in made_rows.rows())
@@ -161,8 +175,5 @@ def test_a_tracker_hears_that_its_up_was_killed(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
     assert (-signal.SIGKILL, "False") == (done.returncode, done.stdout.split()[-1])
-    until_s = time.monotonic() + 60
-    while not ended.exists():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
+    within(WAIT_S, lambda: ended.exists() or None, "the tracker's end")
     assert f"-m rlstreams track {tmp_path} --follow --caller-fd 0\n" == ended.read_text()

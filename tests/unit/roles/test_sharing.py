@@ -17,6 +17,7 @@ from tests.fake_engine import FakeEngine, FakeScorer
 from tests.unit.roles.stand import Stand, turn_until
 from tests.unit.roles.test_logprob import make_logprob, segment, send, trajectory
 from tests.unit.roles.test_rollout import make_rollout
+from tests.waiting import without_waiting
 
 DEADLINE_S = 60.0
 
@@ -119,4 +120,4 @@ def test_the_deadline_of_a_sample_stands_still_while_the_engine_sleeps() -> None
             async with clock.limit(0.01):
                 await asyncio.sleep(60.0)
 
-    asyncio.run(scenario())
+    without_waiting(scenario())
