@@ -73,7 +73,7 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
     command = ["up"]
     if args.kill_every:
         roles = KILLED if config.rollout.engine == "builtin" else f"{KILLED},server"
-        command = ["chaos", "--periodic", "--every", str(args.kill_every), "--roles", roles]
+        command = ["chaos", "--every", str(args.kill_every), "--roles", roles]
         command += ["--kills", str(args.kills), "--json", str(args.out.with_suffix(".chaos.json"))]
     status = run_it(files, [*words, *resume], run, args.limit_s, command)
     sys.stdout.write((run / "up.log").read_text(encoding="utf-8", errors="replace")[-3000:])
