@@ -157,7 +157,7 @@ def check_layouts(config: RunConfig, model: ModelFolder) -> str:
             ranks=config.trainer.ranks, tp=asked.tp, pp=asked.pp, ep=asked.ep
         )
     if config.logprob.backend == MEGATRON and config.logprob.place == "separate":
-        layouts["logprob"] = Layout(field="logprob")
+        layouts["logprob"] = Layout()
     for layout in layouts.values():
         check_installed()
         try:
