@@ -158,6 +158,8 @@ _PROXIMAL = {
 
 
 def _advantage(by: LossSection) -> str:
+    from rlstreams.workers.config.loss import WITHOUT_GROUPS
+
     text = {
         "grpo": "(r - mean) / (std + 1e-6) of the group"
         if by.normalize_std
@@ -166,8 +168,12 @@ def _advantage(by: LossSection) -> str:
         "reinforce++": "(r - mean) / (std + 1e-6) of the batch",
         "reinforce++baseline": "(a - mean) / (std + 1e-6) of the batch, a = r - mean of the group",
         "maxrl": "(r - mean) / mean of the group",
+        "reward": "r",
+        "one": "1",
     }[by.advantage]
-    if by.advantage != "reinforce++":
+    if by.reward_min:
+        text += f"; 0 where r < {by.reward_min:g}"
+    if by.advantage not in WITHOUT_GROUPS:
         text += f"; without siblings {'r' if by.lone == 'reward' else '0'}"
     if by.overlong_tokens:
         start = by.overlong_tokens - by.overlong_buffer_tokens
@@ -220,6 +226,7 @@ def _loss(by: LossSection) -> str:
         "dppo": f"-w rho A, 0 where rho moves off with A and {by.divergence} > "
         f"{by.divergence_max:g}; rho = exp(pi - prox)",
         "m2po": "-w rho A; rho = exp(pi - prox)",
+        "sft": "-w A pi",
     }[by.kind]
 
 

@@ -109,7 +109,20 @@ def m2po(row: Row, by: Mapping[str, Any]) -> list[Term]:
     return [Term(ratio(t)[0] * t.advantage, ratio(t)[1] * t.advantage) for t in row]
 
 
-LOSSES = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "sapo": sapo, "dppo": dppo, "m2po": m2po}
+def sft(row: Row, _: Mapping[str, Any]) -> list[Term]:
+    """Weighted maximum likelihood: the log-prob itself is the gain."""
+    return [Term(t.advantage * t.pi, t.advantage) for t in row]
+
+
+LOSSES = {
+    "ppo": ppo,
+    "gspo": gspo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "dppo": dppo,
+    "m2po": m2po,
+    "sft": sft,
+}
 
 
 # Corrections: the weight of each token of a row.
@@ -211,6 +224,10 @@ def advantages(
     if kind == "reinforce++":
         mean, std = moments(every)
         return {g: [scaled(r, mean, std) for r in rewards] for g, rewards in groups.items()}
+    if kind in ("reward", "one"):
+        least = by["reward_min"] or -math.inf
+        value = {"reward": lambda r: r, "one": lambda _: 1.0}[kind]
+        return {g: [value(r) if r >= least else 0.0 for r in rs] for g, rs in groups.items()}
     found = {g: [_of_group(r, rs, by) for r in rs] for g, rs in groups.items()}
     if kind == "reinforce++baseline":
         mean, std = moments([a for own in found.values() for a in own])

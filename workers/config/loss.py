@@ -9,9 +9,10 @@ from typing import Literal
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import not_negative, positive
 
-Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po"]
-Advantage = Literal["grpo", "rloo", "reinforce++", "reinforce++baseline", "maxrl"]
-WITHOUT_GROUPS = ("reinforce++",)  # advantages that compare a sample with the batch, not its group
+Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po", "sft"]
+Advantage = Literal["grpo", "rloo", "reinforce++", "reinforce++baseline", "maxrl", "reward", "one"]
+UNCOMPARED = ("reward", "one")  # advantages that compare a reward with no other
+WITHOUT_GROUPS = ("reinforce++", *UNCOMPARED)  # that do not compare a sample with its group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class LossSection:
     kind: Kind = "ppo"
     """What bounds a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 3e-4,
     `clip_high` 4e-4), the token's weight (CISPO), a soft gate (SAPO), a divergence (DPPO), the
-    batch's second moment (M2PO)."""
+    batch's second moment (M2PO). `sft` is the likelihood of the answers alone, without a ratio."""
     proximal: Literal["sampled", "behavior", "step_start", "interpolated"] = "sampled"
     """Policy that the ratio is taken to: the version that sampled, scored again; the sampler
     itself; the weights before the step's first update; or an approximation of these."""
@@ -51,7 +52,10 @@ class LossSection:
     masked."""
     advantage: Advantage = "grpo"
     """What a reward is compared with: the group (GRPO), the siblings (RLOO), the batch
-    (REINFORCE++), or the group, divided by its mean (MaxRL)."""
+    (REINFORCE++), or the group, divided by its mean (MaxRL); `reward`: nothing; `one`: each sample
+    has advantage 1."""
+    reward_min: float = 0.0
+    """With `reward` and `one`: a sample of a lower reward has advantage 0; 0: none has."""
     normalize_std: bool = True
     """With `grpo`: divide by the group's standard deviation; false is Dr. GRPO."""
     lone: Literal["zero", "reward"] = "zero"
@@ -133,6 +137,7 @@ class LossSection:
             rejection_low=self.rejection_low,
             rejection_high=self.rejection_high,
             off_policy_max=self.off_policy_max,
+            reward_min=self.reward_min,
             kl_coef=self.kl_coef,
             entropy_coef=self.entropy_coef,
         )
@@ -149,6 +154,11 @@ class LossSection:
             yield (
                 f"reduce is {self.reduce!r} with trainer.loss.constant_tokens "
                 f"{self.constant_tokens}: the one needs the other"
+            )
+        if self.reward_min and self.advantage not in UNCOMPARED:
+            yield (
+                f"reward_min is {self.reward_min:g}, but trainer.loss.advantage is "
+                f"{self.advantage!r}: only 'reward' and 'one' leave samples out by it"
             )
         if self.entropy_share > 1:
             yield f"entropy_share must be at most 1, got {self.entropy_share}"

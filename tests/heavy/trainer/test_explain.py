@@ -41,6 +41,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"kl_coef": 0.1, "kl_weight": "ratio"}, "+ 0.1 w rho min(exp(d) - 1 - d, 10), d = ref - pi"),
     ({"entropy_coef": 0.01, "entropy_share": 0.2}, "the 20% of the batch's tokens of highest"),
+    ({"kind": "sft", "advantage": "one", "reward_min": 0.5}, "A = 1; 0 where r < 0.5"),
+    ({"kind": "sft", "advantage": "reward"}, "-w A pi"),
     ({"reduce": "constant", "constant_tokens": 64}, "mean over samples of their sums / 64"),
 ]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.loss import WITHOUT_GROUPS, Advantage, LossSection
+from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, Advantage, LossSection
 from rlstreams.workers.loop.validation import check_reward
 
 STD_FLOOR = 1e-6
@@ -81,7 +81,13 @@ def group_advantages(
 def advantages_by(
     rewards: Sequence[float], group_ids: Sequence[str], by: LossSection
 ) -> npt.NDArray[np.float32]:
-    """As `group_advantages`, as configured."""
+    """As `group_advantages`, as configured; of those that compare with nothing: r of `reward`, 1
+    of `one`, both 0 where `reward_min` is above 0 and r below it."""
+    if by.advantage in UNCOMPARED:
+        all_rewards = np.asarray(rewards, np.float64)
+        bare = all_rewards if by.advantage == "reward" else np.ones_like(all_rewards)
+        is_left_out = (all_rewards < by.reward_min) & (by.reward_min > 0)
+        return np.where(is_left_out, 0.0, bare).astype(np.float32)
     return group_advantages(
         rewards, group_ids, normalize_std=by.normalize_std, lone=by.lone, kind=by.advantage
     )
