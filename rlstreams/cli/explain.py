@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 NUM_TOKENS = 8  # of a sample, in the table
 FIGURES = (
     "ratio_max", "clip_fraction", "weight_mean", "rejected_fraction", "ess", "kl", "kl_reference",
-    "entropy", "grad_norm", "lr", "updates",
+    "entropy", "value_loss", "value_clip_fraction", "explained_variance", "grad_norm",
+    "lr", "updates",
 )  # fmt: skip
 
 
@@ -78,6 +79,14 @@ def formula(trainer: TrainerSection) -> Iterator[str]:
         yield f"            + {by.kl_coef:g} {weighed}min({kl}, 10), d = ref - pi"
     if by.entropy_coef:
         yield f"            - {by.entropy_coef:g} entropy"
+    if by.advantage == "gae":
+        losses, bound = "(V - R)^2", ""
+        if by.value_clip:
+            losses = "max((V - R)^2, (V' - R)^2)"
+            bound = f", V' = V, at most {by.value_clip:g} from V0"
+        yield f"            + {by.value_coef:g} {losses} / 2{bound}; V0 of the start, R = GAE + V0"
+        if by.value_warmup_steps:
+            yield f"            in the first {by.value_warmup_steps} steps V alone learns"
     yield f"reduced     {_reduced(by)}"
     batch = f"{trainer.groups_per_step} groups"
     if trainer.minibatches > 1:
@@ -168,6 +177,8 @@ def _advantage(by: LossSection) -> str:
         "reinforce++": "(r - mean) / (std + 1e-6) of the batch",
         "reinforce++baseline": "(a - mean) / (std + 1e-6) of the batch, a = r - mean of the group",
         "maxrl": "(r - mean) / mean of the group",
+        "gae": f"GAE of r at the last token, gamma {by.gae_gamma:g}, lambda {by.gae_lambda:g}"
+        + (", standardized over the batch's tokens" if by.normalize_std else ""),
         "reward": "r",
         "one": "1",
     }[by.advantage]

@@ -9,7 +9,7 @@ from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSectio
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import START, RunConfig
-from rlstreams.workers.config.trainer import MEGATRON
+from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 
 _UNWEIGHTED: dict[str, object] = {  # importance weights of 1
     "correction": "none",
@@ -261,18 +261,7 @@ def without_effect(config: RunConfig) -> Iterator[str]:
         )
     if loss.kind == "sft":
         yield from _sft_problems(loss)
-    if loss.advantage == "one" and not loss.reward_min:
-        if loss.kind != "sft":
-            yield (
-                f"trainer.loss.advantage is 'one' with trainer.loss.kind {loss.kind!r} and "
-                "trainer.loss.reward_min 0: nothing would tell a good answer from a bad one; set "
-                'kind = "sft", or reward_min'
-            )
-        if trainer.control == "permuted":
-            yield (
-                "trainer.control is 'permuted', but with trainer.loss.advantage 'one' and "
-                'trainer.loss.reward_min 0 no reward counts; set reward_min, or control to "none"'
-            )
+    yield from _advantage_problems(trainer)
     once = trainer.minibatches * trainer.batch_epochs == 1
     is_separate = config.logprob.place == "separate"  # elsewhere there is nothing better to take
     if loss.proximal == "step_start" and once and loss.kind != "m2po" and is_separate:
@@ -303,6 +292,28 @@ def without_effect(config: RunConfig) -> Iterator[str]:
             f"overlong_buffer_tokens {loss.overlong_buffer_tokens}, but an answer has at most "
             f"{longest} tokens: no length would be punished"
         )
+
+
+def _advantage_problems(trainer: TrainerSection) -> Iterator[str]:
+    """Why the policy would learn nothing, or nothing from rewards."""
+    loss = trainer.loss
+    if 0 < trainer.steps <= loss.value_warmup_steps:
+        yield (
+            f"trainer.loss.value_warmup_steps is {loss.value_warmup_steps}, but trainer.steps is "
+            f"{trainer.steps}: the policy would never learn"
+        )
+    if loss.advantage == "one" and not loss.reward_min:
+        if loss.kind != "sft":
+            yield (
+                f"trainer.loss.advantage is 'one' with trainer.loss.kind {loss.kind!r} and "
+                "trainer.loss.reward_min 0: nothing would tell a good answer from a bad one; set "
+                'kind = "sft", or reward_min'
+            )
+        if trainer.control == "permuted":
+            yield (
+                "trainer.control is 'permuted', but with trainer.loss.advantage 'one' and "
+                'trainer.loss.reward_min 0 no reward counts; set reward_min, or control to "none"'
+            )
 
 
 def _sft_problems(loss: LossSection) -> Iterator[str]:

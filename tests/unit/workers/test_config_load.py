@@ -107,6 +107,10 @@ def test_override_types():
             "proximal = 'step_start'",
             r"proximal is 'step_start', but trainer.loss.kind 'sft' has no ratio",
         ),
+        (
+            "[trainer]\nsteps = 5\n[trainer.loss]\nadvantage = 'gae'\nvalue_warmup_steps = 5",
+            r"value_warmup_steps is 5, but trainer.steps is 5: the policy would never learn",
+        ),
         ("[trainer.loss]\nadvantage = 'one'", r"'one' with trainer.loss.kind 'ppo' and .*min 0"),
         (
             "[trainer]\ncontrol = 'permuted'\n[trainer.loss]\nkind = 'sft'\nadvantage = 'one'\n"

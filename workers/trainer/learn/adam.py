@@ -191,10 +191,20 @@ class Adam:
             gradient.mul_(scale)
         return float(norm)
 
-    def update(self, lr: float) -> None:
-        """Change every parameter that has a gradient, and forget gradients."""
-        for slot in self._slots.values():
-            slot.configure(lr=lr)
+    def keep(self, prefix: str) -> None:
+        """Forget gradients but those of parameters whose names begin so."""
+        for name, slot in self._slots.items():
+            if not name.startswith(prefix):
+                slot.clear()
+
+    def update(self, lr: float, prefix: str = "", own_lr: float = 0.0) -> None:
+        """Change every parameter that has a gradient, and forget gradients.
+
+        Args:
+            prefix: of names of parameters that learn at `own_lr`; "": none do.
+        """
+        for name, slot in self._slots.items():
+            slot.configure(lr=own_lr if prefix and name.startswith(prefix) else lr)
             slot.update()
             slot.clear()
 

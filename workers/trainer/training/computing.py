@@ -21,6 +21,7 @@ from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.routes import RouterShape
 from rlstreams.workers.model.routing_check import check_replay
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
+from rlstreams.workers.trainer.learn.critic import WithValueHead, add_value_head
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.trainable import trainable_of
 from rlstreams.workers.trainer.training.step_cost import StepCost
@@ -115,6 +116,8 @@ def _learner(
     except ValueError as err:
         raise ConfigError(str(err)) from err
     scorer = TokenScorer(model, mask)
+    if section.loss.advantage == "gae":
+        trainable = WithValueHead(trainable, add_value_head(scorer, device))
     why_padded = take_documents(scorer, device)
     why_eager = "rows are padded, to lengths of many kinds"
     if not why_padded:
