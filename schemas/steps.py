@@ -128,6 +128,7 @@ class StepCompleted:
     order: tuple[int, ...] = ()  # places in `samples` as micro-batches take them; (): as they are
     # Tokens of each micro-batch's bin, where samples lie one behind another; (): padded rows.
     bins: tuple[int, ...] = ()
+    value_head_hash: str = ""  # of a critic's, which no version has; "": there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

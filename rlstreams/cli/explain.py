@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 NUM_TOKENS = 8  # of a sample, in the table
 FIGURES = (
     "ratio_max", "clip_fraction", "weight_mean", "rejected_fraction", "ess", "kl", "kl_reference",
-    "entropy", "grad_norm", "lr", "updates",
+    "entropy", "value_loss", "value_clip_fraction", "explained_variance", "grad_norm",
+    "lr", "updates",
 )  # fmt: skip
 
 
@@ -78,6 +79,14 @@ def formula(trainer: TrainerSection) -> Iterator[str]:
         yield f"            + {by.kl_coef:g} {weighed}min({kl}, 10), d = ref - pi"
     if by.entropy_coef:
         yield f"            - {by.entropy_coef:g} entropy"
+    if by.advantage == "gae":
+        losses, bound = "(V - R)^2", ""
+        if by.value_clip:
+            losses = "max((V - R)^2, (V' - R)^2)"
+            bound = f", V' = V, at most {by.value_clip:g} from V0"
+        yield f"            + {by.value_coef:g} {losses} / 2{bound}; V0 of the start, R = GAE + V0"
+        if by.value_warmup_steps:
+            yield f"            in the first {by.value_warmup_steps} steps V alone learns"
     yield f"reduced     {_reduced(by)}"
     batch = f"{trainer.groups_per_step} groups"
     if trainer.minibatches > 1:
@@ -158,6 +167,8 @@ _PROXIMAL = {
 
 
 def _advantage(by: LossSection) -> str:
+    from rlstreams.workers.config.loss import WITHOUT_GROUPS
+
     text = {
         "grpo": "(r - mean) / (std + 1e-6) of the group"
         if by.normalize_std
@@ -166,8 +177,14 @@ def _advantage(by: LossSection) -> str:
         "reinforce++": "(r - mean) / (std + 1e-6) of the batch",
         "reinforce++baseline": "(a - mean) / (std + 1e-6) of the batch, a = r - mean of the group",
         "maxrl": "(r - mean) / mean of the group",
+        "gae": f"GAE of r at the last token, gamma {by.gae_gamma:g}, lambda {by.gae_lambda:g}"
+        + (", standardized over the batch's tokens" if by.normalize_std else ""),
+        "reward": "r",
+        "one": "1",
     }[by.advantage]
-    if by.advantage != "reinforce++":
+    if by.reward_min:
+        text += f"; 0 where r < {by.reward_min:g}"
+    if by.advantage not in WITHOUT_GROUPS:
         text += f"; without siblings {'r' if by.lone == 'reward' else '0'}"
     if by.overlong_tokens:
         start = by.overlong_tokens - by.overlong_buffer_tokens
@@ -220,6 +237,7 @@ def _loss(by: LossSection) -> str:
         "dppo": f"-w rho A, 0 where rho moves off with A and {by.divergence} > "
         f"{by.divergence_max:g}; rho = exp(pi - prox)",
         "m2po": "-w rho A; rho = exp(pi - prox)",
+        "sft": "-w A pi",
     }[by.kind]
 
 

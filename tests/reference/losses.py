@@ -109,7 +109,20 @@ def m2po(row: Row, by: Mapping[str, Any]) -> list[Term]:
     return [Term(ratio(t)[0] * t.advantage, ratio(t)[1] * t.advantage) for t in row]
 
 
-LOSSES = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "sapo": sapo, "dppo": dppo, "m2po": m2po}
+def sft(row: Row, _: Mapping[str, Any]) -> list[Term]:
+    """Weighted maximum likelihood: the log-prob itself is the gain."""
+    return [Term(t.advantage * t.pi, t.advantage) for t in row]
+
+
+LOSSES = {
+    "ppo": ppo,
+    "gspo": gspo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "dppo": dppo,
+    "m2po": m2po,
+    "sft": sft,
+}
 
 
 # Corrections: the weight of each token of a row.
@@ -211,11 +224,38 @@ def advantages(
     if kind == "reinforce++":
         mean, std = moments(every)
         return {g: [scaled(r, mean, std) for r in rewards] for g, rewards in groups.items()}
+    if kind in ("reward", "one", "gae"):
+        least = by["reward_min"] or -math.inf
+        return {
+            g: [(1.0 if kind == "one" else r) if r >= least else 0.0 for r in rs]
+            for g, rs in groups.items()
+        }
     found = {g: [_of_group(r, rs, by) for r in rs] for g, rs in groups.items()}
     if kind == "reinforce++baseline":
         mean, std = moments([a for own in found.values() for a in own])
         found = {g: [scaled(a, mean, std) for a in own] for g, own in found.items()}
     return found
+
+
+def gae(values: Sequence[float], reward: float, by: Mapping[str, Any]) -> list[float]:
+    """Schulman et al. 2016, equation 16: the sum of (gamma lambda)^l times the residuals."""
+    gamma, decay = by["gae_gamma"], by["gae_gamma"] * by["gae_lambda"]
+    after = [*values[1:], 0.0]
+    rewards = [0.0] * (len(values) - 1) + [reward]
+    deltas = [r + gamma * nxt - v for r, nxt, v in zip(rewards, after, values, strict=True)]
+    return [
+        sum(decay**later * delta for later, delta in enumerate(deltas[at:]))
+        for at in range(len(deltas))
+    ]
+
+
+def value(v: float, old: float, target: float, by: Mapping[str, Any]) -> Term:
+    """PPO's reference code: the worse of the value's loss and of the clipped value's."""
+    free, clip = 0.5 * (v - target) ** 2, by["value_clip"]
+    near = old + limit(v - old, -clip, clip)
+    if clip and 0.5 * (near - target) ** 2 > free:
+        return Term(0.5 * (near - target) ** 2, 0.0)
+    return Term(free, v - target)
 
 
 def _of_group(reward: float, rewards: Sequence[float], by: Mapping[str, Any]) -> float:

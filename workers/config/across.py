@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.loss import WITHOUT_GROUPS
+from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import START, RunConfig
-from rlstreams.workers.config.trainer import MEGATRON
+from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 
+_UNWEIGHTED: dict[str, object] = {  # importance weights of 1
+    "correction": "none",
+    "rejection": "none",
+    "veto_low": 0.0,
+    "veto_high": 0.0,
+    "weight_normalize": False,
+    "off_policy_max": 0.0,
+}
 MIN_TEMPERATURE = 1e-6  # logits divided by less overflow float32, and the step with them
 GROUP_DEADLINES = 2.0  # of a group, at least, in those of a sample
 
@@ -249,6 +257,9 @@ def without_effect(config: RunConfig) -> Iterator[str]:
             "truncation, masks, rejection and normalisation would correct nothing; set "
             'trainer.loss.correction = "none" and leave the others off'
         )
+    if loss.kind == "sft":
+        yield from _sft_problems(loss)
+    yield from _advantage_problems(trainer)
     once = trainer.minibatches * trainer.batch_epochs == 1
     is_separate = config.logprob.place == "separate"  # elsewhere there is nothing better to take
     if loss.proximal == "step_start" and once and loss.kind != "m2po" and is_separate:
@@ -270,7 +281,7 @@ def without_effect(config: RunConfig) -> Iterator[str]:
     if trainer.equal_rewards == "drop" and loss.advantage in WITHOUT_GROUPS:
         yield (
             f"trainer.equal_rewards is 'drop', but trainer.loss.advantage is {loss.advantage!r}: "
-            'it compares with the batch, so groups of equal rewards do teach; set "keep"'
+            'it does not compare within the group, so equal rewards do teach; set "keep"'
         )
     longest = config.num_turns * config.rollout.max_new_tokens
     if loss.overlong_tokens and loss.overlong_tokens - loss.overlong_buffer_tokens >= longest:
@@ -278,6 +289,49 @@ def without_effect(config: RunConfig) -> Iterator[str]:
             f"trainer.loss.overlong_tokens is {loss.overlong_tokens} with "
             f"overlong_buffer_tokens {loss.overlong_buffer_tokens}, but an answer has at most "
             f"{longest} tokens: no length would be punished"
+        )
+
+
+def _advantage_problems(trainer: TrainerSection) -> Iterator[str]:
+    """Why the policy would learn nothing, or nothing from rewards."""
+    loss = trainer.loss
+    if 0 < trainer.steps <= loss.value_warmup_steps:
+        yield (
+            f"trainer.loss.value_warmup_steps is {loss.value_warmup_steps}, but trainer.steps is "
+            f"{trainer.steps}: the policy would never learn"
+        )
+    if loss.advantage == "one" and not loss.reward_min:
+        if loss.kind != "sft":
+            yield (
+                f"trainer.loss.advantage is 'one' with trainer.loss.kind {loss.kind!r} and "
+                "trainer.loss.reward_min 0: nothing would tell a good answer from a bad one; set "
+                'kind = "sft", or reward_min'
+            )
+        if trainer.control == "permuted":
+            yield (
+                "trainer.control is 'permuted', but with trainer.loss.advantage 'one' and "
+                'trainer.loss.reward_min 0 no reward counts; set reward_min, or control to "none"'
+            )
+
+
+def _sft_problems(loss: LossSection) -> Iterator[str]:
+    """What a likelihood has no place for: it has neither ratio nor importance weight."""
+    if loss.advantage not in UNCOMPARED:
+        yield (
+            f"trainer.loss.kind is 'sft', but trainer.loss.advantage is {loss.advantage!r}, which "
+            'is below 0 for some: set "one", with reward_min to learn from good answers alone, or '
+            '"reward"'
+        )
+    for name, off in _UNWEIGHTED.items():
+        if (value := getattr(loss, name)) != off:
+            yield (
+                f"trainer.loss.{name} is {value!r}, but trainer.loss.kind 'sft' learns from "
+                f"answers whoever sampled them: set {off!r}"
+            )
+    if loss.proximal in ("step_start", "interpolated"):
+        yield (
+            f"trainer.loss.proximal is {loss.proximal!r}, but trainer.loss.kind 'sft' has no "
+            'ratio: set "behavior", or "sampled" for metrics of the mismatch'
         )
 
 

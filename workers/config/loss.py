@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import not_negative, positive
 
-Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po"]
-Advantage = Literal["grpo", "rloo", "reinforce++", "reinforce++baseline", "maxrl"]
-WITHOUT_GROUPS = ("reinforce++",)  # advantages that compare a sample with the batch, not its group
+Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po", "sft"]
+Advantage = Literal[
+    "grpo", "rloo", "reinforce++", "reinforce++baseline", "maxrl", "gae", "reward", "one"
+]
+UNCOMPARED = ("reward", "one")  # advantages that compare a reward with no other
+WITHOUT_GROUPS = ("reinforce++", "gae", *UNCOMPARED)  # that do not compare a sample with its group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,7 @@ class LossSection:
     kind: Kind = "ppo"
     """What bounds a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 3e-4,
     `clip_high` 4e-4), the token's weight (CISPO), a soft gate (SAPO), a divergence (DPPO), the
-    batch's second moment (M2PO)."""
+    batch's second moment (M2PO). `sft` is the likelihood of the answers alone, without a ratio."""
     proximal: Literal["sampled", "behavior", "step_start", "interpolated"] = "sampled"
     """Policy that the ratio is taken to: the version that sampled, scored again; the sampler
     itself; the weights before the step's first update; or an approximation of these."""
@@ -51,9 +54,25 @@ class LossSection:
     masked."""
     advantage: Advantage = "grpo"
     """What a reward is compared with: the group (GRPO), the siblings (RLOO), the batch
-    (REINFORCE++), or the group, divided by its mean (MaxRL)."""
+    (REINFORCE++), the group, divided by its mean (MaxRL), or a critic's value of each token
+    (GAE); `reward`: nothing; `one`: each sample has advantage 1."""
+    reward_min: float = 0.0
+    """With `reward` and `one`: a sample of a lower reward has advantage 0; 0: none has."""
     normalize_std: bool = True
-    """With `grpo`: divide by the group's standard deviation; false is Dr. GRPO."""
+    """With `grpo`: divide by the group's standard deviation; false is Dr. GRPO. With `gae`:
+    advantages less their mean, divided by their deviation, over the batch's tokens."""
+    gae_gamma: float = 1.0
+    """Of `gae`: discount of a later token's value."""
+    gae_lambda: float = 1.0
+    """Of `gae`: 1 takes the reward less the token's value, 0 the next token's value alone."""
+    value_coef: float = 0.1
+    """Of `gae`: weight of the value's loss in each token's loss."""
+    value_clip: float = 0.2
+    """Of `gae`: a value learns no further than this from that of the step's start; 0: no bound."""
+    value_lr: float = 1e-3
+    """Of `gae`: learning rate of the value head, constant."""
+    value_warmup_steps: int = 0
+    """Of `gae`: first steps, in which the value head alone learns."""
     lone: Literal["zero", "reward"] = "zero"
     """Advantage of a sample without living siblings: 0, or its bare reward."""
     overlong_tokens: int = 0
@@ -107,7 +126,12 @@ class LossSection:
     @property
     def looks_first(self) -> bool:
         """Whether a step begins with a forward pass over the whole batch."""
-        return self.proximal == "step_start" or self.kind == "m2po" or self.entropy_share < 1
+        return (
+            self.proximal == "step_start"
+            or self.kind == "m2po"
+            or self.entropy_share < 1
+            or self.advantage == "gae"
+        )
 
     def __post_init__(self) -> None:
         positive(
@@ -119,6 +143,9 @@ class LossSection:
             second_moment_max=self.second_moment_max,
             overlong_factor=self.overlong_factor,
             entropy_share=self.entropy_share,
+            gae_gamma=self.gae_gamma,
+            value_coef=self.value_coef,
+            value_lr=self.value_lr,
         )
         not_negative(
             "trainer.loss",
@@ -133,6 +160,10 @@ class LossSection:
             rejection_low=self.rejection_low,
             rejection_high=self.rejection_high,
             off_policy_max=self.off_policy_max,
+            reward_min=self.reward_min,
+            gae_lambda=self.gae_lambda,
+            value_clip=self.value_clip,
+            value_warmup_steps=self.value_warmup_steps,
             kl_coef=self.kl_coef,
             entropy_coef=self.entropy_coef,
         )
@@ -149,6 +180,11 @@ class LossSection:
             yield (
                 f"reduce is {self.reduce!r} with trainer.loss.constant_tokens "
                 f"{self.constant_tokens}: the one needs the other"
+            )
+        if self.reward_min and self.advantage not in UNCOMPARED:
+            yield (
+                f"reward_min is {self.reward_min:g}, but trainer.loss.advantage is "
+                f"{self.advantage!r}: only 'reward' and 'one' leave samples out by it"
             )
         if self.entropy_share > 1:
             yield f"entropy_share must be at most 1, got {self.entropy_share}"
@@ -168,7 +204,27 @@ class LossSection:
             yield f"veto_low must be at most 1, got {self.veto_low}"
         if self.veto_high and self.veto_high < 1:
             yield f"veto_high must be at least 1, or 0 for none, got {self.veto_high}"
+        yield from self._critic_problems()
         yield from self._rejection_problems()
+
+    def _critic_problems(self) -> Iterator[str]:
+        for name in ("gae_gamma", "gae_lambda"):
+            if (value := getattr(self, name)) > 1:
+                yield f"{name} must be at most 1, got {value}"
+        if self.advantage == "gae":
+            if self.off_policy_max:
+                yield (
+                    f"off_policy_max is {self.off_policy_max:g}, but with trainer.loss.advantage "
+                    "'gae' a sample has no advantage, its tokens have: set it to 0"
+                )
+            return
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.startswith(("gae_", "value_")) and value != field.default:
+                yield (
+                    f"{field.name} is {value:g}, but trainer.loss.advantage is "
+                    f"{self.advantage!r}: only 'gae' has a critic"
+                )
 
     def _rejection_problems(self) -> Iterator[str]:
         low, high = self.rejection_low, self.rejection_high

@@ -192,6 +192,12 @@ class TrainerSection:
                 f"trainer.lora.rank is {self.lora.rank}, but trainer.backend {MEGATRON!r} trains "
                 "all weights: set trainer.backend to 'fsdp2', or trainer.lora.rank to 0"
             )
+        if self.loss.advantage == "gae" and (self.ranks > 1 or self.backend == MEGATRON):
+            raise ConfigError(
+                f"trainer.loss.advantage is 'gae' with trainer.ranks {self.ranks} and "
+                f"trainer.backend {self.backend!r}: a value head is trained on one rank, over "
+                "'fsdp2'; set these, or another advantage"
+            )
         if self.groups_per_step % self.minibatches:
             raise ConfigError(
                 f"trainer.minibatches is {self.minibatches}, which does not divide "

@@ -38,6 +38,25 @@ class TokenScores(NamedTuple):
     entropy_N: Tensor  # float32, no gradient
 
 
+class ValuedScores(TokenScores):
+    """The same of a scorer with a value head; as a tuple it has no values."""
+
+    values_N: Tensor  # float32, of the states before the tokens
+
+
+class ValueHead(nn.Module):
+    """What a state is worth: w h + b of its last hidden state h, in float32; 0 at first."""
+
+    def __init__(self, width: int, device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, device=device))
+        self.bias = nn.Parameter(torch.zeros(1, device=device))
+
+    def forward(self, hidden_NH: Tensor) -> Tensor:
+        """(N,)."""
+        return hidden_NH.float() @ self.weight + self.bias
+
+
 def score_tokens(logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor) -> TokenScores:
     """Log-probs and entropy of softmax(logits / temperature), in float32."""
     scaled_NV = logits_NV.float() / temperature_N[:, None]
@@ -77,7 +96,8 @@ class TokenScorer:
         chunk_bytes: bound of one chunk's logits in float32, a row at least; a backward holds about
             five arrays of that size.
 
-    `head` is how the rows of a head that is one matrix are scored.
+    `head` is how the rows of a head that is one matrix are scored. With a `value_head`, which only
+    a model that `gives_states` may have, there are values too.
     """
 
     def __init__(
@@ -86,6 +106,7 @@ class TokenScorer:
         self.model = model
         self.routing = RoutingReplay(model)
         self._mask = mask
+        self.value_head: ValueHead | None = None
         self.head = Head(max(1, chunk_bytes // (4 * self.vocab_size)))
         self._is_plain = False
         self._body = self._find_body()
@@ -121,9 +142,26 @@ class TokenScorer:
             return score_tokens(logits_BTV.flatten(0, 1)[before_N], ids_N, temperature_N)
         output = self._body(**inputs)
         hidden_NH = output.last_hidden_state.flatten(0, 1)[before_N]
+        scores = self._headed(type(output), hidden_NH, ids_N, temperature_N)
+        if self.value_head is None:
+            return scores
+        valued = ValuedScores(*scores)
+        valued.values_N = self.value_head(hidden_NH)
+        return valued
+
+    @property
+    def gives_states(self) -> bool:
+        """Whether the last hidden states can be told from the head."""
+        return self._body is not None
+
+    def _headed(
+        self, output: type[Any], hidden_NH: Tensor, ids_N: Tensor, temperature_N: Tensor
+    ) -> TokenScores:
+        """What the head makes of last hidden states."""
+        assert self._body is not None, "without it there are none"
         if self._is_plain:
             return TokenScores(*self.head(hidden_NH, self._matrix(), ids_N, temperature_N))
-        head = self._head_of(self._body, type(output))
+        head = self._head_of(self._body, output)
 
         def score(rows_nH: Tensor, ids_n: Tensor, temperature_n: Tensor) -> TokenScores:
             return score_tokens(head(rows_nH), ids_n, temperature_n)

@@ -88,6 +88,9 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
     pairs += [("trainer.lora", old.trainer.lora, new.trainer.lora)]
     if old.trainer.loss.kl_coef and new.trainer.loss.kl_coef:  # one run, one reference
         pairs += [("logprob.reference", old.logprob.reference, new.logprob.reference)]
+    was_by, is_by = old.trainer.loss.advantage, new.trainer.loss.advantage
+    if "gae" in (was_by, is_by):  # a checkpoint has a critic, or has none
+        pairs += [("trainer.loss.advantage", was_by, is_by)]
     for name, was, is_ in pairs:
         _refuse(now.run, name, was, is_, "give the new one another run.id")
     for topic in sorted(before.topic_ids):

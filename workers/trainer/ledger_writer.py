@@ -160,6 +160,7 @@ class LedgerWriter:
             finished_at_ms=finished_ms,
             order=trained.batch.cut.order,
             bins=trained.batch.cut.bins,
+            value_head_hash=trained.value_head_hash,
         )
         self._commit([outgoing(STEPS, event)])
         self._next_step = step + 1

@@ -55,11 +55,7 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
     )
     planned = cut.sizes
     return [
-        Finding(
-            name="weights before",
-            recorded=event.previous_hash,
-            again=again.previous_hash,
-        ),
+        Finding(name="weights before", recorded=event.previous_hash, again=again.previous_hash),
         Finding(
             name="order",
             recorded=str([(s.group_id, s.sample, s.oldest_policy_version) for s in event.samples]),
@@ -92,6 +88,7 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
             again=str(_figures(again.metrics, again.batch.staleness, again.batch.anchors)),
             place=_first_figure(event.metrics, again.metrics),
         ),
+        Finding(name="value head", recorded=event.value_head_hash, again=again.value_head_hash),
         Finding(
             name="weights after",
             recorded=event.weight_hash,

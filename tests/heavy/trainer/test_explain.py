@@ -41,6 +41,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"kl_coef": 0.1, "kl_weight": "ratio"}, "+ 0.1 w rho min(exp(d) - 1 - d, 10), d = ref - pi"),
     ({"entropy_coef": 0.01, "entropy_share": 0.2}, "the 20% of the batch's tokens of highest"),
+    ({"kind": "sft", "advantage": "one", "reward_min": 0.5}, "A = 1; 0 where r < 0.5"),
+    ({"kind": "sft", "advantage": "reward"}, "-w A pi"),
+    (
+        {"advantage": "gae", "gae_lambda": 0.9},
+        "GAE of r at the last token, gamma 1, lambda 0.9",
+    ),
+    ({"advantage": "gae"}, "+ 0.1 max((V - R)^2, (V' - R)^2) / 2, V' = V, at most 0.2 from V0;"),
+    ({"advantage": "gae", "value_warmup_steps": 4}, "in the first 4 steps V alone learns"),
     ({"reduce": "constant", "constant_tokens": 64}, "mean over samples of their sums / 64"),
 ]
 

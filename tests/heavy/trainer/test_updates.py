@@ -54,6 +54,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "normalized": {"weight_normalize": True, "correction_level": "geometric"},
     "rejection": {"rejection": "k3", "rejection_high": 0.05, "veto_low": 1e-4},
     "entropy": {"entropy_coef": 0.01, "entropy_share": 0.5},
+    "sft": {"kind": "sft", "advantage": "one", "correction": "none", "reward_min": 0.5},
+    "weighted": {"kind": "sft", "advantage": "reward", "correction": "none"},
     "rloo": {"advantage": "rloo", "overlong_tokens": 9, "overlong_buffer_tokens": 4},
 }
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rlstreams.workers.engines.fake import FakeScorer
 
 from rlstreams.debug.replay import scores_again as module
 from rlstreams.debug.replay.record import RecordingOptions, record
@@ -20,6 +19,7 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
+from tests.fake_engine import FakeScorer
 from tests.unit.roles.stand import Stand, turn_until
 
 NUM = 6

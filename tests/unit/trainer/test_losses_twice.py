@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.loss import Advantage, Kind, LossSection
+from rlstreams.workers.config.loss import UNCOMPARED, Advantage, Kind, LossSection
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
 from rlstreams.workers.trainer.learn.adam import lr_at
 from rlstreams.workers.trainer.learn.advantage import advantages_by, overlong_penalty
@@ -157,13 +157,15 @@ REWARDS = st.lists(st.floats(0, 5).map(lambda r: round(r, 2)), min_size=1, max_s
     st.sampled_from(ADVANTAGES),
     st.booleans(),
     st.sampled_from(["zero", "reward"]),
+    st.sampled_from([0.0, 1.5]),
     st.lists(REWARDS, min_size=1, max_size=4),
 )
 def test_advantages_equal_the_second_implementation(
-    kind: Advantage, normalize: bool, lone: Any, rewards: list[list[float]]
+    kind: Advantage, normalize: bool, lone: Any, least: float, rewards: list[list[float]]
 ) -> None:
     """Groups of any size, of one too; equal rewards; siblings apart from each other."""
-    by = LossSection(advantage=kind, normalize_std=normalize, lone=lone)
+    least *= kind in UNCOMPARED
+    by = LossSection(advantage=kind, normalize_std=normalize, lone=lone, reward_min=least)
     groups = {str(number): own for number, own in enumerate(rewards)}
     listed = [(place, g, r) for g, own in groups.items() for place, r in enumerate(own)]
     listed.sort()
@@ -173,7 +175,7 @@ def test_advantages_equal_the_second_implementation(
     np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ADVANTAGES)
+@pytest.mark.parametrize("kind", sorted({*ADVANTAGES} - {*UNCOMPARED, "gae"}))
 def test_equal_rewards_teach_nothing(kind: Advantage) -> None:
     """Exactly nothing, whatever they are compared with."""
     by = LossSection(advantage=kind)
@@ -317,6 +319,15 @@ def test_a_batch_that_is_rejected_whole_is_no_nan(reduce: Any) -> None:
         ({"entropy_share": 1.5}, r"entropy_share must be at most 1, got 1.5"),
         ({"entropy_share": 0.0}, r"entropy_share must be above 0, got 0.0"),
         ({"overlong_buffer_tokens": 5}, r"overlong_buffer_tokens is 5, above trainer.loss.overl"),
+        ({"reward_min": 0.5}, r"reward_min is 0.5, but trainer.loss.advantage is 'grpo': only"),
+        ({"gae_lambda": 0.9}, r"gae_lambda is 0.9, but trainer.loss.advantage is 'grpo': only"),
+        ({"value_warmup_steps": 2}, r"value_warmup_steps is 2, but trainer.loss.advantage is"),
+        ({"advantage": "gae", "gae_gamma": 1.5}, r"gae_gamma must be at most 1, got 1.5"),
+        ({"advantage": "gae", "value_lr": 0.0}, r"value_lr must be above 0, got 0.0"),
+        (
+            {"advantage": "gae", "off_policy_max": 1.0},
+            r"off_policy_max is 1, but with .* a sample",
+        ),
         ({"tau_positive": 0.0}, r"tau_positive must be above 0, got 0.0"),
     ],
 )
@@ -324,6 +335,14 @@ def test_what_cannot_be_meant_is_refused(section: dict[str, Any], message: str) 
     """With field and value."""
     with pytest.raises(ConfigError, match=rf"trainer.loss.{message}"):
         LossSection(**section)
+
+
+def test_a_critic_is_on_one_rank() -> None:
+    """With both values."""
+    with pytest.raises(ConfigError, match=r"'gae' with trainer.ranks 2 and trainer.backend 'fsdp"):
+        TrainerSection(loss=LossSection(advantage="gae"), ranks=2)
+    with pytest.raises(ConfigError, match=r"trainer.ranks 1 and trainer.backend 'megatron'"):
+        TrainerSection(loss=LossSection(advantage="gae"), backend="megatron")
 
 
 def test_mini_batches_must_divide() -> None:

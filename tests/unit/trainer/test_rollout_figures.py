@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.trainer.learn.batch_factors import with_factors
+from rlstreams.workers.trainer.learn.batch_factors import Look, with_factors
 from rlstreams.workers.trainer.learn.packing import Batch, pack
 from rlstreams.workers.trainer.learn.rollout_figures import correctness, rollout_figures
 from tests.unit.trainer.trainer_builders import policy_segment, prompt_segment, score, scored
@@ -77,7 +77,11 @@ def test_a_trainer_that_scores_by_itself_has_the_same_figures() -> None:
     (part,) = batch.micro_batches
     log_probs = np.concatenate(PROXIMAL).astype(np.float32)
     look = (log_probs, np.zeros(5, np.float32))
-    found = rollout_figures(with_factors(batch, [look], LossSection(proximal="step_start")))
+    found = rollout_figures(
+        with_factors(
+            batch, [Look(*look, np.zeros(0, np.float32))], LossSection(proximal="step_start")
+        )
+    )
     scored_apart = rollout_figures(batch_of("sampled"))
     names = [name for name in scored_apart if name.startswith("rollout")]
     assert {n: found[n] for n in names} == pytest.approx({n: scored_apart[n] for n in names})

@@ -97,6 +97,26 @@ def test_override_types():
             "[trainer]\nequal_rewards = 'drop'\n[trainer.loss]\nadvantage = 'reinforce++'",
             r"equal_rewards is 'drop', but trainer.loss.advantage is 'reinforce\+\+'",
         ),
+        ("[trainer.loss]\nkind = 'sft'", r"'sft', but trainer.loss.advantage is 'grpo', which"),
+        (
+            "[trainer.loss]\nkind = 'sft'\nadvantage = 'one'",
+            r"correction is 'truncate', but .* set 'none'",
+        ),
+        (
+            "[trainer.loss]\nkind = 'sft'\nadvantage = 'one'\ncorrection = 'none'\n"
+            "proximal = 'step_start'",
+            r"proximal is 'step_start', but trainer.loss.kind 'sft' has no ratio",
+        ),
+        (
+            "[trainer]\nsteps = 5\n[trainer.loss]\nadvantage = 'gae'\nvalue_warmup_steps = 5",
+            r"value_warmup_steps is 5, but trainer.steps is 5: the policy would never learn",
+        ),
+        ("[trainer.loss]\nadvantage = 'one'", r"'one' with trainer.loss.kind 'ppo' and .*min 0"),
+        (
+            "[trainer]\ncontrol = 'permuted'\n[trainer.loss]\nkind = 'sft'\nadvantage = 'one'\n"
+            "correction = 'none'",
+            r"control is 'permuted', but .* no reward counts",
+        ),
         ("[trainer.loss]\nkl_weight = 'ratio'", r"kl_weight is 'ratio', but .*kl_coef is 0"),
         ("[trainer.loss]\noverlong_tokens = 9000", r"overlong_tokens is 9000 .* most \d+ tokens"),
         ("[trainer]\nminibatches = 3", r":2:1: trainer.minibatches is 3, which does not divide"),

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlstreams.workers.engines.fake import FakeScorer
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.loop import health as module
 from rlstreams.workers.loop.health import Health
 from rlstreams.workers.weights.file import FileWeightChannel
+from tests.fake_engine import FakeScorer
 from tests.unit.roles.stand import Stand, turn_until
 
 

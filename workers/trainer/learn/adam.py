@@ -153,10 +153,20 @@ class Adam:
             gradient.mul_(scale)
         return float(norm)
 
-    def update(self, lr: float) -> None:
-        """Change every parameter that has a gradient, and forget gradients."""
-        for slot in self._slots.values():
-            slot.update(lr, self._section)
+    def keep(self, prefix: str) -> None:
+        """Forget gradients but those of parameters whose names begin so."""
+        for name, slot in self._slots.items():
+            if not name.startswith(prefix):
+                slot.clear()
+
+    def update(self, lr: float, prefix: str = "", own_lr: float = 0.0) -> None:
+        """Change every parameter that has a gradient, and forget gradients.
+
+        Args:
+            prefix: of names of parameters that learn at `own_lr`; "": none do.
+        """
+        for name, slot in self._slots.items():
+            slot.update(own_lr if prefix and name.startswith(prefix) else lr, self._section)
             slot.clear()
 
     def tensors(self) -> dict[str, Tensor]:

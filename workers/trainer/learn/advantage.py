@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.loss import WITHOUT_GROUPS, Advantage, LossSection
+from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, Advantage, LossSection
 from rlstreams.workers.loop.validation import check_reward
 
 STD_FLOOR = 1e-6
@@ -55,7 +55,7 @@ def group_advantages(
         check_reward(f"rewards[{index}]", reward)
     all_rewards = np.asarray(rewards, np.float64)
     if kind in WITHOUT_GROUPS:
-        return _standardized(all_rewards).astype(np.float32)
+        return standardized(all_rewards).astype(np.float32)
     members: dict[str, list[int]] = {}
     for index, group_id in enumerate(group_ids):
         members.setdefault(group_id, []).append(index)
@@ -74,14 +74,23 @@ def group_advantages(
                 )
             advantages[indices] = _OF_GROUP[kind](own, normalize_std)
     if kind == "reinforce++baseline":
-        advantages = _standardized(advantages)
+        advantages = standardized(advantages)
     return advantages.astype(np.float32)
 
 
 def advantages_by(
     rewards: Sequence[float], group_ids: Sequence[str], by: LossSection
 ) -> npt.NDArray[np.float32]:
-    """As `group_advantages`, as configured."""
+    """As `group_advantages`, as configured; of those that compare with nothing: r of `reward`, 1
+    of `one`, both 0 where `reward_min` is above 0 and r below it. Of `gae` r: tokens have their
+    own (`critic.py`)."""
+    if by.advantage == "gae":
+        return np.asarray(rewards, np.float32)
+    if by.advantage in UNCOMPARED:
+        all_rewards = np.asarray(rewards, np.float64)
+        bare = all_rewards if by.advantage == "reward" else np.ones_like(all_rewards)
+        is_left_out = (all_rewards < by.reward_min) & (by.reward_min > 0)
+        return np.where(is_left_out, 0.0, bare).astype(np.float32)
     return group_advantages(
         rewards, group_ids, normalize_std=by.normalize_std, lone=by.lone, kind=by.advantage
     )
@@ -138,7 +147,8 @@ _OF_GROUP: Mapping[Advantage, Callable[[Floats, bool], Floats]] = {
 }
 
 
-def _standardized(values: Floats) -> Floats:
+def standardized(values: Floats) -> Floats:
+    """(x - mean) / (std + 1e-6); 0 where all are equal."""
     if not len(values) or values.min() == values.max():
         return np.zeros_like(values)
     return _grpo(values, True)

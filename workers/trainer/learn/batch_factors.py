@@ -9,19 +9,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.model.token_scores import TokenScores, ValuedScores
 from rlstreams.workers.trainer.learn.correction import correction_weights
 from rlstreams.workers.trainer.learn.loss import proximal_of
 from rlstreams.workers.trainer.learn.packing import Batch, Bools, Float32s, MicroBatch
 
-Look = tuple[Float32s, Float32s]  # log-prob and entropy of each loss token, in nats
-NOTHING: Look = (np.zeros(0, np.float32), np.zeros(0, np.float32))
+
+class Look(NamedTuple):
+    """Of each loss token of a micro-batch, before the step's first update."""
+
+    logprobs_n: Float32s  # nats
+    entropy_n: Float32s  # nats
+    values_n: Float32s  # empty without a value head
+
+
+def look_of(scores: TokenScores) -> Look:
+    """On the host."""
+    values_N = scores.values_N if isinstance(scores, ValuedScores) else torch.zeros(0)
+    return Look(*(t.cpu().numpy() for t in (*scores, values_N)))
+
+
+NOTHING = Look(*(np.zeros(0, np.float32) for _ in range(3)))
 
 
 def with_factors(batch: Batch, looks: Sequence[Look], by: LossSection) -> Batch:
@@ -34,17 +49,18 @@ def with_factors(batch: Batch, looks: Sequence[Look], by: LossSection) -> Batch:
     if not looks and not by.weight_normalize:
         return batch
     parts = batch.micro_batches
-    starts = [logprobs_n for logprobs_n, _ in looks] if looks else [None] * len(parts)
+    starts = [look.logprobs_n for look in looks] if looks else [None] * len(parts)
     ends = np.cumsum([part.num_loss_tokens for part in parts])
     factors = np.split(_factors(batch, looks, by), ends[:-1])
     filled = (
-        replace(part, factors_BT=_placed(part, own_n), start_logprobs_BT=_placed(part, start_n))
+        replace(part, factors_BT=placed(part, own_n), start_logprobs_BT=placed(part, start_n))
         for part, own_n, start_n in zip(parts, factors, starts, strict=True)
     )
     return replace(batch, micro_batches=tuple(filled))
 
 
-def _placed(part: MicroBatch, values_n: Float32s | None) -> Float32s | None:
+def placed(part: MicroBatch, values_n: Float32s | None) -> Float32s | None:
+    """Values of the loss tokens in their columns, 0 elsewhere."""
     if values_n is None:
         return None
     values_BT = np.zeros(part.loss_mask_BT.shape, np.float32)
@@ -56,14 +72,16 @@ def _factors(batch: Batch, looks: Sequence[Look], by: LossSection) -> Float32s:
     factors_N = np.ones(batch.num_loss_tokens, np.float32)
     behavior_N = flat(batch, "behavior_logprobs_BT")
     if by.kind == "m2po":
-        start_N = np.concatenate([logprobs_n for logprobs_n, _ in looks])
+        start_N = np.concatenate([look.logprobs_n for look in looks])
         factors_N *= second_moment_mask(start_N, behavior_N, by.second_moment_max)
     if by.entropy_share < 1:
-        entropy_N = np.concatenate([entropy_n for _, entropy_n in looks])
+        entropy_N = np.concatenate([look.entropy_n for look in looks])
         factors_N *= entropy_mask(entropy_N, by.entropy_share)
     if by.weight_normalize:
         sampled_N = torch.from_numpy(flat(batch, "proximal_logprobs_BT"))
-        start_N = np.concatenate([s for s, _ in looks]) if looks else sampled_N.numpy()
+        start_N = (
+            np.concatenate([look.logprobs_n for look in looks]) if looks else sampled_N.numpy()
+        )
         mu_N = torch.from_numpy(behavior_N)
         proximal_N = proximal_of(sampled_N, mu_N, sampled_N, by, start_N=torch.from_numpy(start_N))
         counts = list(chain.from_iterable(m.loss_tokens_by_row for m in batch.micro_batches))

@@ -182,6 +182,14 @@ def _m2po(tokens: Tokens, _: LossSection) -> Bounded:
     return -tokens.weights_N * (ratios_N * tokens.advantages_N), ratios_N, never_N
 
 
+def _sft(tokens: Tokens, _: LossSection) -> Bounded:
+    """A log pi: likelihood of what is recorded; with A of 1 and 0 rejection-sampling fine-tuning
+    (Yuan et al., arXiv 2308.01825), with A the reward reward-weighted regression."""
+    never_N = torch.zeros_like(tokens.weights_N, dtype=torch.bool)
+    gains_N = tokens.advantages_N * tokens.policy_N
+    return -tokens.weights_N * gains_N, tokens.ratios(), never_N
+
+
 LOSSES: Mapping[Kind, Callable[[Tokens, LossSection], Bounded]] = {
     "ppo": _ppo,
     "gspo": _gspo,
@@ -189,6 +197,7 @@ LOSSES: Mapping[Kind, Callable[[Tokens, LossSection], Bounded]] = {
     "sapo": _sapo,
     "dppo": _dppo,
     "m2po": _m2po,
+    "sft": _sft,
 }
 
 

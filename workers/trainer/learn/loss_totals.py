@@ -40,6 +40,9 @@ class LossTotals:
     replayed: int = 0  # of these, rows that were recorded
     flips: int = 0  # of these, rows that the live router would have chosen otherwise
     rejected: float = 0.0  # tokens whose importance weight is 0
+    valued: int = 0  # tokens with a value
+    value_loss: float = 0.0
+    value_clipped: float = 0.0
 
     def means(self) -> dict[str, float]:
         """The batch's metrics.
@@ -49,7 +52,8 @@ class LossTotals:
         sample size of the weights w rho that tokens are learnt with, (sum)^2 / (sum of squares),
         as a share of the tokens; 1 where all weigh alike. `rejected_fraction`: tokens of weight 0;
         absent if there is none. `kl_reference`: mean of the loss's KL terms, before `kl_coef`;
-        absent without a reference. `routing_flips`: share of the recorded
+        absent without a reference. `value_loss` (before `value_coef`) and
+        `value_clip_fraction`: of a critic. `routing_flips`: share of the recorded
         (token, layer) rows for which the live router would have chosen another set of experts;
         `routing_recorded`: share of the rows that are recorded. Both absent without replay.
         """
@@ -67,6 +71,9 @@ class LossTotals:
             means["rejected_fraction"] = self.rejected / num
         if self.compared:
             means["kl_reference"] = self.kl_reference / self.compared
+        if self.valued:
+            means["value_loss"] = self.value_loss / self.valued
+            means["value_clip_fraction"] = self.value_clipped / self.valued
         if self.replayable:
             means["routing_recorded"] = self.replayed / self.replayable
         if self.replayed:
@@ -109,6 +116,11 @@ class LossSums:
         """Count the divergences from a reference in."""
         self._counts["compared"] += len(kl_N)
         self._sum(kl_reference=kl_N)
+
+    def add_values(self, losses_N: Tensor, is_clipped_N: Tensor) -> None:
+        """Count the losses of values in, and which were clipped."""
+        self._counts["valued"] += len(losses_N)
+        self._sum(value_loss=losses_N, value_clipped=is_clipped_N)
 
     def add_routes(self, *, num_layers: int, recorded: int, forwarded: int, flips: int) -> None:
         """Count one micro-batch's routes in; `recorded` and `forwarded` are tokens."""

@@ -28,7 +28,8 @@ from rlstreams.workers.model.one_order import backward
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.token_scores import MakeMask, Score, TokenScorer, TokenScores
 from rlstreams.workers.trainer.learn.adam import Adam, lr_at
-from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_factors
+from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, look_of, with_factors
+from rlstreams.workers.trainer.learn.critic import PREFIX, value_figures, with_gae, with_values
 from rlstreams.workers.trainer.learn.kl import kl_terms, with_entropy, with_kl
 from rlstreams.workers.trainer.learn.loss import policy_losses, proximal_of, reduced
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, added
@@ -129,6 +130,7 @@ class Learner:
         metrics = (
             totals.means()
             | rollout_figures(batch)
+            | value_figures(batch)
             | {
                 "grad_norm": sum(norms) / len(norms),
                 "lr": lr,
@@ -165,8 +167,9 @@ class Learner:
 
     def _prepared(self, batch: Batch) -> Batch:
         """With what the loss needs of the whole batch before its first update."""
-        looks = self._looks(batch) if self._loss.looks_first else []
-        return with_factors(batch, looks, self._loss)
+        by = self._loss
+        looks = self._looks(batch) if by.looks_first else []
+        return with_gae(with_factors(batch, looks, by), looks, by)
 
     def _looks(self, batch: Batch) -> list[Look]:
         """Of each micro-batch, under the weights as they are."""
@@ -177,13 +180,13 @@ class Learner:
 
     @torch.no_grad()
     def _look(self, micro_batch: MicroBatch) -> Look:
-        """Log-probs and entropies of the loss tokens."""
+        """Log-probs, entropies and values of the loss tokens."""
         self.num_micro_batches += 1
         if not micro_batch.num_loss_tokens:
             return NOTHING
         with self._scorer.routing.replaying(self._routes(micro_batch)):
             scores = self._score(micro_batch)
-        return scores.logprobs_N.cpu().numpy(), scores.entropy_N.cpu().numpy()
+        return look_of(scores)
 
     def probe(self, batch: Batch) -> str:
         """What would be wrong with the numbers of this batch; "": nothing. Changes nothing.
@@ -202,7 +205,7 @@ class Learner:
     def _update(self, lr: float) -> None:
         """The weights follow the gradient."""
         self._published = {}
-        self._adam.update(lr)
+        self._adam.update(lr, PREFIX, self._loss.value_lr)
 
     def _loss_of(self, totals: LossTotals, updates: int = 1) -> float:
         is_mean = self._loss.reduce == "token"
@@ -216,6 +219,8 @@ class Learner:
             if micro_batch.num_loss_tokens:
                 self._in_memory(index, partial(self._accumulate, micro_batch, sums))
             self.num_micro_batches += 1
+        if self.step_number < self._loss.value_warmup_steps:
+            self._adam.keep(PREFIX)
         norm = self._adam.clip(self._section.max_grad_norm)
         return sums.totals(), norm
 
@@ -261,10 +266,8 @@ class Learner:
         return Routes(self._tensor(experts_BTLK), self._tensor(is_routed_BT))
 
     def _learn(self, micro_batch: MicroBatch, sums: LossSums) -> None:
-        mask_BT = micro_batch.loss_mask_BT
-        rows_N, _ = mask_BT.nonzero()
-        advantages_N = self._tensor(micro_batch.advantages_B[rows_N])
         of = partial(self._of_loss, micro_batch)
+        advantages_N = self._tensor(micro_batch.advantages_N)
         sampled_N, behavior_N = of("proximal_logprobs_BT"), of("behavior_logprobs_BT")
         scores = self._score(micro_batch)
         policy_N, counts_R = scores.logprobs_N, micro_batch.loss_tokens_by_row
@@ -287,6 +290,9 @@ class Learner:
             sums.add_reference(kl_N)
         if self._loss.entropy_coef:
             losses = with_entropy(losses, policy_N, scores.entropy_N, self._loss)
+        if (returns_N := of("returns_BT")) is not None:
+            start_N, by = of("values_BT"), self._loss
+            losses = with_values(losses, scores, start_N, returns_N, by, sums)
         share = reduced(
             losses.losses_N,
             counts_R,
@@ -350,9 +356,14 @@ class Learner:
         values = {f"{name}:{VALUE}": tensor for name, tensor in self._trained.extra().items()}
         return self._adam.tensors() | values
 
+    def value_head(self) -> Mapping[str, Tensor]:
+        """Of a critic, by name; empty without one."""
+        return {n: t for n, t in self._trained.extra().items() if n.startswith(PREFIX)}
+
     def tensors(self) -> Iterator[Tensor]:
         """All that stays on the device between two steps."""
-        yield from (*self._model.parameters(), *self._model.buffers())
+        learning = self._trained.parameters().values()
+        yield from (*self._model.parameters(), *self._model.buffers(), *learning)
         yield from (*self._adam.gradients.values(), *self._adam.tensors().values())
 
     def load(

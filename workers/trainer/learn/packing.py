@@ -53,6 +53,17 @@ class MicroBatch:
     ages_BT: Float32s | None = None  # staleness, versions
     start_logprobs_BT: Float32s | None = None  # nats, before the step's first update
     factors_BT: Float32s | None = None  # of the importance weights; None: all 1
+    # Of a critic: advantages by token, values at the step's start, what values are to become.
+    advantages_BT: Float32s | None = None
+    values_BT: Float32s | None = None
+    returns_BT: Float32s | None = None
+
+    @property
+    def advantages_N(self) -> Float32s:
+        """Of each loss token, row by row: the sample's, or with a critic its own."""
+        if self.advantages_BT is not None:
+            return self.advantages_BT[self.loss_mask_BT]
+        return self.advantages_B[self.loss_mask_BT.nonzero()[0]]
 
     @property
     def num_computed_tokens(self) -> int:

@@ -48,6 +48,7 @@ class Unequal:
     step: int
     expected: str
     actual: str
+    value_heads: tuple[str, str] = ("", "")  # expected and actual, where these alone differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,17 @@ class RedoneStep:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the weights are those that the run went on with."""
-        return self.again.weight_hash == self.fact.weight_hash
+        """Whether the weights are those that the run went on with, and a critic's value head."""
+        heads = self.value_heads
+        return self.again.weight_hash == self.fact.weight_hash and heads[0] == heads[1]
+
+    @property
+    def value_heads(self) -> tuple[str, str]:
+        """Hash of the recorded value head and of this one; alike behind a drift, whose is not in
+        the log."""
+        has_drifted = self.fact.weight_hash != self.recorded.weight_hash
+        now = self.again.value_head_hash
+        return (now if has_drifted else self.recorded.value_head_hash), now
 
     def check_batch(self) -> None:
         """
@@ -202,7 +212,9 @@ def redo(
         step.check_batch()
         used([payload.raw for payload in step.payloads])
         number, expected, actual = step.fact.step, step.fact.weight_hash, step.again.weight_hash
-        unequal = Unequal(step=number, expected=expected, actual=actual)
+        unequal = Unequal(
+            step=number, expected=expected, actual=actual, value_heads=step.value_heads
+        )
         done.append(None if step.is_equal else unequal)
         return step.is_equal or not stop_at_unequal or number < ledger.drifted_step
 
@@ -249,9 +261,12 @@ def drift_error(unequal: Unequal, before: Mapping[str, str], now: Mapping[str, s
     """
     found = differences(before, now)
     why = f"since then {found}" if found else "of what a claim records, nothing differs since then"
+    what, expected, actual = "weights", unequal.expected, unequal.actual
+    if expected == actual:
+        what, (expected, actual) = "a value head", unequal.value_heads
     return RedoError(
-        f"redo of step {unequal.step} gave weights {unequal.actual}, the ledger says "
-        f'{unequal.expected}: {why}; restore that, or set trainer.redo = "tolerate" to go on with '
+        f"redo of step {unequal.step} gave {what} {actual}, the ledger says "
+        f'{expected}: {why}; restore that, or set trainer.redo = "tolerate" to go on with '
         "the new weights under a version of their own"
     )
 

@@ -17,6 +17,7 @@ from rlstreams.workers.model.model import Numerics, numerics_of
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.routes import RouterShape
 from rlstreams.workers.model.token_scores import TokenScorer
+from rlstreams.workers.trainer.learn.critic import WithValueHead, add_value_head
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.trainable import trainable_of
 from rlstreams.workers.trainer.training.step_cost import StepCost
@@ -105,6 +106,8 @@ def _learner(scorer: TokenScorer, section: TrainerSection, device: str) -> tuple
         ConfigError: no layer to adapt.
     """
     trainable = trainable_of(scorer.model, section.lora)
+    if section.loss.advantage == "gae":
+        trainable = WithValueHead(trainable, add_value_head(scorer, device))
     why_padded = take_documents(scorer, device)
     why_eager = "rows are padded, to lengths of many kinds"
     if not why_padded:

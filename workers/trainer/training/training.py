@@ -50,6 +50,7 @@ class Trained:
     metrics: dict[str, float]
     weight_hash: str
     previous_hash: str
+    value_head_hash: str  # "": there is none
     batch_hash: str
     batch: Batch
     advantages: Sequence[float]
@@ -124,7 +125,16 @@ class Training:
         self.learner.close()
 
     def configure(self, section: TrainerSection) -> None:
-        """Go on under another configuration; a redo takes each step's own."""
+        """Go on under another configuration; a redo takes each step's own.
+
+        Raises:
+            ConfigError: it needs a value head, and there is none.
+        """
+        if section.loss.advantage == "gae" and not self.learner.value_head():
+            raise ConfigError(
+                "trainer.loss.advantage is 'gae', but this trainer began with "
+                f"{self._section.loss.advantage!r} and has no value head"
+            )
         self._section = section
         self.learner.configure(section.optimizer, section.loss)
 
@@ -172,6 +182,7 @@ class Training:
             metrics=result.metrics | batch_metrics(payloads) | figures,
             weight_hash=self.weight_hash,
             previous_hash=before,
+            value_head_hash=weight_hash(head) if (head := self.learner.value_head()) else "",
             batch_hash=batch_hash(payloads),
             batch=batch,
             advantages=[float(a) for a in advantages],
