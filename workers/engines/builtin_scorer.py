@@ -1,6 +1,6 @@
 """The built-in scorer: one Hugging Face module, and the weights of each version that is held.
 
-Sequences are packed into bins and layers compiled as the trainer's are (decision 0051); where a
+Sequences are packed into bins and layers compiled as the trainer's are (decision 0045); where a
 family or a device cannot, rows are padded. The module's parameters point at the tensors of one held
 version while it scores, so all versions share what was compiled. In float32 it gives the log-probs
 that sampling gave, up to rounding (below 1e-4).

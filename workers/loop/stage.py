@@ -1,7 +1,7 @@
 """Commit protocol of a stage: what happens to an offset between two topics.
 
 Samples finish out of order. A crash repeats only unfinished work, and nothing twice (decisions
-0002, 0009, 0026, 0028). The stations of an offset:
+0002, 0009, 0026). The stations of an offset:
 
 1. delivered: a poll brought its record, no done set covers it, and there is room in bytes.
 2. noted: before a partition's first record is begun, a commit says that we try it. The tries of
