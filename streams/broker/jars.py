@@ -78,6 +78,11 @@ def classpath(jars_dir: str = "", say: Callable[[str], None] = lambda _: None) -
     """
     jars = locked(lock_file().read_text(encoding="utf-8"))
     if jars_dir:
+        if not Path(jars_dir).is_dir():
+            raise BrokerError(
+                f"broker.jars_dir is {jars_dir!r}, which is no folder on this machine; leave it "
+                "empty to fetch the jars"
+            )
         for jar in jars:
             check(Path(jars_dir) / jar.file_name, jar)
         return tuple(Path(jars_dir) / jar.file_name for jar in jars)

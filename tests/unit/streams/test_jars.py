@@ -55,6 +55,12 @@ def test_a_folder_of_jars_that_lacks_one_is_refused_without_fetching(tmp_path: P
     assert said == []
 
 
+def test_a_folder_of_another_machine_is_named(tmp_path: Path) -> None:
+    """A run that was copied brings its configuration."""
+    with pytest.raises(BrokerError, match=r"broker\.jars_dir is '.*gone'"):
+        classpath(str(tmp_path / "gone"))
+
+
 def test_without_a_connection_the_jar_and_the_way_out_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
