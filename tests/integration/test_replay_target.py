@@ -54,4 +54,4 @@ def test_topics_of_a_run_that_lives_are_left_as_they_are(
     other = replace(config, run=RunSection(id=f"{run_id}-other", dir=str(tmp_path / "other")))
     for _ in range(2):  # nothing was written the first time
         with fresh_run(other) as target:
-            assert (tmp_path / "other/config.json") == target.config_file
+            assert other == target.config

@@ -88,7 +88,7 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
             again=str(_figures(again.metrics, again.batch.staleness, again.batch.anchors)),
             place=_first_figure(event.metrics, again.metrics),
         ),
-        Finding(name="value head", recorded=event.value_head_hash, again=again.value_head_hash),
+        *_value_head(event.value_head_hash, again.value_head_hash),
         Finding(
             name="weights after",
             recorded=event.weight_hash,
@@ -96,6 +96,12 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
             place=parameter,
         ),
     ]
+
+
+def _value_head(recorded: str, again: str) -> list[Finding]:
+    """Of a step with a critic."""
+    one = Finding(name="value head", recorded=recorded, again=again)
+    return [one] if recorded or again else []
 
 
 def _planned(event: StepCompleted, payloads: Sequence[Payload], config: RunConfig) -> Plan:

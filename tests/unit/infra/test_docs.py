@@ -92,7 +92,7 @@ def test_the_index_of_decisions_lists_each_page_once() -> None:
     folder = DOCS.parent / "decisions"
     pages = sorted(path.name for path in folder.glob("0*.md"))
     index = (folder / "README.md").read_text("utf-8")
-    rows = re.findall(r"^\| \[(\d{4})\]\(([\w.-]+)\) \|", index, re.MULTILINE)
+    rows = re.findall(r"^- \[(\d{4})\]\(([\w.-]+)\): ", index, re.MULTILINE)
     assert pages == sorted(name for _, name in rows)
     for number, name in rows:
         assert name.startswith(number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, ad
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.learn.rollout_figures import rollout_figures
-from rlstreams.workers.trainer.learn.trainable import VALUE, AllWeights, Trainable
+from rlstreams.workers.trainer.learn.trainable import VALUE, AllWeights, Trainable, sorted_state
 
 T = TypeVar("T")
 
@@ -379,26 +379,6 @@ class Learner:
         self._published = self._trained.load(weights, extra)
         self._adam.load(states)
         self.step_number = step
-
-
-def sorted_state(
-    optimizer_tensors: Mapping[str, Tensor], names: Iterable[str]
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """The optimizer's tensors by parameter and part, and the adapters' values.
-
-    Raises:
-        ValueError: one is of none of these parameters.
-    """
-    states: dict[str, dict[str, Tensor]] = {name: {} for name in names}
-    for key, tensor in optimizer_tensors.items():
-        name, _, part = key.rpartition(":")
-        if name not in states:
-            raise ValueError(
-                f"optimizer state names an unknown parameter: {key!r}; it is of another "
-                "model, or was written under another trainer.lora"
-            )
-        states[name][part] = tensor
-    return states, {name: own.pop(VALUE) for name, own in states.items() if VALUE in own}
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -194,3 +194,23 @@ def is_same(one: Tensor, other: Tensor) -> bool:
 def trainable_of(model: nn.Module, section: LoraSection) -> Trainable:
     """As the configuration asks."""
     return Adapters(model, section) if section.rank else AllWeights(model)
+
+
+def sorted_state(
+    optimizer_tensors: Mapping[str, Tensor], names: Iterable[str]
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    """The optimizer's tensors by parameter and part, and the adapters' values.
+
+    Raises:
+        ValueError: one is of none of these parameters.
+    """
+    states: dict[str, dict[str, Tensor]] = {name: {} for name in names}
+    for key, tensor in optimizer_tensors.items():
+        name, _, part = key.rpartition(":")
+        if name not in states:
+            raise ValueError(
+                f"optimizer state names an unknown parameter: {key!r}; it is of another "
+                "model, or was written under another trainer.lora"
+            )
+        states[name][part] = tensor
+    return states, {name: own.pop(VALUE) for name, own in states.items() if VALUE in own}

@@ -19,10 +19,15 @@ from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look
 from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
-from rlstreams.workers.trainer.learn.optimizer import sorted_state
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch
-from rlstreams.workers.trainer.learn.trainable import VALUE, check_base, is_same, merged
+from rlstreams.workers.trainer.learn.trainable import (
+    VALUE,
+    check_base,
+    is_same,
+    merged,
+    sorted_state,
+)
 from rlstreams.workers.trainer.parallel.deal import Task, deal
 from rlstreams.workers.trainer.parallel.rank_learner import RankLearner, RankSpec
 from rlstreams.workers.trainer.parallel.team import Team
