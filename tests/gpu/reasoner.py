@@ -69,6 +69,8 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
     if args.log and args.log.exists() and not run.exists():
         with tarfile.open(args.log) as archive:
             archive.extractall(run.parent, filter="data")
+    if args.kill_every and (run / "broker").exists():
+        raise SystemExit(f"{run} is there already: chaos goes on with no run")
     resume = ["resume"] if (run / "broker").exists() else []
     command = ["up"]
     if args.kill_every:

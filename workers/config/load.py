@@ -30,6 +30,8 @@ from rlstreams.workers.config.layers import (
 from rlstreams.workers.config.run import RunConfig
 
 # Of fields whose default is not what was computed before they existed.
+# What a recorded configuration may name and nothing reads any more.
+REMOVED = ("weights.hold_s", "engine.routers")
 BEFORE: Mapping[str, Any] = {"trainer.loss.clip_dual": 0.0, "trainer.loss.lone": "reward"}
 
 
@@ -99,13 +101,24 @@ def from_json(text: str, origin: str = "recorded configuration") -> RunConfig:
     if not isinstance(tree, dict):
         raise ConfigError(f"{origin}: must be an object, got {type(tree).__name__}")
     for name, value in BEFORE.items():
-        *path, leaf = name.split(".")
-        section: object = tree
-        for part in path:
-            section = section.get(part) if isinstance(section, dict) else None
-        if isinstance(section, dict):
-            section.setdefault(leaf, value)
+        section, leaf = _section_of(tree, name)
+        section.setdefault(leaf, value)
+    for name in REMOVED:
+        section, leaf = _section_of(tree, name)
+        section.pop(leaf, None)
+    weights, snapshot = _section_of(tree, "weights.snapshot")
+    if weights.get(snapshot) == "none":  # a place that is no more
+        del weights[snapshot]
     return merged([tree_layer(tree, origin)], is_start=False).config
+
+
+def _section_of(tree: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    """The table of a dotted name, and its last part; a table of its own where there is none."""
+    *path, leaf = name.split(".")
+    section: Any = tree
+    for part in path:
+        section = section.get(part) if isinstance(section, dict) else None
+    return (section if isinstance(section, dict) else {}), leaf
 
 
 def read_json(path: Path) -> RunConfig:

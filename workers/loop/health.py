@@ -79,5 +79,7 @@ class Health:
             raise ConfigError(f"--health-port {host}:{port} cannot be had: {err}") from err
         with server:
             threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
-            yield server.server_port
-            server.shutdown()
+            try:
+                yield server.server_port
+            finally:
+                server.shutdown()

@@ -26,7 +26,8 @@ class DroppedGroups:
     Args:
         max_replacements: of one row, without an operator's request.
         num_rows: of the training data.
-        refused: told of a group whose drop names no row of it: a stranger's record was read.
+        refused: told of a group whose drop names no row of it: of its records only damaged ones, or
+            a stranger's, were read. It is not replaced.
     """
 
     def __init__(

@@ -79,10 +79,12 @@ class Rebuilt:
         for number in range(self.training.learner.step_number + 1, step + 1):
             redone = self.again(number)
             if not redone.is_equal:
+                what, hashes = "weights", (redone.fact.weight_hash, redone.again.weight_hash)
+                if hashes[0] == hashes[1]:
+                    what, hashes = "a value head", redone.value_heads
                 raise RerunError(
-                    f"step {number}, on the way from {self.started_from}, gave weights "
-                    f"{redone.again.weight_hash[:12]}, the log says "
-                    f"{redone.fact.weight_hash[:12]}: "
+                    f"step {number}, on the way from {self.started_from}, gave {what} "
+                    f"{hashes[1][:12]}, the log says {hashes[0][:12]}: "
                     f"{self.environment(number) or 'nothing that its claim records differs'}"
                 )
             self.num_redone += 1

@@ -62,8 +62,15 @@ class WithValueHead:
             )
         others = {name: one for name, one in extra.items() if name not in self._head}
         for name, parameter in self._head.items():
+            if parameter.shape != extra[name].shape:
+                raise ValueError(
+                    f"{name} of the checkpoint has shape {list(extra[name].shape)}, the model's "
+                    f"has {list(parameter.shape)}"
+                )
+        published = self._trained.load(weights, others)
+        for name, parameter in self._head.items():
             parameter.copy_(extra[name])
-        return self._trained.load(weights, others)
+        return published
 
 
 def add_value_head(scorer: TokenScorer, device: str) -> ValueHead:

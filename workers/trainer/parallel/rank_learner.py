@@ -87,6 +87,10 @@ class RankLearner(Learner):
             why_padded=self.why_padded,
         )
 
+    def value_head(self) -> Mapping[str, Tensor]:
+        """Nothing: configuration refuses a critic on several ranks."""
+        return {}
+
     def _meet(self, file: Path) -> DeviceMesh:
         spec = self._spec
         return group.join(file, spec.rank, spec.size, spec.device, spec.host)
