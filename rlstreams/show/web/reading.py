@@ -16,6 +16,7 @@ from rlstreams.show.report.collect import there
 from rlstreams.show.report.fold import FIRST, LAST, THEN, RunFold
 from rlstreams.streams.lineage.fold import Lineage
 from rlstreams.streams.log.bus import Reader
+from rlstreams.streams.log.errors import OffsetGoneError
 from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.streams.log.topics import TOPICS, Topic
 from rlstreams.streams.run.run_log import BusLog, RunLog
@@ -26,7 +27,7 @@ NEWS_S = 1.0
 AGAIN_S = 2.0  # until a log that could not be read is opened anew
 STOP_S = 60.0
 NEAR = 500  # offsets; to seek costs as much
-GONE_S = 5.0  # a record that is not delivered meanwhile was removed
+GONE_S = 5.0  # a record is given up when nothing at all comes for so long
 _NUMBERS = {topic.name: number for number, topic in enumerate(TOPICS)}
 _BY_GROUP = frozenset(topic.name for topic in TOPICS if topic.key == "group_id")
 Places = Mapping[bytes, "array[int]"]  # by group: topic, partition, offset of each record, in a row
@@ -76,8 +77,9 @@ class RunReader:
         """
         with self._opened() as source:
             log = source.log
+            places = self._places  # before we ask whether they are all: the reader may begin anew
             if not self.reading and isinstance(log, BusLog):
-                log = _PlacedLog(log, self._places)
+                log = _PlacedLog(log, places)
             if self._spelling is None:
                 self._spelling = spelling("", source.model_path)
             return log.samples(name), self._spelling
@@ -111,6 +113,7 @@ class RunReader:
             if topic in _BY_GROUP:
                 places[record.raw.key].extend((_NUMBERS[topic], partition, offset))
 
+        self.reading = "reading the log"  # until then the places are not all
         self._places = places
         with ExitStack() as stack:
             feeds = [
@@ -155,30 +158,41 @@ class _PlacedLog(RunLog):
         keys = [key for group in groups if (key := group.encode()) in self._places]
         flat = [self._places[key][:] for key in keys]  # copies: the reader adds to them
         found = (at for one in flat for at in zip(one[::3], one[1::3], one[2::3], strict=True))
-        by_partition: defaultdict[int, list[int]] = defaultdict(list)
+        by_partition: defaultdict[Partition, list[int]] = defaultdict(list)
         for number, partition, offset in sorted(found):
             if number == _NUMBERS[topic.name]:
-                by_partition[partition].append(offset)
+                by_partition[Partition(topic.name, partition)].append(offset)
+        begins = self.bus.beginnings(topic.name)
         with self.bus.reader() as reader:
-            for partition, offsets in by_partition.items():
-                yield from _read_at(reader, Partition(topic.name, partition), offsets)
+            for at, offsets in by_partition.items():
+                left = [offset for offset in offsets if offset >= begins[at]]
+                yield from _read_at(reader, at, left)
 
     def close(self) -> None:
         """Nothing: whoever opened the log closes it."""
 
 
-def _read_at(reader: Reader, partition: Partition, offsets: list[int]) -> Iterator[RawRecord]:
-    """The records at these places; to a near one it is read on, a far one is sought."""
+def _read_at(reader: Reader, partition: Partition, wanted: list[int]) -> Iterator[RawRecord]:
+    """The records at these places; to a near one it is read on, a far one is sought.
+
+    A record of several parts lies where its first part is, and may come after later records.
+    """
     at = -NEAR
     until_s = 0.0
-    while offsets:
-        if offsets[0] - at >= NEAR:
-            at, until_s = offsets[0], time.monotonic() + GONE_S
+    while wanted:
+        if wanted[0] - at >= NEAR:
+            at, until_s = wanted[0], time.monotonic() + GONE_S
             reader.seek({partition: at})
-        raws = reader.poll(NEAR, POLL_S)
-        yield from (raw for raw in raws if raw.position.offset in offsets)
+        try:
+            raws = reader.poll(NEAR, POLL_S)
+            at = reader.positions()[partition]
+        except OffsetGoneError:  # retention removed it just now; what lies further on may be there
+            at, wanted = -NEAR, [offset for offset in wanted if offset > at]
+            continue
+        yield from (raw for raw in raws if raw.position.offset in wanted)
+        came = {raw.position.offset for raw in raws}
+        wanted = [offset for offset in wanted if offset >= at and offset not in came]
         if raws:
-            at, until_s = raws[-1].position.offset + 1, time.monotonic() + GONE_S
-            offsets = [offset for offset in offsets if offset >= at]
+            until_s = time.monotonic() + GONE_S
         elif time.monotonic() > until_s:
-            at, offsets = -NEAR, offsets[1:]
+            at, wanted = -NEAR, wanted[1:]

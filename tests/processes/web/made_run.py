@@ -41,7 +41,8 @@ class MadeRun:
     """A log in memory, and who writes it."""
 
     def __init__(self, samples_per_step: int = 8) -> None:
-        self.bus = MemoryBus(made_log(), "run")
+        self.log = made_log()
+        self.bus = MemoryBus(self.log, "run")
         self._producer = self.bus.producer("test")
         self._samples_per_step = samples_per_step
         config = resolved_json(RunConfig())
