@@ -75,13 +75,18 @@ def _auditor(args: argparse.Namespace) -> Iterator[Auditor]:
     from rlstreams.streams.run.recorded_log import RecordedLog, is_recording
 
     if args.config and is_recording(args.config[0]):
-        with RecordedLog(args.config[0]) as recorded, Auditor(recorded.bus) as auditor:
+        with RecordedLog(args.config[0]) as recorded:
+            if args.follow:
+                raise ConfigError(
+                    f"--follow is for a live run, and {recorded.name} is a recording: audit it once"
+                )
             if missing := [*recorded.recording.manifest.selection.values(), *recorded.problems]:
                 raise ConfigError(
                     f"{recorded.name} holds a part of its run ({missing[0]}): of what is not there "
                     "nobody can say whether it was lost"
                 )
-            yield auditor
+            with Auditor(recorded.bus) as auditor:
+                yield auditor
         return
     config = configuration(args.config, args.overrides)
     if args.bootstrap:

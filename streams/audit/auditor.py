@@ -21,7 +21,7 @@ from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.ledger import UnreadStep
 from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
 from rlstreams.streams.log.bus import Bus, Closing
-from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError, NoGroupsError
 from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import (
@@ -66,7 +66,7 @@ _MAY_HEAL = frozenset(
 
 
 class ReplayedError(ConfigError):
-    """A replay wrote this run: its events name positions of the recorded log."""
+    """A replay wrote what this run's samples are judged by: it names positions of another log."""
 
 
 Hanging = Callable[[], Sequence[Breach]]
@@ -82,7 +82,7 @@ def audit(bus: Bus, *, settle_s: float = SETTLE_S) -> AuditReport:
 
     Raises:
         TopicMismatchError: a topic of the run is missing.
-        ReplayedError: the run is a replay.
+        ReplayedError: a replay wrote its steps, or its scores where there is no step.
         DeadlineError: a partition did not deliver up to its end.
     """
     with Auditor(bus) as auditor:
@@ -146,19 +146,23 @@ class Auditor(Closing):
 
     def _report(self) -> AuditReport:
         """What the fold says, with the versions of newer steps, and no more of those yet."""
-        if self._fold.is_replay:
+        if topic := self._fold.replayed:
             raise ReplayedError(
-                "this run was written by a replay, and its events name positions of the recorded "
+                f"records of {topic} were written by a replay, and name positions of the recorded "
                 "log: audit the recording (rlstreams audit RECORDING)"
             )
         self._later += self._steps(self._bus.ends(STEPS.name))
         return Classes(self._fold, self._reached).report()
 
-    def _ask_reached(self) -> Reached:
-        return Reached(
-            rollout=self._bus.committed(ROLLOUT_GROUP, PROMPTS.name),
-            logprob=self._bus.committed(LOGPROB_GROUP, TRAJECTORIES.name),
-        )
+    def _ask_reached(self) -> Reached | None:
+        """None for a recording, which holds no groups."""
+        try:
+            return Reached(
+                rollout=self._bus.committed(ROLLOUT_GROUP, PROMPTS.name),
+                logprob=self._bus.committed(LOGPROB_GROUP, TRAJECTORIES.name),
+            )
+        except NoGroupsError:
+            return None
 
     def _ends(self, topics: Sequence[Topic]) -> dict[Topic, Ends]:
         return {topic: self._bus.ends(topic.name) for topic in topics}

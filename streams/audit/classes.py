@@ -5,6 +5,9 @@ the log-prob group has not committed past the trajectory, or the scored record l
 position that the trainer recorded with its last step, in a group that is still open. A sample that
 none of this and no ending explains is lost, unless its group may have ended in a record of `steps`
 that cannot be read (decision 0009).
+
+A recording holds no committed positions: there a sample of an open group that did not reach the
+trainer counts as in flight, and the report says that this is not proven.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import Committed, Partition
 from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 
+UNKNOWN = "unknown"  # stands for the role that has a sample next
+
 
 @dataclass(frozen=True, slots=True)
 class Reached:
@@ -36,9 +41,14 @@ class Reached:
 
 
 class Classes:
-    """One look at a fold: counts by class, and the breaches that only the whole shows."""
+    """One look at a fold: counts by class, and the breaches that only the whole shows.
 
-    def __init__(self, fold: AuditFold, reached: Reached) -> None:
+    Args:
+        fold: of a run's records.
+        reached: None if nobody knows, as of a recording.
+    """
+
+    def __init__(self, fold: AuditFold, reached: Reached | None) -> None:
         fold.settle()
         self._fold = fold
         self._ledger = fold.ledger
@@ -92,6 +102,9 @@ class Classes:
 
     def _next_role(self, sample: Sample) -> str:
         """Which role provably has yet to work on a sample of an open group; empty: none."""
+        if self._reached is None:
+            is_past = sample.scored != NOWHERE and not self._waits(sample.scored)
+            return "" if is_past else UNKNOWN
         if not _covers(self._reached.rollout, PROMPTS.name, sample.prompt):
             return "rollout"
         if sample.trajectory != NOWHERE and not _covers(
@@ -191,6 +204,7 @@ class Classes:
             unread=self._counts["unread", ""],
             dropped=self._by("dropped"),
             in_flight=self._by("in flight"),
+            has_positions=self._reached is not None,
             expired=self._counts["expired", ""],
             trained_twice=ledger.num_trained_twice,
             staleness=dict(fold.staleness.tokens),

@@ -7,6 +7,7 @@ cannot be read is counted and named, and costs nothing but itself.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -45,7 +46,7 @@ from rlstreams.streams.log.record import (
     Position,
     RawRecord,
 )
-from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 
 POLICY = "policy"  # author of a segment
 
@@ -94,18 +95,26 @@ class AuditFold:
         # that they name, their facts. And the facts of other trajectories; None: unreadable.
         self._unlike: dict[int, tuple[Sample, int, int]] = {}
         self._others: dict[int, int | None] = {}
-        self._num_records = self._num_replayed = 0
+        # Whether a replay wrote any record, of the topics whose events name positions.
+        self._has_replayed: defaultdict[str, bool] = defaultdict(bool)
 
     @property
-    def is_replay(self) -> bool:
-        """Whether a replay wrote this log: events name positions of the recorded one."""
-        return 2 * self._num_replayed > self._num_records
+    def replayed(self) -> str:
+        """The topic that a replay wrote and that the audit would judge by; empty: none.
+
+        Its events name positions of the recorded log. Samples are judged by `steps`, and by the
+        scores as long as there is no step: roles may go on with replayed prompts, trajectories or
+        scores, and their steps name this log's positions.
+        """
+        topic = STEPS.name if STEPS.name in self._has_replayed else SCORED.name
+        return topic if self._has_replayed.get(topic) else ""
 
     def foresee(self, raw: RawRecord) -> Event | UnreadStep | None:
         """Note which version a record of `steps` made; gives what `train` takes, now or later.
 
         Versions that were used may be newer than the steps that this audit accounts for.
         """
+        self._note_replay(raw)
         try:
             event = decoded(raw, self._schemas).event
         except DecodeError as err:
@@ -128,8 +137,8 @@ class AuditFold:
         """Take a record of any topic but `steps`."""
         topic, partition, offset = raw.position
         place = place_of(partition, offset)
-        self._num_records += 1
-        self._num_replayed += REPLAY_HEADER in raw.headers
+        if topic == SCORED.name:
+            self._note_replay(raw)
         try:
             if topic not in FIELDS:
                 self._event(raw)
@@ -174,6 +183,10 @@ class AuditFold:
             if known is not None and known != facts:
                 detail = f"{position_at(SCORED.name, place)} is not of the trajectory at {of}"
                 breaches.add(BreachKind.FORGED_SCORE, sample.name, detail)
+
+    def _note_replay(self, raw: RawRecord) -> None:
+        topic = raw.position.topic
+        self._has_replayed[topic] |= REPLAY_HEADER in raw.headers
 
     def _event(self, raw: RawRecord) -> None:
         event = decoded(raw, self._schemas).event
@@ -224,8 +237,11 @@ class AuditFold:
         if sample is None:
             return
         self._is_first(sample, raw, place)
-        named, facts = place_of(partition, offset), _facts(reward, versions, hashes)
-        if named != sample.trajectory or facts != sample.facts:
+        facts = _facts(reward, versions, hashes)
+        is_replayed = REPLAY_HEADER in raw.headers  # then it names a place of the recorded log
+        named = sample.trajectory if is_replayed else place_of(partition, offset)
+        is_alone = is_replayed and named == NOWHERE  # its trajectory was not replayed
+        if not is_alone and (named != sample.trajectory or facts != sample.facts):
             self._unlike[place] = sample, named, facts
         columns = enumerate(zip(authors, versions, shapes, strict=True))
         segments = [

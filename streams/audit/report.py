@@ -151,6 +151,7 @@ class AuditReport:
     unread: int = 0  # that may have ended in a record of `steps` that cannot be read
     dropped: Mapping[str, int] = field(default_factory=dict)  # by reason
     in_flight: Mapping[str, int] = field(default_factory=dict)  # by the role that has it next
+    has_positions: bool = True  # of consumer groups, which prove what is in flight
     expired: int = 0  # evaluations whose trajectory retention has removed
     trained_twice: int = 0
     staleness: Mapping[int, int] = field(default_factory=dict)  # trained tokens by versions
@@ -174,6 +175,11 @@ class AuditReport:
         """The log breaks no promise."""
         return not self.breach_counts
 
+    @property
+    def is_proven(self) -> bool:
+        """No sample counts as in flight merely because nobody knows what its role has committed."""
+        return self.has_positions or not any(self.in_flight.values())
+
     def with_breaches(self, more: Sequence[Breach]) -> AuditReport:
         """The same report with breaches that another source found."""
         counts = Counter(self.breach_counts)
@@ -194,22 +200,24 @@ class AuditReport:
         killed = "" if num_killed is None else f"{num_killed} processes killed, "
         unread = f"unread {self.unread:,}, " if self.unread else ""
         dead = f"dead-lettered {self.dead_lettered:,}, " if self.dead_lettered else ""
+        proof = "" if self.is_proven else ", without proof"
         return (
             f"{killed}{self.issued:,} samples issued: trained {self.trained:,}, "
             f"dropped {sum(self.dropped.values()):,}, {dead}evaluated {self.evaluated:,}, "
-            f"{unread}in flight {sum(self.in_flight.values()):,}; "
+            f"{unread}in flight {sum(self.in_flight.values()):,}{proof}; "
             f"lost {self.lost:,}, trained twice {self.trained_twice:,} (read from the log)"
         )
 
     def text(self) -> str:
         """Many lines for a person."""
+        roles = _parts(self.in_flight) if self.is_proven else "without proof"
         rows = [
             ("issued", self.issued, "samples"),
             ("  trained", self.trained, f"in {self.steps:,} steps"),
             ("  dropped", sum(self.dropped.values()), _parts(self.dropped)),
             ("  dead-lettered", self.dead_lettered, ""),
             ("  evaluated", self.evaluated, ""),
-            ("  in flight", sum(self.in_flight.values()), _parts(self.in_flight)),
+            ("  in flight", sum(self.in_flight.values()), roles),
             ("  lost", self.lost, ""),
             ("trained twice", self.trained_twice, ""),
         ]
@@ -242,6 +250,9 @@ class AuditReport:
         return f"staleness       {shares or 'nothing trained'}, bound {bound}{masked}"
 
     def _verdict(self) -> list[str]:
+        if self.ok and not self.is_proven:
+            num = sum(self.in_flight.values())
+            return [f"ok as far as a recording tells: {num:,} in flight, without proof"]
         if self.ok:
             return ["ok: every sample accounted for"]
         lines = [f"{sum(self.breach_counts.values()):,} breaches: {_parts(self.breach_counts)}"]

@@ -201,4 +201,7 @@ class Bus(Closing, Protocol):
         """The group's positions, after pending transactions on them are settled.
 
         Partitions without a commit are left out.
+
+        Raises:
+            NoGroupsError: of a recording.
         """

@@ -34,6 +34,10 @@ class TopicMismatchError(StreamsError):
     """A topic is missing, re-created, or has another number of partitions."""
 
 
+class NoGroupsError(StreamsError):
+    """A log without consumer groups, as a recording is: nobody knows what a role has committed."""
+
+
 class BrokerError(StreamsError):
     """The broker is down, unreachable, or refused a request."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rlstreams.schemas import SchemaTexts
 from rlstreams.streams.log.bus import Closing, GroupConsumer, Producer
-from rlstreams.streams.log.errors import OffsetGoneError, TopicMismatchError
+from rlstreams.streams.log.errors import NoGroupsError, OffsetGoneError, TopicMismatchError
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 from rlstreams.streams.recording.manifest import RecordedTopic, RecordingError
 from rlstreams.streams.recording.reader import Recording
@@ -56,9 +56,9 @@ class RecordingBus(Closing):
         return {p: span[1] for p, span in self._spans(topic)}
 
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
-        """Groups are not recorded."""
+        """Raises NoGroupsError: what a group committed is not recorded."""
         self._topic(topic)
-        return {}
+        raise NoGroupsError(f"{self._recording.folder} has no positions of {group} in {topic}")
 
     def producer(self, transactional_id: str) -> Producer:
         """Raises RecordingError: a recording is only read."""

@@ -150,6 +150,8 @@ def _verdict(audit: AuditReport | None) -> dict[str, Any] | None:
         return None
     share = audit.dead_lettered / max(1, audit.issued - sum(audit.in_flight.values()))
     word = "Every sample is accounted for." if audit.ok else "The log violates a guarantee."
+    if audit.ok and not audit.is_proven:
+        word = "Nothing is lost as far as a recording tells: what is in flight is not proven."
     if audit.ok and share > FEW_DEAD:
         word = f"Nothing is lost, but {100 * share:.0f} % of the samples were dead-lettered."
     is_fine = audit.ok and share <= FEW_DEAD

@@ -19,6 +19,7 @@ from rlstreams.workers.loop.runtime import Exit
 # A woken zombie that lives longer has not noticed. It may sit in a commit (`deadlines.commit_s`,
 # 30 s), and a broker that was killed meanwhile cannot tell it who owns its id (43 s at worst).
 ZOMBIE_END_S = 90.0
+NOT_AUDITED = "not audited: a replay wrote its steps"
 _DEATHS = (
     FaultKind.KILL, FaultKind.POINT, FaultKind.AGAIN, FaultKind.SEVERAL, FaultKind.ZOMBIE,
 )  # fmt: skip
@@ -38,7 +39,7 @@ class RunObservations:
     num_killed: int  # workers
     outputs: Outputs
     state: RunState
-    audit: AuditReport
+    audit: AuditReport | None  # None: a replay wrote its steps
     outcome: str
     is_complete: bool
     failure: str
@@ -46,7 +47,7 @@ class RunObservations:
 
 def report(observed: RunObservations) -> ChaosReport:
     """The report of a run that is over."""
-    injections = observed.journal.injections
+    injections, audit = observed.journal.injections, observed.audit
     reached = Counter(e.died_at.partition(":")[0] for e in observed.exits if e.died_at)
     zombies = _zombies(observed)
     redone = Redone(
@@ -68,8 +69,8 @@ def report(observed: RunObservations) -> ChaosReport:
         outcome=observed.outcome,
         steps=observed.state.step,
         step_target=observed.state.step_target,
-        audit={"ok": observed.audit.ok, **asdict(observed.audit)},
-        audit_line=observed.audit.line(),
+        audit={} if audit is None else {"ok": audit.ok, **asdict(audit)},
+        audit_line=NOT_AUDITED if audit is None else audit.line(),
         redone=redone,
         recovery=_recovery(observed),
         zombies=zombies,
@@ -152,7 +153,9 @@ def _zombies(observed: RunObservations) -> Zombies:
 def _problems(observed: RunObservations, zombies: Zombies, redone: Redone) -> list[str]:
     asked, struck = len(observed.journal.planned), len(observed.journal.injections)
     found = [observed.failure] if observed.failure else []
-    breaches = set(observed.audit.breach_counts)
+    if observed.audit is None:
+        found.append(NOT_AUDITED)
+    breaches = set(observed.audit.breach_counts) if observed.audit else set[str]()
     if any(injection.fault.role == RECORDS for injection in observed.journal.injections):
         breaches.discard(BreachKind.UNREADABLE_STEP)  # that is what we wrote
     if (breaches or not observed.is_complete) and not observed.failure:

@@ -54,7 +54,7 @@ class Ended:
     num_killed: int
     kills: Sequence[KillMark] = ()  # those that were asked for
     is_claimed: bool = True  # a trainer took the run over in this start
-    audit: AuditReport
+    audit: AuditReport | None  # None: a replay wrote its steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

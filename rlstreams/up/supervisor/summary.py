@@ -9,6 +9,9 @@ from pathlib import Path
 
 from rlstreams.debug.inspect.words import spelling
 from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, Written, collect, write
+from rlstreams.streams.audit.auditor import ReplayedError, audit
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.evaluation import EvaluationState
 from rlstreams.streams.views.feed import ViewState
@@ -25,8 +28,19 @@ _RESUMABLE = {
 }
 
 
+def audited(bus: Bus) -> AuditReport | None:
+    """The audit; None, and told why, where a replay wrote the steps."""
+    try:
+        return audit(bus)
+    except ReplayedError as err:
+        show(f"not audited: {err}")
+        return None
+
+
 def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
-    """Write the report and print the summary; 0 if the run did not fail and its audit is clean."""
+    """Write the report and print the summary; 0 if the run did not fail and its audit, if there is
+    one, is clean."""
+    breaches = () if ended.audit is None or ended.audit.ok else (ended.audit.text(),)
     try:
         written = _report(ended, log)
         told = [f"report: {written.page}", f"curve:  {written.curve}"]
@@ -35,9 +49,9 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
     show(
         *failure_lines(ended.failure),
         *accuracy_lines(state.evaluation),
-        ended.audit.line(ended.num_killed),
+        *(() if ended.audit is None else (ended.audit.line(ended.num_killed),)),
         *redone_lines(state.run.redone),
-        *(() if ended.audit.ok else (ended.audit.text(),)),
+        *breaches,
         f"run {ended.options.config.run.id}: {ended.outcome}{_RESUMABLE[ended.outcome]}",
         *told,
         f"logs:   {Path(ended.options.config.folder) / LOGS}",
@@ -45,11 +59,9 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
         "try next:",
         *(f"  {command}" for command in next_commands(ended)),
     )
-    is_well = ended.outcome is not Outcome.FAILED and ended.audit.ok
     if (figures := ended.options.figures) is not None:
-        audit = () if ended.audit.ok else (ended.audit.text(),)
-        figures.end(ended.outcome, "\n".join([*failure_lines(ended.failure), *audit]))
-    return 0 if is_well else 1
+        figures.end(ended.outcome, "\n".join([*failure_lines(ended.failure), *breaches]))
+    return 1 if ended.outcome is Outcome.FAILED or breaches else 0
 
 
 def _report(ended: Ended, log: RunLog) -> Written:

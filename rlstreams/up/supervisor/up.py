@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rlstreams.show.web.beside import trackers, web_page
 from rlstreams.start.doctor.diagnose import preflight
-from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.visits import owned
 from rlstreams.streams.kafka.admin import apply, broker_version_warning
@@ -29,7 +28,7 @@ from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, U
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.next_commands import program_name
 from rlstreams.up.supervisor.run import Interrupts, Supervisor
-from rlstreams.up.supervisor.summary import show, summarize
+from rlstreams.up.supervisor.summary import audited, show, summarize
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
 from rlstreams.workers.bootstrap.parts import (
@@ -103,7 +102,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             num_killed=fleet.num_killed,
             kills=tuple(watcher.kills),
             is_claimed=watcher.epoch != epoch,
-            audit=audit(bus),
+            audit=audited(bus),
         )
         status = summarize(ended, watcher.state, BusLog(bus, config.run.id))
         return status if hook is None else hook.conclude(bus, ended, status)

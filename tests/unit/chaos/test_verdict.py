@@ -9,7 +9,7 @@ from typing import Any
 from rlstreams.start.chaos.journal import Injection, Journal
 from rlstreams.start.chaos.outputs import Outputs
 from rlstreams.start.chaos.plan import BROKER, DISK, RECORDS, SERVER, UP, Fault, FaultKind
-from rlstreams.start.chaos.verdict import RunObservations, report
+from rlstreams.start.chaos.verdict import NOT_AUDITED, RunObservations, report
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fleet import Exited
@@ -93,6 +93,12 @@ def test_recovery_ends_with_the_successors_first_work() -> None:
         "prompts": 0.5,
         "broker": 0.5,
     } == medians
+
+
+def test_a_run_that_nobody_can_audit_proves_nothing() -> None:
+    """A replay wrote its steps: the report says so and is not ok."""
+    made = report(observed([], audit=None))
+    assert (made.ok, made.problems) == (False, (NOT_AUDITED,))
 
 
 def test_a_model_server_is_back_when_its_worker_has_pulled_again() -> None:

@@ -64,6 +64,15 @@ def test_the_page_says_what_happened() -> None:
         assert words in page
 
 
+def test_the_page_of_a_recording_promises_no_more_than_it_proves() -> None:
+    """A recording has no consumer positions: what is in flight is not proven."""
+    given = report_input()
+    assert given.audit is not None
+    page = render(dataclasses.replace(given, audit=audit_report(has_positions=False)))
+    assert "Every sample is accounted for" not in page
+    assert "Nothing is lost as far as a recording tells" in page
+
+
 def test_dead_letters_are_shown_by_reason_and_spoil_the_verdict() -> None:
     """In the page with the newest detail, on the screen in red; nothing green above a few."""
     view = DeadView()

@@ -39,9 +39,13 @@ CONFIG = json.dumps({"trainer": {"max_staleness": 1}})
 
 
 class Run:
-    """Three groups on a `MemoryLog`, the roles played by the test; positions commit done sets."""
+    """Three groups on a `MemoryLog`, the roles played by the test; positions commit done sets.
 
-    def __init__(self) -> None:
+    Args:
+        claims: its trainer has started and published version 0.
+    """
+
+    def __init__(self, *, claims: bool = True) -> None:
         self.log = made_log(partitions=2)
         self.bus: Bus = MemoryBus(self.log, "run")
         self._pen = self.bus.producer("pen")
@@ -49,8 +53,9 @@ class Run:
         self._logprob = self.bus.consumer("logprob", [TRAJECTORIES.name])
         self._trackers = {id(self._rollout): Tracker(), id(self._logprob): Tracker()}
         self._inputs: dict[int, dict[bytes, RawRecord]] = {}
-        self.write(STEPS, trainer_started(config=CONFIG))
-        self.publish(0)
+        if claims:
+            self.write(STEPS, trainer_started(config=CONFIG))
+            self.publish(0)
 
     def write(self, topic: Topic, *events: Event) -> Sequence[Position]:
         return self._pen.commit([outgoing(topic, event) for event in events])

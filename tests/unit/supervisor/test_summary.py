@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import parser_of_all, split_overrides
+from rlstreams.show.report.collect import PAGE_FILE
+from rlstreams.show.report.fold import RunFold
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationState
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
 from rlstreams.up.supervisor.next_commands import model_lines, next_commands, program_name, without
-from rlstreams.up.supervisor.summary import accuracy_lines
+from rlstreams.up.supervisor.summary import accuracy_lines, summarize
 from rlstreams.workers.config.run import RunConfig, RunSection
+from tests.logs import made_log
 from tests.unit.report.sample_run import audit_report
 
 
@@ -38,6 +44,7 @@ def ended(
     run_id: str = "mine",
     command: str = "up my.toml",
     step: int = 0,
+    audit: AuditReport | None = None,
 ) -> Ended:
     config = RunConfig(run=RunSection(id=run_id, dir=folder))
     options = UpOptions(
@@ -53,8 +60,34 @@ def ended(
         outcome=outcome,
         failure=None,
         num_killed=0,
-        audit=audit_report(),
+        is_claimed=False,
+        audit=audit,
     )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "audit", "status"),
+    [
+        (Outcome.COMPLETE, None, 0),
+        (Outcome.FAILED, None, 1),
+        (Outcome.COMPLETE, audit_report(), 0),
+        (Outcome.COMPLETE, audit_report(lost=1, breach_counts={"lost": 1}), 1),
+    ],
+)
+def test_a_run_without_an_audit_has_a_summary(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    outcome: Outcome,
+    audit: AuditReport | None,
+    status: int,
+) -> None:
+    """A replay wrote its steps: it is told how it ended, with no word of where samples are."""
+    (tmp_path / PAGE_FILE).write_text("of the start before")
+    made, bus = ended(outcome, folder=str(tmp_path), audit=audit), MemoryBus(made_log(), "run")
+    assert status == summarize(made, RunFold().state, BusLog(bus, "mine"))
+    told = capsys.readouterr().out
+    assert f"run mine: {outcome}" in told
+    assert ("samples issued" in told) == (audit is not None)
 
 
 @pytest.mark.parametrize(
