@@ -51,7 +51,7 @@ def check(done: subprocess.CompletedProcess[str], figures: dict[str, Any]) -> No
     audit = figures["audit"]
     assert (0, 0) == (audit["lost"], audit["trained_twice"])
     written = {"unreadable step"} if "records" in figures["faults"] else set()
-    assert audit["breaches"].keys() <= written
+    assert audit["breach_counts"].keys() <= written
     assert figures["step_target"] == figures["steps"]
     assert figures["redone"]["steps"] == figures["redone"]["equal"]
     assert [] == figures["problems"]
