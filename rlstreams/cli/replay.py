@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from rlstreams.streams.recording.selection import Selection
 
 INTO = ("trainer", "logprob")
+SPEED = "max"
+_PLAYBACK = ("--bootstrap", "--speed", "--dry-run")
+_UNUSED = {  # options that do nothing with an --into
+    "": ("--weights", "--keep-weights"),
+    "trainer": (*_PLAYBACK, "--weights", "--topics", "--steps", "--groups"),
+    "logprob": (*_PLAYBACK, "--as", "--dir", "--keep-weights"),
+}
 
 
 def add(subparsers: Commands) -> None:
@@ -66,7 +73,7 @@ def add(subparsers: Commands) -> None:
         --to WHEN    the same; stop there
         --dry-run    only count what would be played
         """,
-        speed_={"default": "max"},
+        speed_={"default": SPEED},
         from_={"dest": "begin"},
         to_={"dest": "end"},
     )
@@ -81,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.run.places import RECORDINGS, check_checkpoints, check_place
 
+    _refuse_unused(args)
     check_place(args.recording, [RECORDINGS])
     for name in args.weights:
         check_checkpoints(name, "--weights", or_weights=True)
@@ -102,6 +110,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Refuse what would be ignored.
+
+    Raises:
+        ConfigError: names the options.
+    """
+    from rlstreams.streams.log.errors import ConfigError
+
+    unused, where = _UNUSED[args.into or ""], f"--into {args.into}" if args.into else "no --into"
+    if args.into == "trainer" and not args.keep_weights:  # which names their folder
+        unused, where = (*unused, "--as", "--dir"), f"{where} and no --keep-weights"
+    values = {**vars(args), "as": args.run_id, "speed": args.speed != SPEED}
+    if typed := [name for name in unused if values[name[2:].replace("-", "_")]]:
+        raise ConfigError(f"{', '.join(typed)}: of no use with {where}; leave it out")
+
+
 def speed_of(text: str) -> float:
     """Recorded seconds per second.
 
@@ -111,7 +135,7 @@ def speed_of(text: str) -> float:
     from rlstreams.streams.log.errors import ConfigError
 
     try:
-        speed = math.inf if text == "max" else float(text.removesuffix("x"))
+        speed = math.inf if text == SPEED else float(text.removesuffix("x"))
     except ValueError:
         speed = 0.0
     if not speed > 0:

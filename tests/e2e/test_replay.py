@@ -43,7 +43,7 @@ def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace)
     assert 0 == trained.returncode
 
     weights = ("--weights", "runs/again/weights", "--steps", "1:3")
-    scored = recorded.run(*into, "logprob", "--as", "scores", *weights, timeout_s=UP_S)
+    scored = recorded.run(*into, "logprob", *weights, timeout_s=UP_S)
     versions = num_steps + 1
     told = f"weights of {versions} of {versions} versions are available"
     assert told in scored.stdout, scored.stdout

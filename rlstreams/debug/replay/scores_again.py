@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from rlstreams.debug.replay.diff import Pair, Summary, field_lines, pair_lines
 from rlstreams.debug.replay.fields import differing
@@ -34,6 +35,7 @@ from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import CHANNEL, FileWeightChannel, file_name
 
 CHECKPOINT_WEIGHTS = "model.safetensors"
+SHOWN = 10  # versions that are named
 Window = Sequence[Record[ScoredTrajectory]]
 
 
@@ -42,23 +44,26 @@ class ScoreReplay:
     """What came of the recorded windows."""
 
     num_known: int = 0  # versions that the recording announces
-    num_available: int = 0  # those whose weights are there
+    missing: Sequence[int] = ()  # those whose weights are not there
     scores: Summary = field(default_factory=lambda: Summary(event="ScoredTrajectory"))
-    num_failed: int = 0  # scored then, refused now
+    failed: Counter[str] = field(default_factory=Counter)  # why it is refused now, and how many
     skipped: Counter[str] = field(default_factory=Counter)  # why it was passed by, and how many
 
     @property
     def is_equal(self) -> bool:
         """Whether everything that was scored came out alike, and something was scored."""
-        return self.scores.num_equal > 0 and self.scores.is_equal and not self.num_failed
+        return self.scores.num_equal > 0 and self.scores.is_equal and not self.failed
 
     def lines(self) -> list[str]:
         """For the terminal."""
         scores, things = self.scores, ("scored trajectory", "scored trajectories")
+        missing = f"; missing: {_numbers(self.missing)}" if self.missing else ""
+        num_available = self.num_known - len(self.missing)
         return [
-            f"weights of {self.num_available} of {self.num_known} versions are available",
+            f"weights of {num_available} of {self.num_known} versions are available{missing}",
             f"{counted(scores.num_equal, *things)} equal, bit for bit; "
-            f"{scores.num_different:,} different, {self.num_failed:,} not scored",
+            f"{scores.num_different:,} different, {self.failed.total():,} not scored",
+            *(f"{count:,} not scored: {why}" for why, count in self.failed.most_common(1)),
             *field_lines(scores),
             *(pair_lines(scores.first) if scores.first else ()),
             *(f"{count:,} passed by: {why}" for why, count in self.skipped.most_common()),
@@ -92,27 +97,28 @@ def scores_again(
             for record in recording.events(PolicyPublished)
         }
         available = _linked(published, places, Path(links))
-        made.num_known, made.num_available = len(published), len(available)
+        made.num_known = len(published)
+        made.missing = sorted(published.keys() - available.keys())
         if not available:
             raise NotRecordedError(
-                f"no weights of versions {sorted(published)} are available: record with "
+                f"no weights of versions {_numbers(made.missing)} are available: record with "
                 "--weights, or make them with `replay --into trainer --keep-weights` and name "
                 "them with --weights"
             )
-        again = _Scoring(config, available)
-        for window in _windows(recording, made):
-            if not any(selection.wants(scored.raw, scored.event) for scored in window):
-                continue
-            if again.versions_of(window) <= available.keys():
-                again.score(window, made)
-            else:
-                why = "in windows of versions whose weights are not at hand"
-                made.skipped[why] += len(window)
+        with _Scoring(config, available) as again:
+            for window in _windows(recording, made):
+                if not any(selection.wants(scored.raw, scored.event) for scored in window):
+                    continue
+                if again.versions_of(window) <= available.keys():
+                    again.score(window, made)
+                else:
+                    why = "in windows of versions whose weights are not at hand"
+                    made.skipped[why] += len(window)
     return made
 
 
 class _Scoring:
-    """The scorers of the role, with the versions that a window needs."""
+    """The scorers of the role, with the versions that a window needs. Use it in a `with` block."""
 
     def __init__(self, config: RunConfig, available: Mapping[int, PolicyPublished]) -> None:
         self._available = available
@@ -121,6 +127,14 @@ class _Scoring:
         self._scorer: Scorer
         self._reference: Reference | None
         self._scorer, self._reference = make_scorers(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for scorer in (self._scorer, self._reference and self._reference.scorer):
+            if close := getattr(scorer, "close", None):  # of several ranks
+                close()
 
     def versions_of(self, window: Window) -> set[int]:
         """Versions that it was scored under."""
@@ -145,8 +159,8 @@ class _Scoring:
                 [one.event.trajectory for one in window], anchors, loads, self._scorer,
                 self._reference, replay_routes=self._replay_routes,
             )  # fmt: skip
-        except (EngineError, WeightError):
-            made.num_failed += len(window)
+        except (EngineError, WeightError) as err:
+            made.failed[str(err)] += len(window)
             return
         for one, scores in zip(window, found, strict=True):
             sample = one.event.trajectory
@@ -183,6 +197,12 @@ def _windows(recording: Recording, made: ScoreReplay) -> Iterator[Window]:
             yield [record for _, record in sorted(open_.pop(key).items())]
     for rest in open_.values():
         made.skipped["in windows of which a part is not recorded"] += len(rest)
+
+
+def _numbers(versions: Sequence[int]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(versions) - SHOWN:,} more" if len(versions) > SHOWN else ""
+    return ", ".join(map(str, versions[:SHOWN])) + more
 
 
 def _linked(

@@ -24,6 +24,7 @@ from rlstreams.start.chaos.plan import (
     FaultKind,
     injected_by_step,
 )
+from rlstreams.start.chaos.step_deadline import StepDeadline
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.up.supervisor.child import Child
@@ -67,6 +68,7 @@ class FaultInjector:
         state_file: where that is left; without one `up` itself cannot be struck.
         vandal: writes damaged records; None: there is no such fault.
         folder: whose disk is filled.
+        stall_s: see `StepDeadline`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class FaultInjector:
         state_file: Path | None = None,
         vandal: Vandal | None = None,
         folder: Path = Path(),
+        stall_s: float = 0.0,
     ) -> None:
         self._before = before or Struck(journal=Journal(planned=faults), left=faults)
         self._state_file = state_file
@@ -86,6 +89,7 @@ class FaultInjector:
         self.journal = self._before.journal
         self._left = deque(self._before.left)
         self._doomed: list[_Doomed] = []
+        self._deadline = StepDeadline(stall_s)
         self._conclude = conclude
         self._sleepers: list[_Sleeper] = []
         self._targets: FaultTargets | None = None
@@ -113,6 +117,7 @@ class FaultInjector:
         for doomed in list(self._doomed):
             if self._kill_successor(doomed, targets, now_s):
                 self._doomed.remove(doomed)
+        self._deadline.tick(targets, self.journal, counts=not self._sleepers)
         if targets.watcher.step > self._step:
             self._step, self._num_since_step = targets.watcher.step, 0
         if self._left and self._is_due(self._left[0], targets, now_s):

@@ -74,9 +74,10 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     faults = _faults(options, space)
     _check_writable(options.json_file)
     begun = time.monotonic(), machine()
+    stall_s = up_options.config.deadlines.stall_s
     if options.sweep:
         conclude = _concluding(up_options.config, options, begun, None)
-        return up(up_options, Sweep(faults, conclude))
+        return up(up_options, Sweep(faults, conclude, stall_s=stall_s))
     state_file: Path | None = None
     before: Struck | None = None
     if any(fault.role == UP for fault in faults):
@@ -93,6 +94,7 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
         state_file=state_file,
         vandal=Vandal(up_options.config, options.seed),
         folder=Path(up_options.config.folder),
+        stall_s=stall_s,
     )
     return up(up_options, hook)
 

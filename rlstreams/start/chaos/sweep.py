@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlstreams.start.chaos.journal import Conclude, Injection, Journal
 from rlstreams.start.chaos.plan import Fault
+from rlstreams.start.chaos.step_deadline import StepDeadline
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.up.supervisor.fault_hook import FaultTargets
@@ -21,10 +22,14 @@ class Sweep:
 
     Args:
         faults: of kind ARMED.
+        stall_s: see `StepDeadline`.
     """
 
-    def __init__(self, faults: Sequence[Fault], conclude: Conclude) -> None:
+    def __init__(
+        self, faults: Sequence[Fault], conclude: Conclude, *, stall_s: float = 0.0
+    ) -> None:
         self.journal = Journal(planned=faults)
+        self._deadline = StepDeadline(stall_s)
         self._conclude = conclude
         self._targets: FaultTargets | None = None
         self._num_read = 0  # exits
@@ -37,13 +42,14 @@ class Sweep:
 
     def tick(self, *, is_running: bool) -> None:
         """See `FaultHook`."""
-        del is_running
         targets = self._targets
         assert targets is not None, "tick before enter"
         for exited in targets.fleet.exits[self._num_read :]:
             if exited.died_at:
                 self._note(targets, exited.worker, exited.died_at, exited.instance)
         self._num_read = len(targets.fleet.exits)
+        if is_running:
+            self._deadline.tick(targets, self.journal)
 
     def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
         """See `FaultHook`."""

@@ -89,7 +89,7 @@ def _of_model(config: RunConfig, model: ModelFolder, host: Host) -> Iterator[Che
         yield warn("turns", warning, "")
     if host.has("logprob", "trainer"):
         yield from _all("routing", lambda: _routing(config, model))
-        yield from _all("layout", lambda: _layouts(config, model))
+        yield from _all("layout", lambda: _layouts(config, model, host))
     if host.has("rollout") and (warning := start_warning(config)):
         yield warn("sampling", warning, "")
 
@@ -161,8 +161,8 @@ def _routing(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
         yield ok("routing", "recorded routes are replayed by scorer and trainer")
 
 
-def _layouts(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
-    if found := check_layouts(config, model):
+def _layouts(config: RunConfig, model: ModelFolder, host: Host) -> Iterator[Check]:
+    if found := check_layouts(config, model, host):
         yield ok("layout", found)
 
 

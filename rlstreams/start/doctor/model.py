@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstreams.start.doctor.check import Check, ok, warn
+from rlstreams.start.doctor.check import EVERYTHING, Check, Host, ok, warn
 from rlstreams.start.doctor.model_files import (
     check_class,
     check_special_tokens,
@@ -144,32 +144,36 @@ def check_routers(config: RunConfig, model: ModelFolder) -> None:
         )
 
 
-def check_layouts(config: RunConfig, model: ModelFolder) -> str:
-    """How backend megatron cuts the model; "": nobody asks for it.
+def check_layouts(config: RunConfig, model: ModelFolder, host: Host = EVERYTHING) -> str:
+    """How backend megatron cuts the model; "": nobody here asks for it, or it cannot be told yet.
+
+    Args:
+        host: whose roles are asked for; others need no library here.
 
     Raises:
         ConfigError: it is not installed, has no table for the model, or a layout does not fit.
     """
     asked = config.trainer.layout
-    layouts = {}
-    if config.trainer.backend == MEGATRON:
+    layouts, checked = {}, []
+    if config.trainer.backend == MEGATRON and host.has("trainer"):
         layouts["trainer"] = Layout(
             ranks=config.trainer.ranks, tp=asked.tp, pp=asked.pp, ep=asked.ep
         )
-    if config.logprob.backend == MEGATRON and config.logprob.place == "separate":
+    is_separate = config.logprob.place == "separate"
+    if config.logprob.backend == MEGATRON and is_separate and host.has("logprob"):
         layouts["logprob"] = Layout()
-    for layout in layouts.values():
-        check_installed()
+    for role, layout in layouts.items():
+        check_installed(f"{role}.backend")
         try:
             check_layout(plain_config(model.config), layout)
         except EngineError as err:
-            raise ConfigError(f"model.path is {str(model.path)!r}: {err}") from err
+            where = f"{role}.backend is {MEGATRON!r}, model.path is {str(model.path)!r}"
+            raise ConfigError(f"{where}: {err}") from err
         except AttributeError:
             continue  # config.json leaves a field to the library, so the role itself finds out
-    return ", ".join(
-        f"{role} {one.ranks} ranks, tp {one.tp}, pp {one.pp}, ep {one.ep}"
-        for role, one in layouts.items()
-    )
+        size = f"tp {layout.tp}, pp {layout.pp}, ep {layout.ep}"
+        checked.append(f"{role} {layout.ranks} ranks, {size}")
+    return ", ".join(checked)
 
 
 def model_checks(model: ModelFolder, dtype: str = "float32") -> Iterator[Check]:

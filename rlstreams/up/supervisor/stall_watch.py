@@ -132,6 +132,11 @@ class StallWatch:
             return
         self._look(state, waited_s, now_s)
 
+    @property
+    def expects_step(self) -> bool:
+        """Whether time without a step counts; see above."""
+        return _expects_step(self._hops.state)
+
     def begin_anew(self) -> None:
         """Something was done about the problem."""
         self.problem, self.is_unfed, self._clock = "", False, StallClock()

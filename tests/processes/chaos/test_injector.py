@@ -234,6 +234,31 @@ def test_time_alone_cannot_stop_the_run(stage: Stage) -> None:
     stage.until(one, lambda: len(one.journal.injections) == len(kills))
 
 
+@pytest.mark.parametrize("is_sweep", [False, True])
+def test_a_run_that_makes_no_step_is_given_up(stage: Stage, is_sweep: bool) -> None:
+    """Not while a role is asleep; the last fault is named."""
+    faults = [] if is_sweep else [fault("rollout", FaultKind.STOP, stop_s=0.3)]
+    kind = Sweep if is_sweep else FaultInjector
+    one = kind(faults, lambda *_: 0, stall_s=0.02)
+    stage.begin(one)
+    stage.until(one, lambda: stage.fleet.failure is not None)
+    assert stage.fleet.failure is not None
+    told = "no step for 0.03 s (1.5 x deadlines.stall_s) after step"
+    assert told in stage.fleet.failure.reason
+    assert len(faults) == len(one.journal.woken_s)
+    assert ("the last fault: SIGSTOP to rollout-0" in stage.fleet.failure.reason) != is_sweep
+
+
+def test_a_trainer_that_saves_after_the_last_step_is_not_given_up(stage: Stage) -> None:
+    """No further step is to come."""
+    stage.say(STEPS, trainer_started(step_target=1), step_completed(1))
+    one = FaultInjector([], lambda *_: 0, stall_s=0.02)
+    stage.begin(one)
+    until_s = time.monotonic() + 0.2
+    stage.until(one, lambda: time.monotonic() > until_s)
+    assert stage.fleet.failure is None
+
+
 def test_a_sweep_arms_one_process_after_another(stage: Stage) -> None:
     """Each dies at its point, and what happened is noted in order."""
     stage.spawner.scripts["rollout"] = "import os; print('up', flush=True); os.kill(os.getpid(), 9)"

@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 
 from rlstreams.__main__ import main
 from rlstreams.start.doctor import machine
-from rlstreams.start.doctor.check import Level, probed
-from rlstreams.start.doctor.diagnose import diagnose, preflight
+from rlstreams.start.doctor.check import Host, Level, probed
+from rlstreams.start.doctor.diagnose import _of_model, diagnose, preflight
 from rlstreams.start.doctor.model import check_layouts, check_routers, read_model
 from rlstreams.streams.broker.jars import num_missing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
@@ -138,11 +139,33 @@ def test_a_family_without_a_table(tmp_path: Path) -> None:
     model = read_model(config.model.path)
     assert "logprob 1 ranks, tp 1, pp 1, ep 1" == check_layouts(config, model)
     biased = replace(model, config={**model.config, "attention_bias": True})
-    with pytest.raises(ConfigError, match=r"model.path is .*attention_bias is True in config.json"):
+    with pytest.raises(
+        ConfigError, match=r"^logprob.backend is .*, model.path is .*attention_bias is"
+    ):
         check_layouts(config, biased)
     foreign = replace(model, config={**model.config, "architectures": ["GemmaForCausalLM"]})
     with pytest.raises(ConfigError, match="no table of names for a GemmaForCausalLM; it has thos"):
         check_layouts(config, foreign)
+
+
+def test_a_layout_is_checked_where_its_role_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library need not be installed elsewhere; what was not checked is not told."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    config = demo(tmp_path, "--trainer.backend=megatron")
+    model = read_model(config.model.path)
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    assert [] == list(_of_model(config, model, Host(role="logprob")))
+    with pytest.raises(ConfigError, match=r'^trainer.backend is "megatron", but megatron-core is'):
+        check_layouts(config, model, Host(role="trainer"))
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.19.0")
+    assert "trainer 1 ranks, tp 1, pp 1, ep 1" == check_layouts(config, model)
+    fields = {name: value for name, value in model.config.items() if name != "intermediate_size"}
+    assert "" == check_layouts(config, replace(model, config=fields))
 
 
 def test_a_weight_file_that_is_cut_or_foreign(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from rlstreams.streams.log.topics import SCORED, TRAJECTORIES
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.streams.recording.selection import Selection
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.base import Scores, TokenSequence
 from rlstreams.workers.logprob.worker import make_worker
+from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
 from tests.fake_engine import FakeScorer
@@ -62,7 +65,7 @@ def test_every_window_comes_out_alike(stand: Stand, tmp_path: Path) -> None:
     """With the weights of the run's folder."""
     made = again(stand, tmp_path / "recording")
     assert (NUM, True, {}) == (made.scores.num_equal, made.is_equal, made.skipped)
-    assert (2, 2) == (made.num_known, made.num_available)
+    assert (2, []) == (made.num_known, made.missing)
 
 
 def test_what_differs_is_named(stand: Stand, tmp_path: Path) -> None:
@@ -89,12 +92,12 @@ def test_windows_without_weights_or_a_part_are_passed_by(stand: Stand, tmp_path:
         outgoing(SCORED, replace(one, trajectory=replace(one.trajectory, sample=15), **torn))
     )
     made = again(stand, tmp_path / "recording")
-    assert 1 == made.num_available
+    assert [2] == made.missing
     assert 1 == made.skipped["in windows of which a part is not recorded"]
     rest = made.skipped["in windows of versions whose weights are not at hand"]
     assert (NUM, True) == (made.scores.num_equal + rest, rest > 0)
     first.unlink()
-    with pytest.raises(NotRecordedError, match=r"of versions \[1, 2\] .* record with --weights"):
+    with pytest.raises(NotRecordedError, match=r"of versions 1, 2 .* record with --weights"):
         again(stand, tmp_path / "again")
 
 
@@ -104,3 +107,29 @@ def test_a_role_that_scored_nothing_is_named(stand: Stand, tmp_path: Path) -> No
     stand.config = replace(stand.config, logprob=logprob)
     with pytest.raises(NotRecordedError, match=r"logprob\.place is 'off'"):
         again(stand, tmp_path / "recording")
+
+
+@pytest.mark.parametrize("refusal", ["", "no memory"])
+def test_a_refusal_is_told_and_the_scorer_is_closed(
+    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    """Scored or not: one of several ranks has other processes."""
+    num_closed = 0
+
+    class RankScorer(FakeScorer):
+        def score(
+            self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
+        ) -> Sequence[Scores]:
+            if refusal:
+                raise EngineError(refusal)
+            return super().score(sequences, policy_version, temperature)
+
+        def close(self) -> None:
+            nonlocal num_closed
+            num_closed += 1
+
+    monkeypatch.setattr(module, "make_scorers", lambda _: (RankScorer(), None))
+    made = again(stand, tmp_path / "recording")
+    assert ({refusal: NUM} if refusal else {}, 1) == (made.failed, num_closed)
+    assert (f"{NUM} not scored: no memory" in made.lines()) == bool(refusal)
+    assert made.is_equal != bool(refusal)

@@ -86,7 +86,29 @@ def test_a_replay_says_what_it_wrote(capsys: Said) -> None:
 
 def test_scores_again_say_what_was_equal(capsys: Said) -> None:
     """And of how many versions there are weights."""
-    made = ScoreReplay(num_known=3, num_available=2, scores=Summary(event="", num_equal=1))
+    made = ScoreReplay(num_known=3, scores=Summary(event="", num_equal=1))
     weights, scores = made.lines()
-    assert "weights of 2 of 3 versions are available" == weights
+    assert "weights of 3 of 3 versions are available" == weights
     assert scores.startswith("1 scored trajectory equal, bit for bit; 0 different, 0 not scored")
+    made = ScoreReplay(num_known=3, missing=[0, 2])
+    assert "weights of 1 of 3 versions are available; missing: 0, 2" == made.lines()[0]
+    made = ScoreReplay(num_known=1200, missing=range(1100))
+    assert made.lines()[0].endswith("; missing: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 1,090 more")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "--into=logprob --as=x --dir=y --speed=2 --dry-run --bootstrap=h:1",
+            "--bootstrap, --speed, --dry-run, --as, --dir: of no use with --into logprob",
+        ),
+        ("--into=trainer --as=x", "--as: of no use with --into trainer and no --keep-weights"),
+        ("--into=trainer --keep-weights --as=x --steps=1:2", "--steps: of no use with --into tra"),
+        ("--keep-weights", "--keep-weights: of no use with no --into"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(capsys: Said, words: str, told: str) -> None:
+    """By its name, before anything is read."""
+    assert 78 == main(["replay", "no-such-recording", *words.split()])
+    assert told in capsys.readouterr().err

@@ -41,8 +41,11 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:  # noqa: ANN401
     return _as_it_is if function is None else function
 
 
-def check_installed() -> str:
+def check_installed(field: str = "trainer.backend or logprob.backend") -> str:
     """The library's version; torch is not imported.
+
+    Args:
+        field: that asks for it.
 
     Raises:
         ConfigError: it is not installed, or of another line than the tested one.
@@ -51,11 +54,14 @@ def check_installed() -> str:
         version = importlib.metadata.version("megatron-core")
     except importlib.metadata.PackageNotFoundError as err:
         raise ConfigError(
-            'backend is "megatron", but megatron-core is not installed: '
+            f'{field} is "megatron", but megatron-core is not installed: '
             "pip install 'rlstreams[megatron]'"
         ) from err
     if not version.startswith(TESTED):
-        raise ConfigError(f"megatron-core is {version}, but only {TESTED}x is tested: install that")
+        raise ConfigError(
+            f'{field} is "megatron", but megatron-core is {version}, and only {TESTED}x is '
+            "tested: install that"
+        )
     return version
 
 
