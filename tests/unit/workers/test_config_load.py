@@ -252,6 +252,8 @@ def test_a_recorded_configuration_is_what_was_computed_with():
     tree = json.loads(resolved_json(RunConfig()))
     del tree["trainer"]["loss"]["clip_dual"], tree["trainer"]["loss"]["lone"]
     tree["trainer"]["group_deadline_s"] = 600.0
+    tree["weights"] |= {"hold_s": 10.0, "snapshot": "none"}  # which nothing reads any more
+    tree["engine"]["routers"] = []
     recorded = from_json(json.dumps(tree))
     assert (0.0, "reward") == (recorded.trainer.loss.clip_dual, recorded.trainer.loss.lone)
     assert 600.0 == recorded.trainer.group_deadline_s
