@@ -68,14 +68,13 @@ def facts(state: ViewState) -> list[tuple[str, str]]:
         value = found.get(name)
         return "" if value in (None, "", [], {}) else str(value)
 
-    loss = f"{get('trainer.loss.kind')}, advantages " + (
-        "over the group's deviation" if found.get("trainer.loss.normalize_std") else "centred only"
-    )
+    loss = f"{get('trainer.loss.kind')}, advantages by {get('trainer.loss.advantage')}"
     loss += f", mean by {get('trainer.loss.reduce')}, KL coefficient {get('trainer.loss.kl_coef')}"
     lora = f", LoRA of rank {get('trainer.lora.rank')}" if found.get("trainer.lora.rank") else ""
     hosts = dict.fromkeys([*(c.host for c in claims), *(w.host for w in state.throughput.workers)])
     versions = claims[-1].versions
-    ranks, device = get("trainer.ranks"), get("trainer.device")
+    num_ranks, device = get("trainer.ranks"), get("trainer.device")
+    ranks = f" x {num_ranks}" if num_ranks != "1" else ""
     told = {
         "model": f"{get('model.path')} ({get('model.dtype')}){lora}",
         "data": next(
@@ -88,8 +87,8 @@ def facts(state: ViewState) -> list[tuple[str, str]]:
         "learning rate": get("trainer.optimizer.lr"),
         "seed": get("run.seed"),
         "engine": get("rollout.engine"),
-        "trainer's device": f"{versions.get('gpu', device)}{f' x {ranks}' if ranks != '1' else ''}",
-        "rollout's device": get("rollout.device"),
+        "trainer's device": f"{versions.get('device', device)}{ranks}",
+        "rollout's device": get("rollout.device") if get("rollout.engine") == "builtin" else "",
         "largest staleness": get("trainer.max_staleness"),
         "hosts": ", ".join(host for host in hosts if host),
         "commit": versions.get("commit", ""),

@@ -12,6 +12,8 @@ import pytest
 from rlstreams.cli.arguments import configuration, opened_run
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.show.report.charts import charts_of, series
+from rlstreams.show.report.facts import facts
+from rlstreams.show.report.fold import RunFold
 from rlstreams.show.report.html import STATIC
 from rlstreams.show.report.page import kill_marks, render_comparison, steps_csv
 from rlstreams.show.report.page import render_report as render
@@ -22,7 +24,7 @@ from rlstreams.streams.views.evaluation import SamplesState, TokenRun
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.workers import Restart
 from rlstreams.up.live.words import KillMark, number
-from rlstreams.workers.config.load import load
+from rlstreams.workers.config.load import load, resolved_json
 from tests import factories
 from tests.factories import NOW_MS
 from tests.html_pages import Balance
@@ -277,3 +279,17 @@ def test_a_runs_folder_brings_its_own_configuration(tmp_path: Path) -> None:
     assert (config.run.id, config.folder) == ("demo", str(tmp_path))
     with pytest.raises(ConfigError, match="alone"):
         configuration([str(tmp_path)], ["--run.id", "other"])
+
+
+def test_what_is_run_names_the_gpu_and_what_rewards_are_compared_with() -> None:
+    """A GPU as its maker does; a server's device is not in our configuration."""
+    words = ["rollout.engine=vllm", "trainer.loss.advantage=rloo", "trainer.ranks=2"]
+    claim = factories.trainer_started(
+        config=resolved_json(load([], words)), versions={"device": "NVIDIA H200"}
+    )
+    fold = RunFold()
+    fold.apply(claim)
+    found = dict(facts(fold.state))
+    assert "NVIDIA H200 x 2" == found["trainer's device"]
+    assert "ppo, advantages by rloo" in found["algorithm"]
+    assert not found.get("rollout's device")
