@@ -64,6 +64,7 @@ class ServedEngine:
         self._floor = NO_VERSION  # the newest version that was ever in service
         self._queue = asyncio.Lock()  # whoever has it is the next to be given a server
         self._moved = asyncio.Event()  # a gate or a request, since that one looked
+        self._num_waiting = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._pulls: dict[Server, asyncio.Task[Pulled]] = {}
         self._is_closed = False
@@ -229,13 +230,17 @@ class ServedEngine:
 
     async def _next_server(self, group_id: str) -> Server | None:
         """A server that may be asked now, in the order of who came; None: the engine is closed."""
-        async with self._queue:  # fair: first in, first out
-            while not self._is_closed:
-                if server := self._free_server(group_id):
-                    return server
-                self._moved.clear()
-                await self._moved.wait()
-            return None
+        self._num_waiting += 1
+        try:
+            async with self._queue:  # fair: first in, first out
+                while not self._is_closed:
+                    if server := self._free_server(group_id):
+                        return server
+                    self._moved.clear()
+                    await self._moved.wait()
+                return None
+        finally:
+            self._num_waiting -= 1
 
     def _free_server(self, group_id: str) -> Server | None:
         able = {
