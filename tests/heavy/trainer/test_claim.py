@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -295,7 +296,8 @@ def test_a_long_ledger_may_take_longer_than_the_deadline_of_one_silence(
         for _ in range(5):
             pen.commit([outgoing(STEPS, factories.heartbeat())])
     clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr(protocol, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    reading = importlib.import_module("rlstreams.streams.log.read_to")
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
     def later() -> None:
         clock.now_s += 0.9 * protocol.READ_DEADLINE_S
