@@ -42,11 +42,13 @@ class Pace:
 
 def pace(steps: Sequence[StepPoint]) -> Pace | None:
     """Over the last `STEPS` steps; None before the first."""
-    newest = steps[-STEPS:]
-    if not newest:
+    if not steps:
         return None
-    first = steps[-STEPS - 1] if len(steps) > STEPS else None
-    started_ms = first.finished_at_ms if first else newest[0].started_at_ms
+    # The first step waits for servers that are starting: it is counted only where it is alone.
+    before, newest = (steps[0], steps[1:]) if len(steps) > 1 else (None, steps)
+    if len(newest) > STEPS:
+        before, newest = newest[-STEPS - 1], newest[-STEPS:]
+    started_ms = before.finished_at_ms if before else newest[0].started_at_ms
     span_s = max(newest[-1].finished_at_ms - started_ms, 1) / 1000
 
     def mean(name: str) -> float:
@@ -75,8 +77,8 @@ def pace_line(steps: Sequence[StepPoint], ranks: int = 1) -> str:
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     parts = [
         f"last {found.num_steps} steps: {found.step_s:.2f} s a step",
-        f"{found.sampled_per_s:,.0f} tokens/s sampled",
-        f"{found.trained_per_s / ranks:,.0f} trained{each}",
+        f"{found.sampled_per_s:,.0f} tokens/s of trained answers",
+        f"{found.trained_per_s / ranks:,.0f} with prompts{each}",
     ]
     if found.mfu:
         parts.append(f"MFU {found.mfu:.2f}")

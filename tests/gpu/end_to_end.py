@@ -84,18 +84,22 @@ def rlstreams(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return gaps_of(found["step_ends_s"], args) | {"status": status} | figures
 
 
-def trl(args: argparse.Namespace, folder: Path, more: Sequence[str] = ()) -> dict[str, Any]:
-    """TRL's trainer on GPU 0, its server on GPU 1; `more`: words for `peer_trl`."""
+def trl(
+    args: argparse.Namespace, folder: Path, more: Sequence[str] = (), *, one_gpu: bool = False
+) -> dict[str, Any]:
+    """TRL's trainer on GPU 0, its server on GPU 1 or in its process; `more`: for `peer_trl`."""
     out = folder / "trl.json"
     command = [sys.executable, "-m", "tests.gpu.peer_trl", "--folder", str(folder)]
-    command += ["--url", f"http://127.0.0.1:{PORT}", "--out", str(out), "--dtype", args.trl_dtype]
+    command += ["--colocate"] if one_gpu else ["--url", f"http://127.0.0.1:{PORT}"]
+    command += ["--out", str(out), "--dtype", args.trl_dtype]
     command += ["--samples", str(args.samples), "--group", str(GROUP), "--steps", str(args.steps)]
     command += ["--tokens", str(args.tokens), *more]
     length = max(2048, args.prompt + args.tokens + 8)
     arguments = ["--dtype", "bfloat16", "--max-model-len", str(length), "--max-num-seqs", "512"]
     arguments += ["--gpu-memory-utilization", "0.8", "--max-logprobs", "-1"]
     arguments += ["--logprobs-mode", "processed_logprobs"]
-    with server_of_trl(folder, arguments), (folder / "trl.log").open("w") as log:
+    server = contextlib.nullcontext() if one_gpu else server_of_trl(folder, arguments)
+    with server, (folder / "trl.log").open("w") as log:
         environment = os.environ | SERVED_BY_TRL | {"CUDA_VISIBLE_DEVICES": "0"}
         process = subprocess.Popen(
             command,
@@ -218,7 +222,10 @@ def main() -> int:
     for case in args.cases.split(","):
         started_s = time.monotonic()
         try:
-            found = {"rlstreams": rlstreams, "trl": trl}[case](args, folder)
+            if case == "trl":
+                found = trl(args, folder, one_gpu=args.one_gpu)
+            else:
+                found = rlstreams(args, folder)
         except (
             RuntimeError,
             OSError,

@@ -1,9 +1,12 @@
-"""TRL's AsyncGRPOTrainer on the workload of `end_to_end`, or of `reasoner`; run by it.
+"""TRL's trainers on the workload of `end_to_end`, or of `reasoner`; run by it.
 
     python -m tests.gpu.peer_trl --folder FOLDER --url http://127.0.0.1:8200 --out trl.json
+    python -m tests.gpu.peer_trl --folder FOLDER --colocate --out trl.json  # one GPU for both
 
-Two parts of TRL 1.16.0 are replaced: FlashAttention 3 comes from the hub (torch's `varlen_attn`
-computes the same), and answers are parsed by a chat template that TRL knows (here: decoded).
+With a server, AsyncGRPOTrainer; `--colocate`: GRPOTrainer with vLLM in its own process, for NCCL
+does not join two processes on one GPU. Two parts of AsyncGRPOTrainer (TRL 1.16.0) are replaced:
+FlashAttention 3 comes from the hub (torch's `varlen_attn` computes the same), and answers are
+parsed by a chat template that TRL knows (here: decoded).
 """
 
 from __future__ import annotations
@@ -52,6 +55,16 @@ def right(
         tasks.reward(prompt[-1]["content"], text, wanted, {"task": name}) * bool(end)
         for prompt, (text, end, _), wanted, name in zip(prompts, texts, answer, task, strict=True)
     ]
+
+
+def right_by_ids(tokenizer: Any) -> Any:
+    """The same for GRPOTrainer, whose texts are without the end."""
+
+    def right_answers(completion_ids: list[list[int]], **rest: Any) -> list[float]:
+        rest["completions"] = [[decoded(tokenizer, ids)] for ids in completion_ids]
+        return right(**rest)
+
+    return right_answers
 
 
 def attention(
@@ -106,7 +119,9 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--url", required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--url", help="of its server, for AsyncGRPOTrainer")
+    where.add_argument("--colocate", action="store_true", help="GRPOTrainer, vLLM on the same GPU")
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=1024)
@@ -121,48 +136,80 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Train, and write when each step ended."""
+def shared_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What both trainers are told."""
+    return {
+        "output_dir": str(args.folder / "trl"),
+        "num_generations": args.group,
+        "max_completion_length": args.tokens,
+        "max_steps": args.steps,
+        "bf16": True,
+        "gradient_checkpointing": not args.reasoner,  # a small model needs none
+        "lr_scheduler_type": "constant_with_warmup" if args.reasoner else "linear",
+        "warmup_steps": 10 if args.reasoner else 0,
+        "report_to": [],
+        "save_strategy": "no",
+        "optim": "adamw_torch_fused",
+        "learning_rate": args.lr,
+    }
+
+
+def behind_a_server(args: argparse.Namespace, **what: Any) -> Any:
+    """AsyncGRPOTrainer: the server samples on another GPU while it trains."""
     import trl.experimental.async_grpo.packing as packing_module
-    from datasets import load_dataset
-    from transformers import AutoTokenizer
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
     packing_module._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)
-    args = parse()
-    clock = Clock(args.folder, args.keep_every)
     config = AsyncGRPOConfig(
-        output_dir=str(args.folder / "trl"),
+        **shared_settings(args),
         per_device_train_batch_size=16,
         gradient_accumulation_steps=args.samples // 16,
-        num_generations=args.group,
-        max_completion_length=args.tokens,
-        max_steps=args.steps,
-        bf16=True,
-        gradient_checkpointing=not args.reasoner,  # a small model needs none
-        lr_scheduler_type="constant_with_warmup" if args.reasoner else "linear",
-        warmup_steps=10 if args.reasoner else 0,
-        report_to=[],
-        save_strategy="no",
-        optim="adamw_torch_fused",
         dtype=args.dtype,
-        learning_rate=args.lr,
         token_budget=args.budget,
         max_staleness=2,
         max_inflight_tasks=args.in_flight,
         vllm_server_base_url=args.url,
     )
+    return AsyncGRPOTrainer(args=config, **what)
+
+
+def on_one_gpu(args: argparse.Namespace, **what: Any) -> Any:
+    """GRPOTrainer: samples, then trains. A small model leaves room for vLLM beside it: no sleep."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    config = GRPOConfig(
+        **shared_settings(args),
+        per_device_train_batch_size=64,
+        gradient_accumulation_steps=args.samples // 64,
+        model_init_kwargs={"dtype": args.dtype},
+        use_vllm=True,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=0.3,
+        vllm_max_model_length=2048,
+    )
+    return GRPOTrainer(args=config, **what)
+
+
+def main() -> None:
+    """Train, and write when each step ended."""
+    from datasets import load_dataset
+    from transformers import AutoTokenizer
+
+    args = parse()
+    clock = Clock(args.folder, args.keep_every)
     rows = load_dataset("json", data_files=str(args.folder / "train.jsonl"), split="train")
     as_chat = {"role": "user"}
     rows = rows.map(
         lambda row: {"prompt": [as_chat | {"content": row["prompt"]}]},
         remove_columns=[] if args.reasoner else ["answer"],
     )
-    trainer = AsyncGRPOTrainer(
-        processing_class=AutoTokenizer.from_pretrained(args.folder / "model"),
+    tokenizer = AutoTokenizer.from_pretrained(args.folder / "model")
+    reasoner = right_by_ids(tokenizer) if args.colocate else right
+    trainer = (on_one_gpu if args.colocate else behind_a_server)(
+        args,
+        processing_class=tokenizer,
         model=str(args.folder / "model"),
-        reward_funcs=right if args.reasoner else reward,
-        args=config,
+        reward_funcs=reasoner if args.reasoner else reward,
         train_dataset=rows,
         callbacks=[clock],
     )

@@ -3,7 +3,7 @@
     python -m tests.gpu.reasoner --limit-s 400 --out ours.json --log reasoner.tar.gz
     python -m tests.gpu.reasoner --gpus 1 --overlay .../reasoner/one-gpu.toml --out one.json
     python -m tests.gpu.reasoner --kill-every 45 --steps 100 --out fire.json  # `rlstreams chaos`
-    python -m tests.gpu.reasoner --peer trl --limit-s 300 --out trl.json
+    python -m tests.gpu.reasoner --peer trl --limit-s 300 --out trl.json  # two GPUs, or --gpus 1
     python -m tests.gpu.reasoner --out permuted.json -- --run.id=permuted --trainer.control=permuted
 
 Model and rows are those that infra/examples/reasoner/README.md makes. `--log` keeps the run's log
@@ -131,7 +131,7 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """TRL's run, then the accuracy of each model that it kept."""
     more = ["--reasoner", "--lr", str(args.lr), "--keep-every", str(args.every)]
     args.prompt, args.trl_dtype = 512, "float32"  # its default
-    found = trl(args, args.base, more)
+    found = trl(args, args.base, more, one_gpu=args.gpus == 1)
     clock = gpu_seconds([(0, end_s) for end_s in found["ends_s"]], args.gpus)
     curve = []
     for step in range(0, len(clock), args.every):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlstreams.streams.views.pace import bottleneck, pace, pace_line, shortage
@@ -23,7 +25,13 @@ def made(num: int, **metrics: float) -> list[StepPoint]:
 
 
 def test_means_are_over_the_last_ten_steps() -> None:
-    """From step to step; of a run's first steps since the first began."""
+    """From step to step; the first, which waits for servers that start, counts only alone."""
+    late, *rest = made(4)
+    first = replace(late, started_at_ms=-90_000, metrics={**late.metrics, "wait_samples_s": 91.0})
+    assert (alone := pace([first])) is not None
+    assert (alone.step_s, alone.wait_samples_s) == (92.0, 91.0)
+    assert (few := pace([first, *rest])) is not None
+    assert (few.num_steps, few.step_s, few.wait_samples_s) == (3, 2.0, 0.0)
     slow = made(5, mfu=0.1) + made(20, mfu=0.4)[5:]
     found = pace(slow)
     assert found is not None
@@ -52,7 +60,7 @@ def test_who_holds_whom_back(waits: dict[str, float], told: str) -> None:
     assert told in bottleneck(steps)
     line = pace_line(steps, ranks=2)
     assert line.startswith(
-        "last 10 steps: 2.00 s a step, 250 tokens/s sampled, 250 trained on each"
+        "last 10 steps: 2.00 s a step, 250 tokens/s of trained answers, 250 with prompts on each"
     )
     assert line.endswith(bottleneck(steps))
 
