@@ -36,6 +36,7 @@ from rlstreams.workers.weights import server_plugin
 from rlstreams.workers.weights.report_listener import ReportListener
 
 LOGS = "logs"
+NAMED_CACHE = "kv-cache-memory-bytes"  # of vLLM
 SERVERS = "servers"  # folder of the transfer plugin, and of versions for servers without it
 
 
@@ -219,8 +220,9 @@ def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerPro
     secrets = {name: resolve_secret(value) for name, value in command.environment.items()}
     command = replace(command, environment=secrets)
     visible = (os.environ | secrets).get("CUDA_VISIBLE_DEVICES")
-    log = server_log(context.folder, kind, context.ordinal)
-    return ServerProcess(command, log, start_locks(visible))
+    # A cache of a named size is not measured: such servers may start at the same time.
+    locks = () if NAMED_CACHE in config.engine.args else start_locks(visible)
+    return ServerProcess(command, server_log(context.folder, kind, context.ordinal), locks)
 
 
 def server_log(folder: Path, kind: Kind, ordinal: int) -> Path:
