@@ -34,6 +34,7 @@ LEARNING = 16  # bytes a weight, in float32 and in bfloat16: weight, gradient an
 TRAINER_REST = ((11e6, 1400.0), (1.7e9, 5100.0), (4.0e9, 6400.0), (8.2e9, 10_000.0))
 LOGPROB_REST = ((11e6, 1050.0),)
 FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
+CACHE = "kv-cache-memory-bytes"  # of vLLM, which then looks at its share only as it starts
 USUAL_FRACTION = 0.9
 _LESS = 'fewer versions held, model.dtype = "bfloat16", trainer.activation_checkpointing = true, '
 _LESS += "more trainer.ranks, trainer.lora.rank, a device for each role, or a smaller model"
@@ -242,34 +243,41 @@ def gpu_memory_checks(
         is_up: the run's own processes may be on the GPUs already.
     """
     of_role = {need.role: need.mb for need in found if need.is_on_gpu}
-    parts: dict[Gpu, dict[str, float]] = defaultdict(dict)
+    parts: dict[Gpu, list[Need]] = defaultdict(list)
     for place in places:
         for gpu in place.gpus:
             each_mb = of_role.get(place.role, 0.0)
             if place.role == SERVER:
-                named = (number(config.engine.args, name) for name in FRACTIONS)
-                each_mb = (next(filter(None, named), None) or USUAL_FRACTION) * gpu.total_mb
-            parts[gpu][place.role] = place.processes * each_mb
-    for gpu, by_role in sorted(parts.items(), key=lambda item: item[0].index):
+                each_mb = _server_mb(config, gpu)
+            parts[gpu].append(Need(place.role, place.processes, each_mb, is_on_gpu=True))
+    for gpu, all_there in sorted(parts.items(), key=lambda item: item[0].index):
         by_turns = {
-            r: mb
-            for r, mb in by_role.items()
-            if config.shared_device("rollout" if r == SERVER else r)
+            need.role: need.processes * need.mb
+            for need in all_there
+            if config.shared_device("rollout" if need.role == SERVER else need.role)
         }
-        total_mb = sum(by_role.values()) - sum(by_turns.values())
+        total_mb = sum(need.processes * need.mb for need in all_there) - sum(by_turns.values())
         total_mb += max(by_turns.values(), default=0.0)
         name = f"gpu {gpu.index} memory"
-        told = " + ".join(f"{role} {mb / 1000:.1f}" for role, mb in by_role.items())
+        told = " + ".join(map(str, all_there))
         told += f" ({', '.join(by_turns)} by turns)" if by_turns else ""
         told += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
         if total_mb > gpu.total_mb:
             less = f"{_LESS}; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"
-            yield warn(name, told, less if SERVER in by_role else _LESS)
+            has_server = any(need.role == SERVER for need in all_there)
+            yield warn(name, told, less if has_server else _LESS)
         elif total_mb > gpu.free_mb and not is_up:
             told += f", of which {gpu.free_mb / 1000:.1f} are free now"
             yield warn(name, told, "`nvidia-smi` lists who uses it: end them, or name another GPU")
         else:
             yield ok(name, told)
+
+
+def _server_mb(config: RunConfig, gpu: Gpu) -> float:
+    """The share that a server asks for as it starts, or a cache of a size that was named."""
+    named = (number(config.engine.args, name) for name in FRACTIONS)
+    share_mb = (next(filter(None, named), None) or USUAL_FRACTION) * gpu.total_mb
+    return max(share_mb, (number(config.engine.args, CACHE) or 0.0) / 1e6)
 
 
 def free_mb() -> float:

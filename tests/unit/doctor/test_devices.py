@@ -203,6 +203,16 @@ def test_memory_that_a_gpu_does_not_have() -> None:
     assert memory(1.72e9, *served, half, on=gpus(1)).level is Level.OK
 
 
+def test_servers_of_several_workers_on_one_gpu_are_added_up() -> None:
+    """Each has its share, or the cache that was named if that is more."""
+    served = ["--rollout.engine=vllm", f"--engine.env.{VISIBLE}=0", "--rollout.workers=3"]
+    served.append("--engine.args.gpu_memory_utilization=0.15")
+    three = memory(1e8, *served, on=gpus(1))
+    assert (Level.OK, True) == (three.level, "3 x server 12.8 GB" in three.found)
+    cache = memory(1e8, *served, "--engine.args.kv_cache_memory_bytes=30000000000", on=gpus(1))
+    assert (Level.WARN, True) == (cache.level, "3 x server 30.0 GB" in cache.found)
+
+
 def test_memory_of_roles_on_the_cpu() -> None:
     """All together: a warning. One role alone: a failure."""
     found = needs(sized(1e8), load([DEMO]), EVERYTHING)
