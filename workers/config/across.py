@@ -176,6 +176,14 @@ def _check_device(config: RunConfig, device: Device) -> None:
                 f"{role}.device is {own_device[role]!r}, but device {device.name!r} that the role "
                 f"shares has gpus {list(device.gpus)}: set {role}.device to {allowed[0]!r}"
             )
+        ranks = {"trainer": config.trainer.ranks, "logprob": config.logprob.ranks}.get(role, 1)
+        first = int(name.partition(":")[2] or 0)
+        behind = {gpu for gpu in range(first, first + ranks) if device.gpus} - {*device.gpus}
+        if behind:
+            raise ConfigError(
+                f"{role}.ranks is {ranks} from {name!r} on, but device {device.name!r} that the "
+                f"role shares has gpus {list(device.gpus)}: add {sorted(behind)} to devices.gpus"
+            )
     _check_gives_up(config, device)
     if "trainer" not in device.roles:
         return
@@ -190,9 +198,7 @@ def _check_gives_up(config: RunConfig, device: Device) -> None:
     """Who shares a device must be able to leave its memory."""
     trainer, logprob = config.trainer, config.logprob
     wanted: dict[str, tuple[object, object]] = {
-        "trainer.ranks": (trainer.ranks, 1),
         "trainer.backend": (trainer.backend, "fsdp2"),
-        "logprob.ranks": (logprob.ranks, 1),
         "logprob.backend": (logprob.backend, "builtin"),
     }
     if "logprob" in device.roles and logprob.place != "separate":
