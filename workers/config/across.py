@@ -160,6 +160,7 @@ def _check_device(config: RunConfig, device: Device) -> None:
             raise ConfigError(
                 f"{role}.workers is {workers[role]}, but the role shares device {device.name!r}: "
                 "one worker of a role takes turns; set it to 1"
+                + (", and engine.servers for several servers" if role == "rollout" else "")
             )
         if role == "rollout" and config.engine.urls:
             raise ConfigError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,15 @@ from typing import NamedTuple
 
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
 from rlstreams.start.doctor.model import ModelFolder
+from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.run import LogprobSection, RunConfig
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASK_S = 5.0
 MIB = 1.048576  # MB
 SERVER = "server"  # as a role: the model server that a rollout worker starts
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.free,memory.total",
           "--format=csv,noheader,nounits"]  # fmt: skip
 _SLICE = "MIG-"  # how one is named where a GPU would be
-_RANKS = ("tensor-parallel-size", "tp-size", "tp")  # GPUs of a server, in both spellings
 PROCESS_MB = 450.0  # a process with torch, before it has a model
 ADAPTING = 1.3  # copies of the weights with adapters, the peak while they are hashed
 LEARNING = 16  # bytes a weight, in float32 and in bfloat16: weight, gradient and two moments
@@ -122,6 +121,7 @@ def placements(
         named: `CUDA_VISIBLE_DEVICES` of this process, which roles inherit.
     """
     ours, engine = visible(gpus, named), config.engine
+    num_servers = config.rollout.workers * engine.servers
     is_served = config.rollout.engine != "builtin"
     logprob = config.logprob if config.logprob.place == "separate" else LogprobSection()
     replicas = host.num_processes(config, "logprob")
@@ -139,11 +139,17 @@ def placements(
         yield GpuPlacement(role, field, ours[first : first + ranks], ranks, processes)
     if is_served and not engine.urls and host.has("rollout") and gpus:
         own = engine.env.get(VISIBLE)
-        ranks = max(int(number(engine.args, name) or 1) for name in _RANKS)
         field = f"engine.env.{VISIBLE} = {'(not set)' if own is None else own}"
-        left = visible(gpus, named if own is None else str(own))[:ranks]
-        processes = host.num_processes(config, "rollout")
-        yield GpuPlacement(SERVER, field, left, ranks, processes)
+        first = (host.ordinal or 0) * engine.servers
+        of_each = [
+            visible(gpus, named if (its := engine.visible(n, num_servers)) is None else its)
+            for n in range(first, first + samplers * engine.servers)
+        ]
+        times = Counter(gpu for left in of_each for gpu in left[: engine.gpus_of_one])
+        lacks = any(len(left) < engine.gpus_of_one for left in of_each)
+        for processes in sorted({*times.values()} or {1}):
+            theirs = tuple(gpu for gpu in times if times[gpu] == processes)
+            yield GpuPlacement(SERVER, field, theirs, len(theirs) + lacks, processes)
 
 
 def number(args: Mapping[str, str | int | float | bool], name: str) -> float | None:
@@ -223,8 +229,19 @@ def needs(model: ModelFolder, config: RunConfig, host: Host) -> list[Need]:
     ]
 
 
+def off_loads(config: RunConfig, found: Sequence[Need]) -> list[Need]:
+    """What roles that share GPUs keep in pinned host memory while others have their turn; at most
+    what they hold there. A server keeps nothing: its weights come anew."""
+    ranks = {"trainer": config.trainer.ranks, "logprob": config.logprob.ranks}
+    return [
+        Need(f"{need.role} off-loaded", ranks[need.role], need.mb, is_on_gpu=False)
+        for need in found
+        if need.is_on_gpu and need.role in ranks and config.shared_device(need.role)
+    ]
+
+
 def memory_check(found: Sequence[Need], free_mb: float) -> Check:
-    """Roles that compute on the CPU, against the memory that is free."""
+    """Roles that compute on the CPU, and what is off-loaded, against the memory that is free."""
     here = [need for need in found if not need.is_on_gpu]
     total_mb = sum(need.processes * need.mb for need in here)
     told = f"{' + '.join(map(str, here)) or 'no role computes here'}, from measured peaks; "

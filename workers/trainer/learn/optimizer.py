@@ -369,12 +369,7 @@ class Learner:
         yield from (*self._adam.gradients.values(), *self._adam.tensors().values())
 
     def off_load(self) -> int:
-        """Move weights, gradients and moments to the host; nothing may be asked until they are
-        back.
-
-        Returns:
-            Bytes that were moved, of all ranks.
-        """
+        """Move all of `tensors` to the host until `load_back`; gives its bytes, of all ranks."""
         return self._off_load.give_up(self.tensors())
 
     def load_back(self) -> None:
