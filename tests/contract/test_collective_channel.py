@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.weights import sender
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
 from rlstreams.workers.weights.layout import parse_layout, weight_hash
+from rlstreams.workers.weights.link import ipc, receiver
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.handshake import receiver_key
 from rlstreams.workers.weights.link.pieces import Piece
@@ -123,6 +125,29 @@ def test_pullers_that_are_ready_together_share_one_broadcast() -> None:
         channel.close()
     stand.server.close()
     assert stand.log.events.count("weights_sent") <= 4  # six, if nothing were shared
+
+
+def test_pullers_on_the_trainers_card_are_sent_to_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three servers and the scorer of one GPU, through the trainer's one window."""
+    for module in (sender, receiver):
+        monkeypatch.setattr(module, "gpu_of", lambda _: "GPU-card")
+    monkeypatch.setattr(ipc, "WINDOW_BYTES", 1000)
+    monkeypatch.setattr(ipc, "_windows", {})
+    monkeypatch.setattr(ipc, "exported", lambda _: "here")
+    monkeypatch.setattr(ipc, "opened", lambda _, device: ipc.window_of(device))
+    stand = serving()
+    channels = [CollectiveWeightChannel("gloo", SECRET) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for version in (0, 1):
+            published = stand.publish(version)
+            pulls = [pool.submit(stand.pull, channel, published) for channel in channels]
+            assert {weight_hash(pull.result()) for pull in pulls} == {published.weight_hash}
+    for channel in channels:
+        channel.close()
+    stand.server.close()
+    assert (8, 0) == (stand.log.events.count("weights_sent"), stand.log.events.count("no_cuda_ipc"))
 
 
 def test_nobody_waits_for_those_that_have_the_version() -> None:

@@ -3,10 +3,10 @@
     python -m tests.gpu.one_card ipc --out ipc.json            # a minute: hand-over alone
     python -m tests.gpu.one_card run --out run.json            # trainer, vLLM and scorer, 8 minutes
 
-`ipc`: a puller on the trainer's own GPU; every pull is compared bit by bit with content that it
-makes itself. `run`: `rlstreams up` with `infra/examples/one-gpu.toml`; then the log is read: turns
-with the seconds of each change, weights of each load against the ledger's hash, and the most memory
-that `nvidia-smi` saw on the card.
+`ipc`: pullers on the trainer's own GPU; every pull is compared bit by bit with content that the
+puller makes itself. `run`: `rlstreams up` with `infra/examples/one-gpu.toml`; then the log is read:
+turns with the seconds of each change, weights of each load against the ledger's hash, and the most
+memory that `nvidia-smi` saw on the card.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from tests.gpu.whole_run import EXAMPLES, hardware, loaded_events, run_it, tails
 
 
 def hand_over(args: argparse.Namespace) -> dict[str, Any]:
-    """Pulls by a process on the sender's GPU."""
+    """Pulls by processes on the sender's GPU."""
     from tests.gpu.weight_transfer import Puller, Stand, measure_pulls
 
     wanted = {"model": args.model, "place": args.place, "backend": "nccl", "stall_deadline": 20.0}
     stand = Stand(argparse.Namespace(**wanted))
-    puller = Puller(stand, 1, gpu=0)
+    pullers = [Puller(stand, number, gpu=0) for number in range(1, args.pullers + 1)]
     try:
-        found = measure_pulls(stand, [puller], args.repeats)
+        found = measure_pulls(stand, pullers, args.repeats)
     finally:
-        puller.process.kill()
+        for puller in pullers:
+            puller.process.kill()
         stand.server.close()
     ways = [line["event"] for line in stand.notes.lines]
     return found | {"num_bytes": stand.num_bytes, "fell_back": "no_cuda_ipc" in ways}
@@ -147,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("part", choices=["ipc", "run"])
     parser.add_argument("--model", default="16gb", help="ipc: a shape of tests/gpu/model_rows.py")
     parser.add_argument("--place", default="device", help="ipc: where the snapshot lies")
+    parser.add_argument("--pullers", type=int, default=1, help="ipc: servers on the card")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--folder", default="runs/gpu")

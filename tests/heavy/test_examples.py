@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -10,13 +11,17 @@ import pytest
 from rlstreams.__main__ import main
 from rlstreams.workers.config.across import check_start, start_warning
 from rlstreams.workers.config.load import load
+from rlstreams.workers.rollout.judge import judge
 
 EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
 # Nothing to try here: overlays, and two that need a connection; one wants GPUs too.
 OVERLAYS = ("slower.toml", "demo-vllm.toml", "demo-gpu.toml", "demo-sglang.toml", "one-gpu.toml")
 ELSEWHERE = "reasoning_gym.toml"
 ON_GPUS = "gsm8k-2gpu.toml"
-TRIED = sorted({path.name for path in EXAMPLES.glob("*.toml")} - {*OVERLAYS, ELSEWHERE, ON_GPUS})
+OVER_IT = ("eight-gpus-hybrid.toml", "judge.toml")
+TRIED = sorted(
+    {path.name for path in EXAMPLES.glob("*.toml")} - {*OVERLAYS, ELSEWHERE, ON_GPUS, *OVER_IT}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +95,27 @@ def test_the_example_for_two_gpus_is_right_as_far_as_it_can_be_read() -> None:
     longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
     assert longest <= config.engine.args["max-model-len"]
     assert "NOT RUN AS A WHOLE" in path.read_text("utf-8")
+
+
+def test_roles_of_eight_gpus_take_turns_on_all_of_them() -> None:
+    """Each GPU has a rank of the trainer, one of the scorer and a server of its own."""
+    config = load([EXAMPLES / ON_GPUS, EXAMPLES / "eight-gpus-hybrid.toml"])
+    check_start(config)
+    (device,) = config.devices
+    each = [config.engine.visible(number, config.engine.servers) for number in device.gpus]
+    assert list(map(str, range(8))) == each
+    assert (8, 8, 1) == (config.trainer.ranks, config.logprob.ranks, config.rollout.workers)
+    assert "NOT RUN" in (EXAMPLES / "eight-gpus-hybrid.toml").read_text("utf-8")
+
+
+def test_a_judge_replaces_the_reward_of_another_example() -> None:
+    """Its options are those that the judge takes, and nothing else changes."""
+    alone, judged = load([EXAMPLES / ON_GPUS]), load([EXAMPLES / ON_GPUS, EXAMPLES / "judge.toml"])
+    check_start(judged)
+    taken = inspect.signature(judge).parameters
+    assert {"url", "model"} <= judged.reward.options.keys() <= taken.keys()
+    assert judged.reward.timeout_s < judged.reward.options["patience_s"]
+    assert (alone.trainer, alone.rollout) == (judged.trainer, judged.rollout)
 
 
 def test_an_example_that_counts_in_minutes_is_given_them() -> None:

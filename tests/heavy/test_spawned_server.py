@@ -40,14 +40,21 @@ def command(port: int, *files: Path) -> StartCommand:
 class Spawned:
     """An engine with one server of its own."""
 
-    def __init__(self, folder: Path, argv: tuple[str, ...] = (), hangs: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        argv: tuple[str, ...] = (),
+        hangs: Path | None = None,
+        locks: tuple[Path, ...] = (),
+        notes: list[str] | None = None,
+    ) -> None:
         """Args: hangs: while this file is there, the server hangs of a load."""
         port = free_port("127.0.0.1")
-        self.notes: list[str] = []
+        self.notes: list[str] = [] if notes is None else notes
         start = command(port) if hangs is None else command(port, hangs)
         if argv:
             start = StartCommand(argv=argv, environment={})
-        self.process = ServerProcess(start, folder / "server.log")
+        self.process = ServerProcess(start, folder / "server.log", locks)
         model = model_folder(folder)
         chosen = settings("vllm", silent_s=2.0, start_s=START_S)
         shape = read_shape(model)
@@ -150,3 +157,30 @@ def test_a_server_ends_with_its_worker_however_that_went(tmp_path: Path) -> None
         assert time.monotonic() < until_s, "the server outlived its worker"
         time.sleep(0.05)
     worker.stdout.close()
+
+
+def test_three_servers_of_one_gpu_start_one_after_the_other(tmp_path: Path) -> None:
+    """As three workers start them; each is pulled by, and the last version is there thrice."""
+    world, notes, lock = World(tmp_path), list[str](), tmp_path / "gpu-0.lock"
+    all_three = [Spawned(tmp_path / str(number), locks=(lock,), notes=notes) for number in range(3)]
+
+    async def scenario() -> None:
+        engines = [spawned.engine for spawned in all_three]
+        try:
+            for engine in engines:
+                await engine.start()
+            published = world.publish(3)
+            await asyncio.gather(*(engine.pull(published, world.channel) for engine in engines))
+            assert [3, 3, 3] == [engine.policy_version for engine in engines]
+            for engine in engines:
+                assert {3} == {s.policy_version for s in await collect(engine, request())}
+        finally:
+            await asyncio.gather(*(engine.close() for engine in engines))
+
+    asyncio.run(scenario())
+    changes = [note for note in notes if "being started" in note or " is vllm/" in note]
+    urls = [note.split()[1] for note in changes]
+    assert 6 == len(changes)
+    assert urls[::2] == urls[1::2], "a server was started while another one was starting"
+    assert 3 == len(set(urls))
+    assert any("waits: process" in note and str(lock) in note for note in notes)

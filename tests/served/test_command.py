@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.bootstrap import served
 from rlstreams.workers.bootstrap.served import Where, command_of, settings_of
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import Held, PauseMode
 from rlstreams.workers.engines.served.command import StartCommand, is_older
 from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.process import start_locks
 from rlstreams.workers.engines.served.server import ADAPTERS, Server
+from rlstreams.workers.loop.context import Context
+from tests.logs import made_log
 from tests.unit.roles.stand import EXAMPLE
 
 
@@ -189,3 +195,66 @@ def test_each_of_three_reasons_shuts_the_gate(reason: str) -> None:
     if reason:
         setattr(server, reason, True)
     assert server.is_open is not bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("words", "ordinal", "expected"),
+    [
+        ((), 0, {"vllm-0": "0,1,2,3"}),
+        (("engine.servers=2",), 0, {"vllm-0": "0", "vllm-1": "1"}),
+        (("engine.servers=2", "rollout.workers=2"), 1, {"vllm-2": "2", "vllm-3": "3"}),
+        (("engine.servers=2", "engine.args.tp=2"), 0, {"vllm-0": "0,1", "vllm-1": "2,3"}),
+        (("rollout.workers=6",), 5, {"vllm-5": "1"}),
+        (("engine.args.kv-cache-memory-bytes=1000",), 0, {"vllm-0": "0,1,2,3"}),
+    ],
+)  # fmt: skip
+def test_servers_of_all_workers_are_dealt_the_gpus_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], ordinal: int,
+    expected: dict[str, str],
+) -> None:  # fmt: skip
+    """To each as many as it is spread over; more servers than GPUs begin again at the first."""
+    monkeypatch.setattr(
+        served, "where_installed", lambda *_: Where(python="python3", version="0.32.0")
+    )
+    config = load(
+        [EXAMPLE],
+        [f"run.dir={tmp_path}", "rollout.engine=vllm", "engine.port=9000",
+         'engine.env.CUDA_VISIBLE_DEVICES="0,1,2,3"', *words],
+    )  # fmt: skip
+    context = Context(
+        config=config, bus=MemoryBus(made_log("demo"), "demo"), role="rollout", ordinal=ordinal,
+        instance="one",
+    )  # fmt: skip
+    monkeypatch.setattr(served, "start_locks", lambda gpus: [tmp_path / gpus])
+    engine = served.make_served_engine(context)
+    processes = [monitor._process for monitor in engine._monitors]
+    asyncio.run(engine.close())
+    found = {
+        process.log.stem: process._command.environment["CUDA_VISIBLE_DEVICES"]
+        for process in processes
+        if process is not None
+    }
+    assert expected == found
+    # A named cache is not measured: its server waits for no other to start.
+    waits = {process._locks[0].name for process in processes if process and process._locks}
+    assert waits == (set() if "kv-cache-memory-bytes" in config.engine.args else {*found.values()})
+    ports = [9000 + int(name.rpartition("-")[2]) for name in expected]
+    assert [f"http://127.0.0.1:{port}" for port in ports] == [s.url for s in engine._servers]
+    assert engine.capacity == config.engine.max_running * len(ports)
+
+
+def test_a_lock_for_each_gpu_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of one GPU name the same file; where there is no GPU, nobody waits."""
+    assert [] == list(start_locks("0")) or Path("/dev/nvidia0").exists()
+    monkeypatch.setattr(Path, "glob", lambda *_: [Path(f"/dev/nvidia{n}") for n in range(2)])
+    both, one = start_locks(None), start_locks("0")
+    assert ["gpu-0.lock", "gpu-1.lock"] == [path.name[-10:] for path in both]
+    assert list(one) == [both[0]]
+
+
+def test_several_servers_are_ours() -> None:
+    """Those that run already are each named."""
+    with pytest.raises(ConfigError, match=r"engine\.servers is 2, but engine\.urls names 1"):
+        load([EXAMPLE], ["engine.servers=2", 'engine.urls=["http://127.0.0.1:1"]'])
+    with pytest.raises(ConfigError, match=r"engine\.servers"):
+        load([EXAMPLE], ["engine.servers=0"])

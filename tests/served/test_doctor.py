@@ -135,7 +135,7 @@ def test_ports_of_servers(tmp_path: Path) -> None:
     same = config_of(tmp_path, f"--engine.port={number}", f"--broker.port={number}")
     assert named(same, "engine.port").found == f"{number} is broker.port too"
     high = config_of(tmp_path, "--engine.port=65535", "--rollout.workers=2")
-    assert "rollout worker 1 would have port 65536" in named(high, "engine.port").found
+    assert "server 1 of the run would have port 65536" in named(high, "engine.port").found
     assert named(high, "engine.port", Host(role="rollout", ordinal=0)).level is Level.OK
 
 

@@ -9,7 +9,7 @@ import pytest
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.workers.engines.served.engine import ServedEngine
 from tests.contract.engine_rigs import collect, request
-from tests.servers.served import up
+from tests.servers.served import holding, up
 from tests.servers.world import World
 from tests.waiting import until
 
@@ -54,5 +54,27 @@ def test_who_does_not_wake_is_not_taken_for_asleep(world: World, flavour: str) -
         await engine.wake()
         assert not engine.is_up
         assert not any(monitor.server.is_asleep for monitor in engine._monitors)
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_all_servers_of_a_worker_rest_in_one_turn(world: World, flavour: str) -> None:
+    """The turn is over once the last has no memory; each wakes at no version, and is pulled by."""
+    servers = [world.serve(flavour) for _ in range(3)]
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        await until(lambda: len(up(engine)) == 3, "not all up")
+        await engine.sleep()
+        assert [True] * 3 == [server.core.is_asleep for server in servers]
+        await engine.wake()
+        assert [False] * 3 == [server.core.is_asleep for server in servers]
+        assert NO_VERSION == engine.policy_version
+        published = world.publish(1)
+        await until(lambda: engine.wants(published), "not back")
+        await engine.pull(published, world.channel)
+        await until(lambda: len(holding(engine, 1)) == 3, "one was not pulled by")
+        await asyncio.gather(*(collect(engine, request(f"{n}/0/0")) for n in range(6)))
 
     world.run(scenario)

@@ -12,6 +12,7 @@ from pathlib import Path
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.config.checks import check_address
+from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import PauseMode
@@ -36,7 +37,6 @@ from rlstreams.workers.weights import server_plugin
 from rlstreams.workers.weights.report_listener import ReportListener
 
 LOGS = "logs"
-NAMED_CACHE = "kv-cache-memory-bytes"  # of vLLM
 SERVERS = "servers"  # folder of the transfer plugin, and of versions for servers without it
 
 
@@ -69,11 +69,11 @@ def make_served_engine(context: Context) -> ServedEngine:
     for number, url in enumerate(urls_of(config, context.ordinal)):
         delivery = delivery_of(model, folder, number, listener)
         servers.append((Server(url, settings, shape, delivery), None))
-    if not servers:
-        port = port_of(config, context.ordinal)
+    for number in () if servers else own_servers(config, context.ordinal):
+        port = port_of(config, number)
         url = f"http://{config.engine.host}:{port}"
-        server = Server(url, settings, shape, delivery_of(model, folder, 0, listener))
-        servers.append((server, _process(context, settings.kind, port, folder)))
+        server = Server(url, settings, shape, delivery_of(model, folder, number, listener))
+        servers.append((server, _process(context, settings.kind, number, port, folder)))
     log = get(context.role, context.worker, context.instance)
     return ServedEngine(
         settings,
@@ -117,6 +117,12 @@ def settings_of(config: RunConfig) -> ServedSettings:
 def urls_of(config: RunConfig, ordinal: int) -> tuple[str, ...]:
     """The running servers of one worker: they are dealt out, so that no two workers share one."""
     return config.engine.urls[ordinal :: config.rollout.workers]
+
+
+def own_servers(config: RunConfig, ordinal: int) -> range:
+    """Numbers of the servers that one rollout worker starts."""
+    each = config.engine.servers
+    return range(ordinal * each, (ordinal + 1) * each)
 
 
 def command_of(
@@ -192,17 +198,17 @@ def free_port(host: str) -> int:
         return port
 
 
-def port_of(config: RunConfig, ordinal: int) -> int:
-    """Where the server of one worker listens.
+def port_of(config: RunConfig, number: int) -> int:
+    """Where one of the run's servers listens.
 
     Raises:
         ConfigError: no such address here.
     """
     check_address("engine.host", config.engine.host)
-    port = config.engine.port + ordinal
+    port = config.engine.port + number
     if port >= 1 << 16:
         raise ConfigError(
-            f"engine.port is {config.engine.port}: the server of rollout worker {ordinal} would "
+            f"engine.port is {config.engine.port}: server {number} of the run would "
             f"have port {port}, above 65535; set a lower one, or 0"
         )
     return port if config.engine.port else free_port(config.engine.host)
@@ -213,21 +219,24 @@ def delivery_of(model: Path, folder: Path, number: int, listener: ReportListener
     return PluginDelivery(listener, model, folder / f"versions-{number}", str(number))
 
 
-def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerProcess:
+def _process(context: Context, kind: Kind, number: int, port: int, folder: Path) -> ServerProcess:
     config = context.config
     where = where_installed(config, kind)
     command = command_of(config, kind, where, port, server_plugin.environment(folder / "plugin"))
-    secrets = {name: resolve_secret(value) for name, value in command.environment.items()}
-    command = replace(command, environment=secrets)
-    visible = (os.environ | secrets).get("CUDA_VISIBLE_DEVICES")
+    environment = {name: resolve_secret(value) for name, value in command.environment.items()}
+    visible = config.engine.visible(number, config.rollout.workers * config.engine.servers)
+    if visible is not None:
+        environment[VISIBLE] = visible
+    command = replace(command, environment=environment)
     # A cache of a named size is not measured: such servers may start at the same time.
-    locks = () if NAMED_CACHE in config.engine.args else start_locks(visible)
-    return ServerProcess(command, server_log(context.folder, kind, context.ordinal), locks)
+    gpus = start_locks((os.environ | environment).get(VISIBLE))
+    locks = () if NAMED_CACHE in config.engine.args else gpus
+    return ServerProcess(command, server_log(context.folder, kind, number), locks)
 
 
-def server_log(folder: Path, kind: Kind, ordinal: int) -> Path:
-    """Where the server that rollout worker `ordinal` of the run in `folder` starts writes."""
-    return folder / LOGS / f"{kind}-{ordinal}.log"
+def server_log(folder: Path, kind: Kind, number: int) -> Path:
+    """Where one of the servers that the run in `folder` starts writes."""
+    return folder / LOGS / f"{kind}-{number}.log"
 
 
 def _text(value: str | int | float | bool) -> str:

@@ -160,6 +160,7 @@ def _check_device(config: RunConfig, device: Device) -> None:
             raise ConfigError(
                 f"{role}.workers is {workers[role]}, but the role shares device {device.name!r}: "
                 "one worker of a role takes turns; set it to 1"
+                + (", and engine.servers for several servers" if role == "rollout" else "")
             )
         if role == "rollout" and config.engine.urls:
             raise ConfigError(
@@ -176,6 +177,14 @@ def _check_device(config: RunConfig, device: Device) -> None:
                 f"{role}.device is {own_device[role]!r}, but device {device.name!r} that the role "
                 f"shares has gpus {list(device.gpus)}: set {role}.device to {allowed[0]!r}"
             )
+        ranks = {"trainer": config.trainer.ranks, "logprob": config.logprob.ranks}.get(role, 1)
+        first = int(name.partition(":")[2] or 0)
+        behind = {gpu for gpu in range(first, first + ranks) if device.gpus} - {*device.gpus}
+        if behind:
+            raise ConfigError(
+                f"{role}.ranks is {ranks} from {name!r} on, but device {device.name!r} that the "
+                f"role shares has gpus {list(device.gpus)}: add {sorted(behind)} to devices.gpus"
+            )
     _check_gives_up(config, device)
     if "trainer" not in device.roles:
         return
@@ -190,9 +199,7 @@ def _check_gives_up(config: RunConfig, device: Device) -> None:
     """Who shares a device must be able to leave its memory."""
     trainer, logprob = config.trainer, config.logprob
     wanted: dict[str, tuple[object, object]] = {
-        "trainer.ranks": (trainer.ranks, 1),
         "trainer.backend": (trainer.backend, "fsdp2"),
-        "logprob.ranks": (logprob.ranks, 1),
         "logprob.backend": (logprob.backend, "builtin"),
     }
     if "logprob" in device.roles and logprob.place != "separate":

@@ -11,6 +11,9 @@ from rlstreams.workers.config.checks import check_urls, ipv4, one_interface, pos
 # Of vLLM and of SGLang, both spellings; the values that are refused are those above 1.
 _REPLICAS = frozenset({"data-parallel-size", "dp-size"})
 _STAGES = frozenset({"pipeline-parallel-size", "pp-size"})
+_RANKS = ("tensor-parallel-size", "tp-size", "tp")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+NAMED_CACHE = "kv-cache-memory-bytes"  # of vLLM, which then looks at its share only as it starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,10 @@ class EngineSection:
     """Model servers. The built-in engine ignores this section."""
 
     urls: tuple[str, ...] = ()
-    """Running servers, `http://host:port`; empty: each rollout worker starts and manages one."""
+    """Running servers, `http://host:port`; empty: rollout workers start and manage their own."""
+    servers: int = 1
+    """Servers that each rollout worker starts, behind one queue. GPUs that `CUDA_VISIBLE_DEVICES`
+    in `env` names are dealt out to all servers in turn, to each as many as it has ranks."""
     python: str = ""
     """Python executable of the server's environment; empty: the one that runs rlstreams."""
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
@@ -30,7 +36,7 @@ class EngineSection:
     """Address that such a server listens on: loopback, or one private interface. Its control routes
     have no authentication."""
     port: int = 0
-    """Port of the first rollout worker's server, the next worker's has the next; 0: any free."""
+    """Port of the first rollout worker's first server, the next has the next; 0: any free."""
     report_host: str = "127.0.0.1"
     """Address of this worker to which its servers report that a version has arrived."""
     load: Literal["dummy", "auto"] = "dummy"
@@ -58,6 +64,7 @@ class EngineSection:
     def __post_init__(self) -> None:
         positive(
             "engine",
+            servers=self.servers,
             max_running=self.max_running,
             start_s=self.start_s,
             request_s=self.request_s,
@@ -65,6 +72,11 @@ class EngineSection:
             silent_s=self.silent_s,
         )
         self._refuse_spread()
+        if self.urls and self.servers > 1:
+            raise ConfigError(
+                f"engine.servers is {self.servers}, but engine.urls names {len(self.urls)} that "
+                "run already: leave one of them out"
+            )
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"engine.port must be in [0, 65535], got {self.port}")
         check_urls("engine.urls", self.urls)
@@ -83,6 +95,27 @@ class EngineSection:
         ipv4("engine.host", self.host)
         ipv4("engine.report_host", self.report_host)
 
+    @property
+    def gpus_of_one(self) -> int:
+        """GPUs that a server is spread over."""
+        args = {name.lstrip("-").replace("_", "-"): value for name, value in self.args.items()}
+        sizes = [str(args[name]) for name in _RANKS if name in args]
+        return max([1, *(int(size) for size in sizes if size.isdecimal())])
+
+    def visible(self, number: int, num_servers: int) -> str | None:
+        """`CUDA_VISIBLE_DEVICES` of one of a run's servers; None: that of its worker.
+
+        Args:
+            number: of the server, from 0, among those of all workers.
+        """
+        if VISIBLE not in self.env:
+            return None
+        named = str(self.env[VISIBLE])
+        names, size = [name.strip() for name in named.split(",")], self.gpus_of_one
+        if num_servers == 1 or not named:
+            return named
+        return ",".join(names[n % len(names)] for n in range(number * size, (number + 1) * size))
+
     def _refuse_spread(self) -> None:
         """A worker fills tensor and expert parallel ranks, and nothing else of one server."""
         for name, value in self.args.items():
@@ -90,7 +123,7 @@ class EngineSection:
             if flag not in _REPLICAS | _STAGES or str(value) == "1":
                 continue
             cure = (
-                "start several servers instead (rollout.workers, or engine.urls)"
+                "start several servers instead (engine.servers, rollout.workers or engine.urls)"
                 if flag in _REPLICAS
                 else "spread the model by tensor-parallel-size (SGLang: tp-size) instead"
             )

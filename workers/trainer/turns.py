@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED
-from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.redo.redo import Compute, Coroutine
 from rlstreams.workers.trainer.training.training import Training
@@ -20,7 +19,6 @@ class TrainerTurns:
 
     def __init__(self, training: Training, writer: LedgerWriter, compute: Compute) -> None:
         self._training = training
-        self._off_load = OffLoad(training.device)
         self._writer = writer
         self._compute = compute
         self._is_wanted = True
@@ -53,7 +51,7 @@ class TrainerTurns:
                 return
             self._writer.tell(OFFLOADED, AWAITS_TURN)
             yield None
-        yield self._compute(self._off_load.take_back)
+        yield self._compute(self._training.learner.load_back)
         self.is_here = True
 
     def end(self) -> Coroutine[None]:
@@ -65,5 +63,5 @@ class TrainerTurns:
         return not self._is_wanted
 
     def _leave(self) -> Coroutine[None]:
-        yield self._compute(lambda: self._off_load.give_up(self._training.learner.tensors()))
+        yield self._compute(self._training.learner.off_load)
         self.is_here = False

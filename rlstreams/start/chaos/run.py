@@ -194,6 +194,11 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
         others[SERVER] = "the built-in engine samples in the worker's process: strike rollout"
     elif config.engine.urls:
         others[SERVER] = "those of engine.urls are not ours: leave it out, or clear engine.urls"
+    elif config.engine.servers > 1:
+        others[SERVER] = (
+            f"engine.servers is {config.engine.servers}: the log does not tell which of a worker's "
+            "servers came back; leave it out, or start one server a worker"
+        )
     else:
         counts[SERVER] = config.rollout.workers
     for role in roles:

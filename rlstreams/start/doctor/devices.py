@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,15 @@ from typing import NamedTuple
 
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
 from rlstreams.start.doctor.model import ModelFolder
+from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.run import LogprobSection, RunConfig
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASK_S = 5.0
 MIB = 1.048576  # MB
 SERVER = "server"  # as a role: the model server that a rollout worker starts
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.free,memory.total",
           "--format=csv,noheader,nounits"]  # fmt: skip
 _SLICE = "MIG-"  # how one is named where a GPU would be
-_RANKS = ("tensor-parallel-size", "tp-size", "tp")  # GPUs of a server, in both spellings
 PROCESS_MB = 450.0  # a process with torch, before it has a model
 ADAPTING = 1.3  # copies of the weights with adapters, the peak while they are hashed
 LEARNING = 16  # bytes a weight, in float32 and in bfloat16: weight, gradient and two moments
@@ -121,6 +120,7 @@ def placements(
         named: `CUDA_VISIBLE_DEVICES` of this process, which roles inherit.
     """
     ours, engine = visible(gpus, named), config.engine
+    num_servers = config.rollout.workers * engine.servers
     is_served = config.rollout.engine != "builtin"
     logprob = config.logprob if config.logprob.place == "separate" else LogprobSection()
     replicas = host.num_processes(config, "logprob")
@@ -138,11 +138,17 @@ def placements(
         yield GpuPlacement(role, field, ours[first : first + ranks], ranks, processes)
     if is_served and not engine.urls and host.has("rollout") and gpus:
         own = engine.env.get(VISIBLE)
-        ranks = max(int(number(engine.args, name) or 1) for name in _RANKS)
         field = f"engine.env.{VISIBLE} = {'(not set)' if own is None else own}"
-        left = visible(gpus, named if own is None else str(own))[:ranks]
-        processes = host.num_processes(config, "rollout")
-        yield GpuPlacement(SERVER, field, left, ranks, processes)
+        first = (host.ordinal or 0) * engine.servers
+        of_each = [
+            visible(gpus, named if (its := engine.visible(n, num_servers)) is None else its)
+            for n in range(first, first + samplers * engine.servers)
+        ]
+        times = Counter(gpu for left in of_each for gpu in left[: engine.gpus_of_one])
+        lacks = any(len(left) < engine.gpus_of_one for left in of_each)
+        for processes in sorted({*times.values()} or {1}):
+            theirs = tuple(gpu for gpu in times if times[gpu] == processes)
+            yield GpuPlacement(SERVER, field, theirs, len(theirs) + lacks, processes)
 
 
 def number(args: Mapping[str, str | int | float | bool], name: str) -> float | None:
@@ -222,8 +228,19 @@ def needs(model: ModelFolder, config: RunConfig, host: Host) -> list[Need]:
     ]
 
 
+def off_loads(config: RunConfig, found: Sequence[Need]) -> list[Need]:
+    """What roles that share GPUs keep in pinned host memory while others have their turn; at most
+    what they hold there. A server keeps nothing: its weights come anew."""
+    ranks = {"trainer": config.trainer.ranks, "logprob": config.logprob.ranks}
+    return [
+        Need(f"{need.role} off-loaded", ranks[need.role], need.mb, is_on_gpu=False)
+        for need in found
+        if need.is_on_gpu and need.role in ranks and config.shared_device(need.role)
+    ]
+
+
 def memory_check(found: Sequence[Need], free_mb: float) -> Check:
-    """Roles that compute on the CPU, against the memory that is free."""
+    """Roles that compute on the CPU, and what is off-loaded, against the memory that is free."""
     here = [need for need in found if not need.is_on_gpu]
     total_mb = sum(need.processes * need.mb for need in here)
     told = f"{' + '.join(map(str, here)) or 'no role computes here'}, from measured peaks; "
@@ -242,34 +259,41 @@ def gpu_memory_checks(
         is_up: the run's own processes may be on the GPUs already.
     """
     of_role = {need.role: need.mb for need in found if need.is_on_gpu}
-    parts: dict[Gpu, dict[str, float]] = defaultdict(dict)
+    parts: dict[Gpu, list[Need]] = defaultdict(list)
     for place in places:
         for gpu in place.gpus:
             each_mb = of_role.get(place.role, 0.0)
             if place.role == SERVER:
-                named = (number(config.engine.args, name) for name in FRACTIONS)
-                each_mb = (next(filter(None, named), None) or USUAL_FRACTION) * gpu.total_mb
-            parts[gpu][place.role] = place.processes * each_mb
-    for gpu, by_role in sorted(parts.items(), key=lambda item: item[0].index):
+                each_mb = _server_mb(config, gpu)
+            parts[gpu].append(Need(place.role, place.processes, each_mb, is_on_gpu=True))
+    for gpu, all_there in sorted(parts.items(), key=lambda item: item[0].index):
         by_turns = {
-            r: mb
-            for r, mb in by_role.items()
-            if config.shared_device("rollout" if r == SERVER else r)
+            need.role: need.processes * need.mb
+            for need in all_there
+            if config.shared_device("rollout" if need.role == SERVER else need.role)
         }
-        total_mb = sum(by_role.values()) - sum(by_turns.values())
+        total_mb = sum(need.processes * need.mb for need in all_there) - sum(by_turns.values())
         total_mb += max(by_turns.values(), default=0.0)
         name = f"gpu {gpu.index} memory"
-        told = " + ".join(f"{role} {mb / 1000:.1f}" for role, mb in by_role.items())
+        told = " + ".join(map(str, all_there))
         told += f" ({', '.join(by_turns)} by turns)" if by_turns else ""
         told += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
         if total_mb > gpu.total_mb:
             less = f"{_LESS}; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"
-            yield warn(name, told, less if SERVER in by_role else _LESS)
+            has_server = any(need.role == SERVER for need in all_there)
+            yield warn(name, told, less if has_server else _LESS)
         elif total_mb > gpu.free_mb and not is_up:
             told += f", of which {gpu.free_mb / 1000:.1f} are free now"
             yield warn(name, told, "`nvidia-smi` lists who uses it: end them, or name another GPU")
         else:
             yield ok(name, told)
+
+
+def _server_mb(config: RunConfig, gpu: Gpu) -> float:
+    """The share that a server asks for as it starts, or a cache of a size that was named."""
+    named = (number(config.engine.args, name) for name in FRACTIONS)
+    share_mb = (next(filter(None, named), None) or USUAL_FRACTION) * gpu.total_mb
+    return max(share_mb, (number(config.engine.args, NAMED_CACHE) or 0.0) / 1e6)
 
 
 def free_mb() -> float:

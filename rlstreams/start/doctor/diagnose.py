@@ -9,13 +9,13 @@ from rlstreams.start.doctor.alone import alone_checks, broker_of, secrets_check
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, probed, warn
 from rlstreams.start.doctor.data import data_checks, hash_check, verifier_check
 from rlstreams.start.doctor.devices import (
-    VISIBLE,
     free_mb,
     gpu_checks,
     gpu_inventory,
     gpu_memory_checks,
     memory_check,
     needs,
+    off_loads,
     placements,
 )
 from rlstreams.start.doctor.engines import engine_checks, refuse_engine
@@ -31,6 +31,7 @@ from rlstreams.start.doctor.model import (
 from rlstreams.streams.log.errors import BrokerError, ConfigError, StreamsError
 from rlstreams.workers.bootstrap.parts import embedded_broker
 from rlstreams.workers.config.across import length_warning, start_warning
+from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import found_folder
 from rlstreams.workers.config.run import START, RunConfig
 
@@ -55,7 +56,7 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
     ]
     if model is not None:
         found, is_up = needs(model, config, host), bool(bootstrap or config.broker.bootstrap)
-        checks.append(memory_check(found, free_mb()))
+        checks.append(memory_check([*found, *off_loads(config, found)], free_mb()))
         checks += gpu_memory_checks(config, found, places, is_up=is_up)
         checks += _of_model(config, model, host)
     if host.has("rollout"):

@@ -65,14 +65,15 @@ def installed(config: RunConfig, *, has_model: bool) -> str:
 
 
 def _ports(config: RunConfig, host: Host, ordinals: Sequence[int]) -> Check:
-    """Whether each worker's server can have its port; that of a run that is up is its own."""
-    from rlstreams.workers.bootstrap.served import port_of
+    """Whether each server can have its port; that of a run that is up is its own."""
+    from rlstreams.workers.bootstrap.served import own_servers, port_of
     from rlstreams.workers.engines.served.facts import Kind
 
     if not config.engine.port:
         return ok("engine.port", "engine.port is 0: a free one is chosen for each server")
     kind, advice = Kind(config.rollout.engine), "end it, or set engine.port to a free port, or to 0"
-    others = [n for n in ordinals if not _is_up(config, kind, n)]
+    numbers = [number for ordinal in ordinals for number in own_servers(config, ordinal)]
+    others = [number for number in numbers if not _is_up(config, kind, number)]
     ports = [port_of(config, n) for n in others]
     if not host.is_alone and not config.broker.bootstrap and config.broker.port in ports:
         return fail(
@@ -90,13 +91,13 @@ def _is_taken(host: str, port: int) -> bool:
     return False
 
 
-def _is_up(config: RunConfig, kind: Kind, ordinal: int) -> bool:
-    """Whether this run's server of that worker runs now."""
+def _is_up(config: RunConfig, kind: Kind, number: int) -> bool:
+    """Whether this server of the run runs now."""
     from rlstreams.workers.bootstrap.served import server_log
     from rlstreams.workers.engines.served.process import pid_file
 
     with contextlib.suppress(OSError, ValueError):
-        os.kill(int(pid_file(server_log(Path(config.folder), kind, ordinal)).read_text("ascii")), 0)
+        os.kill(int(pid_file(server_log(Path(config.folder), kind, number)).read_text("ascii")), 0)
         return True
     return False
 

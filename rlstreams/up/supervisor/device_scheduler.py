@@ -217,17 +217,19 @@ class DeviceScheduler(Closing):
         return False
 
     def _has_server(self, device: Device, lease: Lease) -> bool:
-        """Whether the server of a rollout worker that ended is still there: its guard ends it."""
+        """Whether a server of a rollout worker that ended is still there: its guard ends it."""
         if not lease.holder.startswith("rollout-") or self._fleet.child_of(lease.instance):
             return False
-        name = f"{self._config.rollout.engine}-{lease.holder.rpartition('-')[2]}.pid"
-        try:
-            leader = int((Path(self._config.folder) / LOGS / name).read_text("ascii"))
-            os.killpg(leader, 0)
-        except (OSError, ValueError):  # a guard that was killed leaves its file
-            return False
-        self._await(device, f"the server of {lease.holder}, which ended,", str(leader), SERVER_S)
-        return True
+        for number in range(self._config.engine.servers):  # one worker a role
+            name = f"{self._config.rollout.engine}-{number}.pid"
+            try:
+                leader = int((Path(self._config.folder) / LOGS / name).read_text("ascii"))
+                os.killpg(leader, 0)
+            except (OSError, ValueError):  # a guard that was killed leaves its file
+                continue
+            self._await(device, f"a server of {lease.holder}, which ended,", str(leader), SERVER_S)
+            return True
+        return False
 
     def _await(self, device: Device, who: str, pid: str, limit_s: float) -> None:
         """End the run, if a process that is not ours to kill has kept a device for too long."""

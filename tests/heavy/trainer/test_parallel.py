@@ -79,6 +79,26 @@ def test_the_same_steps_give_the_same_bits(two: Training, folder: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_what_both_ranks_off_loaded_comes_back_to_the_bit(two: Training, folder: Path) -> None:
+    """All of weights and moments leaves, between any two steps; the next step is as without."""
+    begin(two, folder)
+    two.learner.step(batch_of(0))
+    before = hashes(two)
+    state = [*two.learner.weights().facts.values()]  # type: ignore[attr-defined]
+    state += two.learner.optimizer_tensors().facts.values()  # type: ignore[attr-defined]
+    num_bytes = sum(t.numel() * t.element_size() for t in state if t.dim())
+    for _ in range(2):
+        assert num_bytes <= two.learner.off_load() < 1.5 * num_bytes
+        two.learner.load_back()
+        assert before == hashes(two)
+    two.learner.step(batch_of(1))
+    after = hashes(two)
+    begin(two, folder)
+    for seed in range(2):
+        two.learner.step(batch_of(seed))
+    assert after == hashes(two)
+
+
 def test_a_checkpoint_knows_no_ranks(two: Training, folder: Path, tmp_path: Path) -> None:
     """Saved by two, it is loaded by one with the same bytes, and by two as if nothing had been."""
     begin(two, folder)

@@ -71,6 +71,9 @@ def test_two_ranks_give_the_bits_of_one(folder: Path) -> None:
                 for expected, found in zip(alone, together, strict=True):
                     np.testing.assert_array_equal(found.logprobs, expected.logprobs)
                     np.testing.assert_array_equal(found.entropy, expected.entropy)
+            two.off_load()  # between any two windows; what comes back is all that it was
+            assert {0} == {r.untyped_storage().nbytes() for r in two._own._held[version].values()}
+            two.load_back()
         two.drop(0)
         assert [1] == list(two.versions)
         with pytest.raises(WeightError, match=r"weights do not fit the model: .* is missing"):

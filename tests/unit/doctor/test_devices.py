@@ -11,7 +11,6 @@ import pytest
 
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
 from rlstreams.start.doctor.devices import (
-    VISIBLE,
     Gpu,
     GpuInventory,
     gpu_checks,
@@ -19,10 +18,12 @@ from rlstreams.start.doctor.devices import (
     gpu_memory_checks,
     memory_check,
     needs,
+    off_loads,
     placements,
     visible,
 )
 from rlstreams.start.doctor.model import ModelFolder, read_model
+from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.load import load
 
 ROOT = Path(__file__).parents[3]
@@ -201,6 +202,63 @@ def test_memory_that_a_gpu_does_not_have() -> None:
     assert (Level.WARN, True) == (check.level, "gpu-memory-utilization" in check.advice)
     half = "--engine.args.gpu_memory_utilization=0.5"
     assert memory(1.72e9, *served, half, on=gpus(1)).level is Level.OK
+
+
+def test_several_servers_of_a_worker_are_dealt_its_gpus() -> None:
+    """Each has one of its own; where there are too few, the first have two; all must be there."""
+    words = ["--rollout.engine=vllm", "--engine.servers=3"]
+    config = load([DEMO], [*words, f"--engine.env.{VISIBLE}=1,2"])
+    placed = [([g.index for g in p.gpus], p.processes) for p in placements(config, gpus(4))]
+    assert [([2], 1), ([1], 2)] == placed
+    assert checks(3, *words, f"--engine.env.{VISIBLE}=0,1,2")["gpus"].level is Level.OK
+    assert checks(2, *words, f"--engine.env.{VISIBLE}=0,1,2")["gpus"].level is Level.FAIL
+
+
+def test_servers_of_several_workers_on_one_gpu_are_added_up() -> None:
+    """Each has its share, or the cache that was named if that is more."""
+    served = ["--rollout.engine=vllm", f"--engine.env.{VISIBLE}=0", "--rollout.workers=3"]
+    served.append("--engine.args.gpu_memory_utilization=0.15")
+    three = memory(1e8, *served, on=gpus(1))
+    assert (Level.OK, True) == (three.level, "3 x server 12.8 GB" in three.found)
+    cache = memory(1e8, *served, "--engine.args.kv_cache_memory_bytes=30000000000", on=gpus(1))
+    assert (Level.WARN, True) == (cache.level, "3 x server 30.0 GB" in cache.found)
+
+
+def test_what_fits_of_the_examples_of_several_gpus() -> None:
+    """By turns the largest counts: a model of 8 billion on eight GPUs of 80 GB, one of 60 not.
+    The host holds what is off-loaded."""
+    run = [EXAMPLES / "gsm8k-2gpu.toml", EXAMPLES / "eight-gpus-hybrid.toml"]
+    config, on = load(run), gpus(8)
+    places = list(placements(config, on))
+    assert [Level.OK] == [check.level for check in gpu_checks(GpuInventory(gpus=on), places)]
+    of_size = {
+        size: list(gpu_memory_checks(config, found, places, is_up=False))
+        for size in (8.19e9, 61e9)
+        if (found := needs(sized(size), config, EVERYTHING))
+    }
+    told = of_size[8.19e9][0].found
+    assert {Level.OK} == {check.level for check in of_size[8.19e9]}
+    assert told.startswith("trainer 26.8 + logprob ")
+    assert "server 68.4 (trainer, logprob, server by turns) GB" in told
+    assert {Level.WARN} == {check.level for check in of_size[61e9]}
+    assert 8 == len(of_size[61e9])
+    on_host = off_loads(config, needs(sized(8.19e9), config, EVERYTHING))
+    check = memory_check(on_host, 500_000)
+    assert (Level.OK, True) == (check.level, "8 x trainer off-loaded 26.8" in check.found)
+    assert Level.WARN is memory_check(on_host, 200_000).level
+    assert [] == off_loads(load(run[:1]), needs(sized(8.19e9), load(run[:1]), EVERYTHING))
+
+
+def test_a_judge_on_the_samplers_gpu_is_memory_that_is_taken() -> None:
+    """It is no process of the run: what it leaves must do for the run's own."""
+    run = [EXAMPLES / "gsm8k-2gpu.toml", EXAMPLES / "judge.toml"]
+    for share, level in ((0.4, Level.OK), (0.6, Level.WARN)):
+        config = load(run, [f"--engine.args.gpu-memory-utilization={share}"])
+        places = list(placements(config, on := gpus(2, busy=[1])))
+        assert [Level.OK] == [check.level for check in gpu_checks(GpuInventory(gpus=on), places)]
+        found = needs(sized(0.6e9), config, EVERYTHING)
+        trainers, samplers = gpu_memory_checks(config, found, places, is_up=False)
+        assert (Level.OK, level) == (trainers.level, samplers.level), samplers
 
 
 def test_memory_of_roles_on_the_cpu() -> None:

@@ -6,12 +6,16 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from infra.examples.reasoner import evaluate, pretrain, tasks
+from rlstreams.start.doctor.check import EVERYTHING, Level
+from rlstreams.start.doctor.devices import Gpu, gpu_memory_checks, needs, placements
+from rlstreams.start.doctor.model import read_model
 from rlstreams.workers.config.load import load
 from rlstreams.workers.model import documents, one_order
 from tests.documents_on_cpu import one_by_one
@@ -132,3 +136,16 @@ def test_the_runs_configuration_is_valid(overlays: tuple[str, ...]) -> None:
     """Its reward is that of the tasks."""
     config = load([EXAMPLE / name for name in ("run.toml", *overlays)])
     assert Path(config.reward.verifier.removesuffix(":reward")) == EXAMPLE / "tasks.py"
+
+
+def test_one_gpu_has_room_for_all_that_is_put_there() -> None:
+    """Three servers, each with its share, the trainer and the scorer, on a card of 80 GB."""
+    config = load([EXAMPLE / "run.toml", EXAMPLE / "one-gpu.toml"])
+    card = Gpu(index=0, uuid="GPU-0", name="H100", free_mb=84_000.0, total_mb=85_520.0)
+    model = replace(read_model(str(EXAMPLE.parent / "demo/model")), num_parameters=151_000_000)
+    places = list(placements(config, [card]))
+    (check,) = gpu_memory_checks(config, needs(model, config, EVERYTHING), places, is_up=False)
+    assert (Level.OK, True) == (check.level, "3 x server 12.8" in check.found), check
+    args = config.engine.args
+    assert args["kv-cache-memory-bytes"] < args["gpu-memory-utilization"] * card.total_mb * 1e6
+    assert config.rollout.workers * config.engine.max_running >= 3 * 256

@@ -36,8 +36,9 @@ ON_CARD = ["--trainer.device=cuda:0", "--logprob.device=cuda:0"]
         (
             CARD + "gpus = [0]",
             [*ON_CARD, "--trainer.ranks=2"],
-            "trainer.ranks is 2, but its role shares",
+            r"trainer.ranks is 2 from 'cuda:0' on, .* gpus \[0\]: add \[1\] to devices.gpus",
         ),
+        (CARD, ["--trainer.backend=megatron"], "trainer.backend is 'megatron', but its role"),
         (
             CARD,
             ["--logprob.place=trainer", "--trainer.loss.proximal=step_start"],
@@ -58,6 +59,15 @@ def test_what_cannot_be_is_refused(
     (tmp_path / "devices.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load([EXAMPLES / "demo.toml", tmp_path / "devices.toml"], words)
+
+
+def test_roles_of_several_ranks_take_turns_on_all_their_gpus(tmp_path: Path) -> None:
+    """Of a scorer on fewer of them too."""
+    (tmp_path / "devices.toml").write_text(CARD + "gpus = [0, 1]")
+    words = [*ON_CARD, "--trainer.ranks=2", "--logprob.ranks=2"]
+    for given in (words, words[:-1]):
+        config = load([EXAMPLES / "demo.toml", tmp_path / "devices.toml"], given)
+        assert config.shared_device("trainer") is config.devices[0]
 
 
 def test_the_example_loads_and_is_for_up_alone() -> None:

@@ -166,7 +166,7 @@ class Ranks:
             flag = "--data-parallel-size" if kind is Kind.VLLM else "--dp-size"
             return (
                 f"{flag} {self.replicas}: weights cannot reach replicas in one server",
-                "start as many servers instead and name each in engine.urls",
+                "set engine.servers to start as many instead, or name each in engine.urls",
             )
         if self.stages > 1:
             flag = "--pipeline-parallel-size" if kind is Kind.VLLM else "--pp-size"

@@ -24,6 +24,7 @@ from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import causal_mask
+from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.model.one_order import backward
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.token_scores import MakeMask, Score, TokenScorer, TokenScores
@@ -83,6 +84,7 @@ class Learner:
         self.why_padded = why_padded
         self._model = model.eval()
         self._device = next(model.parameters()).device
+        self._off_load = OffLoad(self._device)
         self._trained = AllWeights(model) if trainable is None else trainable
         self._scorer: Score = TokenScorer(model, mask) if scorer is None else scorer
         self._adam = Adam(self._trained.parameters())
@@ -365,6 +367,14 @@ class Learner:
         learning = self._trained.parameters().values()
         yield from (*self._model.parameters(), *self._model.buffers(), *learning)
         yield from (*self._adam.gradients.values(), *self._adam.tensors().values())
+
+    def off_load(self) -> int:
+        """Move all of `tensors` to the host until `load_back`; gives its bytes, of all ranks."""
+        return self._off_load.give_up(self.tensors())
+
+    def load_back(self) -> None:
+        """In place, bit for bit."""
+        self._off_load.take_back()
 
     def load(
         self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], step: int

@@ -216,6 +216,15 @@ class Leader(RankLearner):
         whole: Tensor = self._all("gather", path, key)[0].detach()
         return whole
 
+    def off_load(self) -> int:
+        """See `Learner`; every rank its rows."""
+        own, others = self._all("off_load")
+        return int(sum((own, *others)))
+
+    def load_back(self) -> None:
+        """See `Learner`; likewise."""
+        self._all("load_back")
+
     def load(
         self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], step: int
     ) -> None:

@@ -7,7 +7,7 @@ same order, as rank 0 tells.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -171,6 +171,12 @@ class RankLearner(Learner):
     def _update(self, lr: float) -> None:
         self._states = None
         super()._update(lr)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """See `Learner`; the rows, for the model's own parameters only describe them."""
+        self._shards.reshard()
+        yield from (*self._shards.rows.values(), *self._model.buffers())
+        yield from (*self._adam.gradients.values(), *self._adam.tensors().values())
 
     def local_sums(self) -> dict[str, list[int]]:
         """By published name what the hash adds up of this rank's rows; not of merged adapters."""

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import Scores, TokenSequence, pulled_of
@@ -35,6 +34,7 @@ from rlstreams.workers.model.base import EngineError, RankLostError
 from rlstreams.workers.model.bins import take_documents
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import FLOAT32, configure_torch
+from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.trainer.learn.trainable import AllWeights
 from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.trainer.parallel.shards import Shards, plan_of
@@ -86,6 +86,7 @@ class RankScorer:
         self._forward = Forward(self._shards.root, torch.device(spec.device), self.routers)
         self._held: dict[int, dict[str, Tensor]] = {}  # by version, this rank's rows by path
         self._coming: dict[str, Tensor] = {}
+        self._off_load = OffLoad(spec.device)
         self._loaded: int | None = None  # the version that the model computes with
 
     def take(
@@ -129,9 +130,7 @@ class RankScorer:
         if version != self._loaded:
             for path, rows in self._held[version].items():
                 self._shards.rows[path].copy_(rows)
-            for module in self._shards.root.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()  # the root stays whole behind a forward
+            self._shards.reshard()
             self._loaded = version
         scores = [self._forward(part or _NOTHING, temperature) for part in hand]
         return [
@@ -139,6 +138,19 @@ class RankScorer:
             for one, part in zip(scores, hand, strict=True)
             if part is not None
         ]
+
+    def off_load(self, held: Collection[int]) -> None:
+        """Move this rank's rows of all versions to the host."""
+        self._drop_others(held)
+        self._shards.reshard()
+        versions = [rows for of in (*self._held.values(), self._coming) for rows in of.values()]
+        buffers = self._shards.root.buffers()
+        self._off_load.give_up((*versions, *self._shards.rows.values(), *buffers))
+
+    def load_back(self, held: Collection[int]) -> None:
+        """In place, bit for bit."""
+        self._off_load.take_back()
+        self._drop_others(held)
 
     def _drop_others(self, held: Collection[int]) -> None:
         self._held = {number: rows for number, rows in self._held.items() if number in held}
@@ -229,13 +241,12 @@ class RanksScorer:
         self._versions.discard(policy_version)
 
     def off_load(self) -> None:
-        """
-        Raises:
-            EngineError: always; a configuration that would ask for it is refused.
-        """
-        raise EngineError("a scorer of several ranks does not give its memory up")
+        """See `Scorer.off_load`; every rank its rows."""
+        self._together("off_load")
 
-    load_back = off_load
+    def load_back(self) -> None:
+        """See `Scorer.load_back`."""
+        self._together("load_back")
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float

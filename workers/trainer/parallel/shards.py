@@ -93,6 +93,9 @@ class ShardedModel(ABC):
     def add_up(self, path: str, gradient: Tensor) -> None:  # noqa: B027
         """Sum a batch's gradient in place over the ranks that have the same share."""
 
+    def reshard(self) -> None:  # noqa: B027
+        """Let go of parameters that were gathered for a pass."""
+
     def close(self) -> None:  # noqa: B027
         """Let go of what the process group made."""
 
@@ -218,6 +221,12 @@ class Shards(ShardedModel):
             for path, parameter in self._cut.items()
         }
         self.device = next(iter(self.rows.values())).device
+
+    def reshard(self) -> None:
+        """See `ShardedModel`: the root stays whole behind a forward without a backward."""
+        for module in self.root.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def gradients(self) -> dict[str, Tensor]:
         """Those of the rows, summed over the ranks, since the last call; by path."""
