@@ -166,7 +166,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=256, help="of a step")
     parser.add_argument("--tokens", type=int, default=768, help="of an answer, at most")
     parser.add_argument("--every", type=int, default=20, help="steps between points of the curve")
-    parser.add_argument("--lr", type=float, default=2e-5)
+    parser.add_argument("--lr", type=float, default=4e-5)
     parser.add_argument("--limit-s", type=float, default=420.0)
     parser.add_argument("--log", type=Path, help="file of the run's log: continued, kept")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
