@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 
+from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
-from rlstreams.workers.model.base import EngineError
 
 LOOK_S = 5.0
+NO_ROUTE = 404  # it was started without them: another try would meet the same
 
 
 class JudgeTurns:
@@ -32,7 +33,7 @@ class JudgeTurns:
         """Load it; the sampler's servers sleep.
 
         Raises:
-            EngineError: it did not wake up.
+            StreamsError: it did not wake up.
         """
         await self._tell("/wake_up")
         self._may_ask.set()
@@ -41,7 +42,7 @@ class JudgeTurns:
         """Have it give its memory up.
 
         Raises:
-            EngineError: its memory may still be taken.
+            StreamsError: its memory may still be taken.
         """
         self._may_ask.clear()
         await self._tell("/sleep?level=1")
@@ -53,12 +54,13 @@ class JudgeTurns:
     async def _tell(self, route: str) -> None:
         try:
             await self._http.post(route, None, self._deadline_s)
-        except ServerGoneError:
-            if await self._http.status_of("/health", LOOK_S) != REFUSED:
-                raise
         except ServerError as err:
+            is_silent = isinstance(err, ServerGoneError)
+            if is_silent and await self._http.status_of("/health", LOOK_S) == REFUSED:
+                return
             await self.close()  # its worker ends
-            raise EngineError(
+            kind = ConfigError if err.status == NO_ROUTE else StreamsError
+            raise kind(
                 f"reward.by_turns is true, but the judge does not change turns: {err}; start it "
                 "with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"
             ) from err

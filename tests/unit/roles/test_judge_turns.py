@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from rlstreams.schemas.events import Trajectory, WorkerReport
-from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.topics import TRAJECTORIES, WORKER_EVENTS
 from rlstreams.workers.config.load import load
 from rlstreams.workers.loop.stage import StageLoop
-from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.rollout.judge_turns import JudgeTurns
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.sandbox.reward import Judgement, Sample, Verifier
@@ -141,10 +140,12 @@ def test_a_judge_that_is_away_has_no_memory(tmp_path: Path, card: Card) -> None:
 
 
 def test_a_judge_that_cannot_sleep_is_named(tmp_path: Path, card: Card) -> None:
-    """Before a server of the sampler's is started."""
-    card.status = 404
-    with pytest.raises(EngineError, match=r"/sleep\?level=1.* start it with --enable-sleep-mode"):
-        make_rollout(Stand(tmp_path), card)
+    """Before a server of the sampler's is started; for good, or to be tried again."""
+    for card.status, kind in ((404, ConfigError), (500, StreamsError)):
+        told = r"/sleep\?level=1.* start it with --enable-sleep-mode"
+        with pytest.raises(StreamsError, match=told) as caught:
+            make_rollout(Stand(tmp_path / str(card.status)), card)
+        assert type(caught.value) is kind
     assert card.awake == {"judge"}
 
 
