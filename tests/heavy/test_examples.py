@@ -116,8 +116,6 @@ def test_a_judge_replaces_the_reward_of_another_example() -> None:
     assert {"url", "model"} <= judged.reward.options.keys() <= taken.keys()
     assert judged.reward.timeout_s < judged.reward.options["patience_s"]
     assert (alone.trainer, alone.rollout) == (judged.trainer, judged.rollout)
-    by_turns = load([EXAMPLES / ON_GPUS, EXAMPLES / "judge.toml"], ["--reward.by_turns=true"])
-    assert by_turns.reward.by_turns
 
 
 def test_an_example_that_counts_in_minutes_is_given_them() -> None:

@@ -181,12 +181,7 @@ def _rollout(context: Context) -> Pausable:
         max_attempts=config.max_attempts,
         deadline_s=config.sample_deadline_s,
     )
-    judge, reward = None, context.config.reward
-    if reward.by_turns:
-        from rlstreams.workers.rollout.judge_turns import JudgeTurns
-
-        judge = JudgeTurns(str(reward.options["url"]), context.config.engine.start_s)
-    return make_worker(context, context.bus, engine, _channel(context), sampler, judge)
+    return make_worker(context, context.bus, engine, _channel(context), sampler)
 
 
 def _engine(context: Context) -> Engine:

@@ -149,7 +149,7 @@ def command_of(
         and read_shape(model_folder(config.model.path)).num_experts > 0,
         load=engine.load,
         log_level=engine.log_level,
-        sleeps=config.shared_device("rollout") is not None or config.reward.by_turns,
+        sleeps=config.shared_device("rollout") is not None,
         plugin=plugin,
         args=engine.args,
         environment={name: _text(value) for name, value in engine.env.items()},

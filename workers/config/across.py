@@ -46,7 +46,7 @@ def check_across(config: RunConfig) -> None:
             f"engine.urls names {len(config.engine.urls)} servers, but rollout.workers is "
             f"{config.rollout.workers}: a server belongs to one worker"
         )
-    for check in (_check_environment, _check_place, _check_devices, _check_judge):
+    for check in (_check_environment, _check_place, _check_devices):
         check(config)
     temperatures = {
         "rollout.temperature": config.rollout.temperature,
@@ -122,24 +122,6 @@ def _check_place(config: RunConfig) -> None:
         raise ConfigError(
             f"logprob.ranks is {config.logprob.ranks} with logprob.backend {MEGATRON!r}, which "
             'scores in one process: set logprob.ranks to 1, or logprob.backend to "builtin"'
-        )
-
-
-def _check_judge(config: RunConfig) -> None:
-    """A judge that takes turns with the sampler's servers is put to sleep by their one worker."""
-    urls, device = config.engine.urls, config.shared_device("rollout")
-    refused = {
-        f"rollout.workers is {config.rollout.workers}, and each would wake it in its own time":
-            config.rollout.workers > 1,
-        f"engine.urls names {len(urls)} servers, which stay awake when their worker dies":
-            bool(urls),
-        f"rollout takes turns with others, on device {device.name if device else ''!r}":
-            device is not None,
-    }  # fmt: skip
-    for why in (why for why, is_there in refused.items() if is_there and config.reward.by_turns):
-        raise ConfigError(
-            f"reward.by_turns is true, but {why}: give the judge GPUs of its own, or leave its "
-            "turns to one worker that starts its servers (engine.servers)"
         )
 
 

@@ -56,9 +56,6 @@ class RewardSection:
     """For `sum`: verifiers, each with `verifier`, `weight`, `name` and `options`."""
     require_stop: bool = True
     """An answer cut at max_new_tokens earns 0."""
-    by_turns: bool = False
-    """The judge, a vLLM that you start with `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`, has
-    the GPUs of the sampler: one sleeps while the other works."""
     timeout_s: float = 10.0
     """Time limit for one call of user code, or one request to a judge."""
     attempts: int = 3
@@ -79,11 +76,6 @@ class RewardSection:
             raise ConfigError(
                 f"reward.verifier is {self.verifier!r} with {len(self.parts)} reward.parts: "
                 f"parts are for `{SUM}`, and it needs at least one"
-            )
-        if self.by_turns and (self.verifier != JUDGE or "url" not in self.options):
-            raise ConfigError(
-                f"reward.by_turns is true, but reward.verifier is {self.verifier!r}: only "
-                f"{JUDGE!r} with the `url` of its server in reward.options takes turns"
             )
         names = [part.label for part in self.parts]
         if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -22,7 +22,6 @@ from rlstreams.workers.loop.validation import check_prompt
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.policy.puller import PolicyPuller
 from rlstreams.workers.rollout.episode import Played
-from rlstreams.workers.rollout.judge_turns import JudgeTurns
 from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.rollout.trajectory import trajectory_of
 from rlstreams.workers.sandbox.reward import RewardError
@@ -53,17 +52,9 @@ class RolloutStage:
     """
 
     def __init__(
-        self,
-        context: Context,
-        bus: Bus,
-        engine: Engine,
-        channel: WeightChannel,
-        sampler: Sampler,
-        judge: JudgeTurns | None = None,
+        self, context: Context, bus: Bus, engine: Engine, channel: WeightChannel, sampler: Sampler
     ) -> None:
-        """Args: judge: on the engine's GPUs; None: it has others, or there is none."""
         self._context = context
-        self._judge = judge
         self._engine = engine
         self._sampler = sampler
         self._loop = EngineThread()
@@ -79,9 +70,6 @@ class RolloutStage:
         self._handover = Handover(
             lambda: self._loop.submit(self._sleep()), lambda: self._loop.submit(self._wake())
         )
-        if judge is not None:
-            sampler.verifier.may_ask = judge.may_ask
-            self._loop.wait(judge.end(), context.config.engine.start_s, "the judge's sleep")
         self._loop.wait(engine.start(), START_S, f"engine {engine.name}")
 
     def room(self) -> int:
@@ -110,23 +98,8 @@ class RolloutStage:
         if self._may_begin:
             self._start_waiting()
         self._ended.update(self._loop.ended())
-        if self._judge is not None:
-            self._take_turns()
         found = [self._conclude(key) for key in list(self._ended)]
         return [one for one in found if one is not None]
-
-    def _take_turns(self) -> None:
-        """The judge's, while it has work, once nothing is sampled any more or enough wait for it.
-
-        What is cut goes on in the sampler's next turn, once it has pulled.
-        """
-        judged = self._sampler.verifier.num_open
-        is_due = judged > 0
-        if self._handover.is_here and is_due:
-            sampled = len(self._running) - len(self._ended) - judged
-            is_due = sampled <= 0 or judged >= _JUDGED * self._engine.capacity
-            is_due &= self._puller.pulling is None
-        self._may_begin = self._handover.to(here=not is_due) and not is_due
 
     def _start_waiting(self) -> None:
         held = self._engine.policy_version
@@ -197,12 +170,8 @@ class RolloutStage:
     async def _sleep(self) -> None:
         self._sampler.clock.stop()
         await self._engine.sleep()
-        if self._judge is not None:
-            await self._judge.begin()
 
     async def _wake(self) -> None:
-        if self._judge is not None:
-            await self._judge.end()
         await self._engine.wake()
         self._sampler.clock.go_on()
 
@@ -220,9 +189,7 @@ class RolloutStage:
         sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled
         self._reporter.count(sampled_tokens=self._num_sampled - sampled)
         state, detail = "waiting", "for prompts"
-        if not self._may_begin and self._judge is not None:
-            state, detail = "working", f"{self._sampler.verifier.num_open} samples are judged"
-        elif not self._may_begin:
+        if not self._may_begin:
             state, detail = OFFLOADED, AWAITS_TURN
         elif self._handover.was_used and self._puller.pulling is not None:
             state, detail = "pulling", f"policy version {self._puller.pulling}"
@@ -247,8 +214,6 @@ class RolloutStage:
     def close(self) -> None:
         """Give up open samples; they stay in flight."""
         self._loop.wait(self._engine.close(), CLOSE_S, f"closing engine {self._engine.name}")
-        if self._judge is not None:
-            self._loop.wait(self._judge.close(), CLOSE_S, "leaving the judge")
         if self._sampler.turns is not None:
             self._sampler.turns.environment.close()
         self._loop.close()
@@ -257,14 +222,9 @@ class RolloutStage:
 
 
 def make_worker(
-    context: Context,
-    bus: Bus,
-    engine: Engine,
-    channel: WeightChannel,
-    sampler: Sampler,
-    judge: JudgeTurns | None = None,
+    context: Context, bus: Bus, engine: Engine, channel: WeightChannel, sampler: Sampler
 ) -> StageLoop:
     """The role, ready to run."""
-    stage = RolloutStage(context, bus, engine, channel, sampler, judge)
+    stage = RolloutStage(context, bus, engine, channel, sampler)
     interval_s = context.config.rollout.commit_interval_s
     return StageLoop(context, bus, stage, PROMPTS.name, interval_s=interval_s)

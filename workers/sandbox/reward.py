@@ -70,8 +70,6 @@ class Verifier(AbstractContextManager["Verifier"]):
         self.close = close
         self.num_open = 0
         """Samples that wait for their reward."""
-        self.may_ask: Callable[[], Awaitable[None]] | None = None
-        """What each waits for first; None: nothing."""
 
     async def verify(self, sample: Sample) -> Judgement:
         """The reward of a sample.
@@ -83,8 +81,6 @@ class Verifier(AbstractContextManager["Verifier"]):
             return Judgement(reward=0.0, parts={"cut": 1.0})
         self.num_open += 1
         try:
-            if self.may_ask is not None:
-                await self.may_ask()
             judged = await self._judge(sample)
         finally:
             self.num_open -= 1
