@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.checks import check_urls, ipv4, one_interface, positive
+from rlstreams.workers.config.checks import (
+    Ipv4,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    check_urls,
+    every_interface,
+)
 
 # Of vLLM and of SGLang, both spellings; the values that are refused are those above 1.
 _REPLICAS = frozenset({"data-parallel-size", "dp-size"})
@@ -14,7 +22,7 @@ _STAGES = frozenset({"pipeline-parallel-size", "pp-size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSection:
+class EngineSection(Section, section="engine"):
     """Model servers. The built-in engine ignores this section."""
 
     urls: tuple[str, ...] = ()
@@ -26,19 +34,19 @@ class EngineSection:
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Environment variables of such a server, the same for each; secrets (`..._TOKEN`, `..._KEY`)
     as `env:NAME` or `file:PATH`."""
-    host: str = "127.0.0.1"
+    host: Ipv4 = "127.0.0.1"
     """Address that such a server listens on: loopback, or one private interface. Its control routes
     have no authentication."""
-    port: int = 0
+    port: Port = 0
     """Port of the first rollout worker's server, the next worker's has the next; 0: any free."""
-    report_host: str = "127.0.0.1"
+    report_host: Ipv4 = "127.0.0.1"
     """Address of this worker to which its servers report that a version has arrived."""
     load: Literal["dummy", "auto"] = "dummy"
     """`dummy`: such a server starts with random weights, which no request uses; `auto`: with the
     folder's."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Level of such a server's log, which is kept next to the worker's."""
-    max_running: int = 256
+    max_running: PositiveInt = 256
     """Maximum concurrent requests per server."""
     on_pull: Literal["keep", "abort", "wait"] = "keep"
     """Requests in flight while weights change: continue, are cut and resumed, or finish first."""
@@ -46,45 +54,18 @@ class EngineSection:
     """With `keep`: continue with the old KV cache, or recompute it under the new weights."""
     allow_untested: bool = False
     """Accept a server version that rlstreams has not been tested with."""
-    start_s: float = 600.0
+    start_s: PositiveFloat = 600.0
     """Time limit for a server to start."""
-    request_s: float = 600.0
+    request_s: PositiveFloat = 600.0
     """Time limit for one request."""
-    answer_s: float = 30.0
+    answer_s: PositiveFloat = 30.0
     """Time limit for an answer of a control route."""
-    silent_s: float = 20.0
+    silent_s: PositiveFloat = 20.0
     """A server that fails its health checks for this long is restarted."""
 
-    def __post_init__(self) -> None:
-        positive(
-            "engine",
-            max_running=self.max_running,
-            start_s=self.start_s,
-            request_s=self.request_s,
-            answer_s=self.answer_s,
-            silent_s=self.silent_s,
-        )
-        self._refuse_spread()
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"engine.port must be in [0, 65535], got {self.port}")
-        check_urls("engine.urls", self.urls)
-        one_interface(
-            "engine.host",
-            self.host,
-            "a server's control routes ask for no key, so it listens on loopback or on one private "
-            "interface",
-        )
-        one_interface(
-            "engine.report_host",
-            self.report_host,
-            "servers are told this address to report to; name the one that they reach this "
-            "worker by",
-        )
-        ipv4("engine.host", self.host)
-        ipv4("engine.report_host", self.report_host)
-
-    def _refuse_spread(self) -> None:
-        """A worker fills tensor and expert parallel ranks, and nothing else of one server."""
+    def problems(self) -> Iterator[str]:
+        """See `Section`: a worker fills tensor and expert parallel ranks, and nothing else of one
+        server."""
         for name, value in self.args.items():
             flag = name.lstrip("-").replace("_", "-")
             if flag not in _REPLICAS | _STAGES or str(value) == "1":
@@ -94,4 +75,17 @@ class EngineSection:
                 if flag in _REPLICAS
                 else "spread the model by tensor-parallel-size (SGLang: tp-size) instead"
             )
-            raise ConfigError(f"engine.args.{name} is {value}: weights cannot reach that; {cure}")
+            yield f"engine.args.{name} is {value}: weights cannot reach that; {cure}"
+        check_urls("engine.urls", self.urls)
+        yield from every_interface(
+            "host",
+            self.host,
+            "a server's control routes ask for no key, so it listens on loopback or on one private "
+            "interface",
+        )
+        yield from every_interface(
+            "report_host",
+            self.report_host,
+            "servers are told this address to report to; name the one that they reach this "
+            "worker by",
+        )
