@@ -171,7 +171,7 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
             yield f"[{name}], {shares}: only with {value!r} does it give its memory up"
     is_copied = config.weights.channel != "file" and config.weights.snapshot == "device"
     if "trainer" in device.roles and is_copied:
-        yield f"[weights.snapshot], {shares}, where nothing of it stays: set it to 'pinned' or 'auto'"
+        yield f"[weights.snapshot], {shares}, where nothing of it stays: set 'pinned' or 'auto'"
 
 
 def check_start(config: RunConfig) -> None:

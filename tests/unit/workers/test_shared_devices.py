@@ -31,7 +31,7 @@ ON_CARD = ["--trainer.device=cuda:0", "--logprob.device=cuda:0"]
         (
             CARD,
             ["--weights.channel=gloo", "--weights.snapshot=device"],
-            "set it to 'pinned' or 'auto'",
+            "set 'pinned' or 'auto'",
         ),
         (
             CARD + "gpus = [0]",
@@ -49,7 +49,11 @@ ON_CARD = ["--trainer.device=cuda:0", "--logprob.device=cuda:0"]
             ["--rollout.engine=vllm", '--engine.urls=["http://a:1"]'],
             "engine.urls names 1 servers, but the role shares device 'card'",
         ),
-        (CARD + "turn_s = 200", [], "devices.turn_s is 200, but devices.longest_turn_s is 120, of device 'card'"),
+        (
+            CARD + "turn_s = 200",
+            [],
+            "devices.turn_s is 200, but devices.longest_turn_s is 120, of device 'card'",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(
