@@ -220,7 +220,7 @@ class WeightsSection(Section, section="weights"):
                 "by which they reach the trainer",
             )
         if self.channel == "nccl" and ":" in self.host:
-            yield "[host], but NCCL takes an IPv4 address or a host name"
+            yield f"weights.host must be an IPv4 address or a host name, got {self.host!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
