@@ -166,8 +166,8 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
         "logprob.ranks": 1, "logprob.backend": "builtin",
     }  # fmt: skip
     for name, value in only.items():
-        role, _, field = name.partition(".")
-        if role in device.roles and getattr(getattr(config, role), field) != value:
+        owner, _, field = name.partition(".")
+        if owner in device.roles and getattr(getattr(config, owner), field) != value:
             yield f"[{name}], {shares}: only with {value!r} does it give its memory up"
     is_copied = config.weights.channel != "file" and config.weights.snapshot == "device"
     if "trainer" in device.roles and is_copied:

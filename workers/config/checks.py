@@ -46,7 +46,7 @@ class Section:
 
     Raises:
         ConfigError: from the constructor: a value is not what its type says it must be, or the
-            first of `problems`.
+            first of `_problems`.
     """
 
     __slots__ = ()
@@ -57,12 +57,13 @@ class Section:
             cls._section = section
 
     def __post_init__(self) -> None:
-        for name, must in _musts(type(self)):
+        cls: Any = type(self)
+        for name, must in _musts(cls):
             if not must.admits(value := getattr(self, name)):
                 raise ConfigError(f"{self._section}.{name} must be {must.wanted}, got {value!r}")
-        refuse_first(self.problems(), self, f"{self._section}.")
+        refuse_first(self._problems(), self, f"{self._section}.")
 
-    def problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
         """What cannot be meant, as `worded` completes it."""
         return iter(())
 

@@ -98,8 +98,7 @@ class DataSection(Section, section="data"):
         """Whether every prompt is rendered by a chat template, whatever the rows hold."""
         return self.chat == "always" or bool(self.system_prompt)
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         ways = ("held_out", "held_out_rows", "held_out_fraction")
         named = [f"data.{name}" for name in ways if getattr(self, name)]
         if len(named) > 1:

@@ -63,7 +63,7 @@ class EngineSection(Section, section="engine"):
     silent_s: PositiveFloat = 20.0
     """A server that fails its health checks for this long is restarted."""
 
-    def problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
         """See `Section`: a worker fills tensor and expert parallel ranks, and nothing else of one
         server."""
         for name, value in self.args.items():

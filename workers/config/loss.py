@@ -140,8 +140,7 @@ class LossSection(Section, section="trainer.loss"):
             or self.advantage == "gae"
         )
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if self.clip_dual and self.clip_dual <= 1:
             yield f"trainer.loss.clip_dual must be above 1, or 0 for none, got {self.clip_dual}"
         if (self.reduce == "constant") != bool(self.constant_tokens):

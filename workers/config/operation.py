@@ -69,8 +69,7 @@ class MlflowSection(Section, section="track.mlflow"):
     experiment: str = ""
     """Empty: the run's id."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if re.search(r"//[^/]*:[^/]*@", self.uri):  # the text of a refusal must not show it
             yield (
                 "track.mlflow.uri holds a password, which the log would keep: set the environment "
@@ -134,8 +133,7 @@ class Device(Section, section="devices"):
     change_s: PositiveFloat = 120.0
     """Time limit for a role to give its memory up, or to load it back; then it is killed."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if not self.name:
             yield "devices.name is empty: messages and events call the device by it"
         if len(set(self.roles)) != len(self.roles) or len(self.roles) < 2:

@@ -28,8 +28,7 @@ class RewardPart(Section, section="reward.parts"):
     options: dict[str, Option] = field(default_factory=dict)
     """As `reward.options`."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if self.verifier in (SUM, ENVIRONMENT):
             yield f"reward.parts.verifier must not be `{self.verifier}`: name a verifier"
 
@@ -67,8 +66,7 @@ class RewardSection(Section, section="reward"):
     memory_mb: NonNegativeInt = 4096
     """Memory limit of one such process, MB; a call that needs more fails. 0: no limit."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if (self.verifier == SUM) != bool(self.parts):
             yield (
                 f"[verifier] with {len(self.parts)} reward.parts: parts are for `{SUM}`, and it "
@@ -120,8 +118,7 @@ class EnvironmentSection(Section, section="environment"):
     memory_mb: NonNegativeInt = 4096
     """Memory limit of one such process, MB; a step that needs more fails. 0: no limit."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if not self.role:
             yield 'environment.role must not be empty: "tool" or "user" are usual'
         if self.options and not self.name:

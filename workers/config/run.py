@@ -44,8 +44,7 @@ class RunSection(Section, section="run"):
     dir: str = "runs/{id}"
     """Folder for logs, checkpoints, weights, report and the embedded broker's data."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.id):
             yield f"run.id must be 1 to 100 letters, digits, `-` or `_`, got {self.id!r}"
         if not 0 <= self.seed < 1 << 63:
@@ -79,8 +78,7 @@ class BrokerSection(Section, section="broker"):
     options: dict[str, str] = field(default_factory=dict)
     """librdkafka properties, e.g. for TLS; `env:NAME` and `file:PATH` are resolved, not printed."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if self.payload_retention_bytes < 1 and self.payload_retention_bytes != -1:
             yield "[payload_retention_bytes]: it must be positive, or -1 for no bound"
         if self.replication > 1 and not self.bootstrap:
@@ -119,8 +117,7 @@ class PromptsSection(Section, section="prompts"):
     max_replacements: NonNegativeInt = 3
     """How many times a dropped group's row is issued again."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if self.evaluate_temperature < 0 and self.evaluate_temperature != -1:
             yield "[evaluate_temperature]: it must be 0 or above, or -1 for that of training"
 
@@ -210,8 +207,7 @@ class WeightsSection(Section, section="weights"):
     pull_deadline_s: PositiveFloat = 300.0
     """Time limit for one pull."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if self.channel != "file":
             yield from every_interface(
                 "host",

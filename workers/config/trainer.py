@@ -46,8 +46,7 @@ class OptimizerSection(Section, section="trainer.optimizer"):
     max_grad_norm: PositiveFloat = 1.0
     """The gradient norm is clipped to this."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if (self.schedule == "constant") != (self.decay_steps == 0):
             yield "[schedule] and [decay_steps]: the one needs the other"
         if self.decay_steps and self.decay_steps <= self.warmup_steps:
@@ -65,8 +64,7 @@ class LoraSection(Section, section="trainer.lora"):
     targets: str = ""
     """Regular expression searched in the names of linear layers; empty: all but the output."""
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         try:
             re.compile(self.targets)
         except re.error as err:
@@ -150,8 +148,7 @@ class TrainerSection(Section, section="trainer"):
         """`redo`, with `auto` resolved by the device."""
         return self.redo == "exact" or (self.redo == "auto" and self.device == "cpu")
 
-    def problems(self) -> Iterator[str]:
-        """See `Section`."""
+    def _problems(self) -> Iterator[str]:
         if self.backend != MEGATRON and self.layout != LayoutSection():
             yield (
                 "[layout], which trainer.backend 'fsdp2' does not have: set trainer.backend to "
