@@ -47,7 +47,7 @@ from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.token_scores import Score, TokenScores
-from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
+from rlstreams.workers.weights.channel import Pulled, WeightError, WeightSource
 from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
 
 TOKEN_BUDGET = 16384
@@ -118,7 +118,7 @@ class BuiltinScorer:
         """Versions held, lowest first."""
         return sorted(self._held)
 
-    def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+    def pull(self, published: PolicyPublished, channel: WeightSource) -> Pulled:
         """Hold one more version, received beside those that are held, on a stream of its own.
 
         Raises:

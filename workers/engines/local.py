@@ -26,7 +26,7 @@ from rlstreams.workers.engines.base import (
 from rlstreams.workers.engines.decode import CacheDecoder, Generation
 from rlstreams.workers.engines.scheduler import Item, Scheduler
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.weights.channel import Pulled, WeightChannel
+from rlstreams.workers.weights.channel import Pulled, WeightSource
 from rlstreams.workers.weights.layout import size_bytes
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class LocalEngine:
             with contextlib.suppress(EngineError):  # stopped: there is nothing to forget
                 self._post(lambda: self._scheduler.forget(generation))
 
-    async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+    async def pull(self, published: PolicyPublished, channel: WeightSource) -> Pulled:
         """Receive beside the decode thread, then swap between two of its turns.
 
         Raises:
