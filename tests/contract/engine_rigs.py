@@ -19,7 +19,6 @@ from rlstreams.workers.engines.base import (
     Engine,
     GeneratedSegment,
     Int32s,
-    PauseMode,
     SampleRequest,
     Sampling,
     Scorer,
@@ -29,7 +28,7 @@ from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.model.model import load_model, weights_of
 from rlstreams.workers.weights.channel import Manifest
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
-from tests.contract.engine_waits import DEADLINE_S, num_running, until_running
+from tests.contract.engine_waits import DEADLINE_S, cut, num_running, until_running
 from tests.fake_engine import EOS, FakeEngine, FakeScorer, fake_weights
 from tests.servers.fake_server import TELLING, VERSIONS, FakeServer
 from tests.servers.real import (
@@ -284,8 +283,7 @@ class RealRig(Rig):
         async for num_tokens in self._counting():
             if num_tokens >= before + 16 or not num_running(engine):
                 break
-        await engine.pause(PauseMode.ABORT)
-        await engine.resume()
+        await cut(engine)
 
     def scorer(self) -> Scorer:
         return BuiltinScorer(self.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from rlstreams.workers.engines.base import Engine
+from rlstreams.workers.engines.base import Engine, PauseMode
 from rlstreams.workers.engines.local import LocalEngine
 from rlstreams.workers.engines.served.engine import ServedEngine
 
@@ -47,6 +47,28 @@ async def until_waiting(engine: Engine, num: int) -> None:
     while num_waiting(engine) != num:
         assert time.monotonic() < until_s, f"not {num} requests wait"
         await asyncio.sleep(0.001)
+
+
+async def stand_still(engine: Engine) -> None:
+    """An engine of this process samples nothing until `go_on`, not even by a pull."""
+    if isinstance(engine, LocalEngine):
+        await engine._ask(lambda: setattr(engine._scheduler, "_paused", True), "standing still")
+
+
+def go_on(engine: Engine) -> None:
+    if isinstance(engine, LocalEngine):
+        engine._post(engine._scheduler.resume)
+
+
+async def cut(engine: Engine) -> None:
+    """What runs ends with ABORT; what waits is sampled next."""
+    if isinstance(engine, LocalEngine):
+        await engine._ask(engine._scheduler.stop, "cutting")
+        return go_on(engine)
+    assert isinstance(engine, ServedEngine)
+    for server in engine._servers:
+        await server._stop(PauseMode.ABORT)
+        await server._met.resume()
 
 
 async def until_idle(engine: Engine) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlstreams.schemas.events import NO_VERSION
-from rlstreams.workers.engines.base import Engine, FinishReason, PauseMode, TokenSequence
+from rlstreams.workers.engines.base import Engine, FinishReason, TokenSequence
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import WeightError
 from tests.contract.engine_rigs import (
@@ -28,7 +28,15 @@ from tests.contract.engine_rigs import (
     rows_of,
     tokens,
 )
-from tests.contract.engine_waits import num_running, num_waiting, until_waiting
+from tests.contract.engine_waits import (
+    cut,
+    go_on,
+    num_running,
+    num_waiting,
+    stand_still,
+    until_idle,
+    until_waiting,
+)
 
 
 @pytest.fixture(params=(*KINDS, *SERVED, REAL))
@@ -47,10 +55,10 @@ def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
         rig.hold()
         running = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
-        await engine.pause(PauseMode.KEEP)
+        await stand_still(engine)
         await engine.pull(rig.publish(1), rig.channel)
         assert engine.policy_version == 1
-        await engine.resume()
+        go_on(engine)
         await rig.end(engine)
         if not rig.goes_on:
             (cut,) = await running
@@ -110,10 +118,9 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
         rig.hold()
         running = asyncio.create_task(collect(engine, wanted))
         await rig.until_sampling(engine)
-        await engine.pause(PauseMode.ABORT)
+        await cut(engine)
         (partial,) = await running
         rig.hasten()
-        await engine.resume()
         assert partial.finish_reason is FinishReason.ABORT
         num_so_far = len(partial.token_ids)
         assert 0 < num_so_far < wanted.sampling.max_new_tokens
@@ -140,47 +147,6 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
         same = np.sort(stitched, -1) == np.sort(whole[0].routed_experts, -1)
         if rig.replays_draws:
             assert same.mean() > 0.99  # rounding may turn a near tie
-
-    drive(rig.engine(), scenario)
-
-
-def test_pausing_with_abort_cuts_what_runs_and_spares_what_waits(rig: Rig) -> None:
-    """Running requests end as partial segments; nothing is sampled until the engine resumes."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        rig.hold()
-        first = asyncio.create_task(collect(engine, rig.endless_request()))
-        await rig.until_sampling(engine)
-        await engine.pause(PauseMode.ABORT)
-        assert (await first)[-1].finish_reason is FinishReason.ABORT
-        rig.hasten()
-        second = asyncio.create_task(collect(engine, request("1/0/0")))
-        await asyncio.sleep(0.1)
-        assert not second.done()
-        await engine.resume()
-        assert (await second)[-1].finish_reason in ("stop", "length")
-
-    drive(rig.engine(), scenario)
-
-
-def test_pausing_with_wait_lets_running_requests_finish(rig: Rig) -> None:
-    """`pause(WAIT)` returns when nothing runs, and nothing starts until the engine resumes."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        rig.hold()
-        first = asyncio.create_task(collect(engine, rig.long_request()))
-        await rig.until_sampling(engine)
-        rig.hasten()
-        await engine.pause(PauseMode.WAIT)
-        assert num_running(engine) == 0
-        assert (await first)[-1].finish_reason is FinishReason.LENGTH
-        second = asyncio.create_task(collect(engine, request("1/0/0")))
-        await asyncio.sleep(0.1)
-        assert not second.done()
-        await engine.resume()
-        await second
 
     drive(rig.engine(), scenario)
 
@@ -255,18 +221,14 @@ def test_closing_ends_every_request(rig: Rig) -> None:
     drive(rig.engine(slots=2), scenario)
 
 
-@pytest.mark.parametrize("is_paused", [False, True])
-def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig, is_paused: bool) -> None:
-    """Neither while all places are taken nor while the engine is paused; what runs is not
-    disturbed, and nothing was sampled for it."""
+def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig) -> None:
+    """While all places are taken; what runs is not disturbed, and nothing was sampled for it."""
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         rig.hold()
         running = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
-        if is_paused:
-            await engine.pause(PauseMode.KEEP)
         waiting = [asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in (1, 2)]
         await until_waiting(engine, 2)
         for task in waiting:
@@ -276,10 +238,9 @@ def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig, is_paused: bool) 
             for found in await asyncio.gather(*waiting, return_exceptions=True)
         ]
         await until_waiting(engine, 0)
-        await engine.pause(PauseMode.ABORT)
+        await cut(engine)
         segments = await running
         rig.hasten()
-        await engine.resume()
         assert engine.num_sampled >= len(tokens(segments)) > 0
         assert await collect(engine, request("3/0/0"))
         assert 0 == num_running(engine)
@@ -288,8 +249,8 @@ def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig, is_paused: bool) 
 
 
 def test_requests_that_are_given_up_together_free_their_places(rig: Rig) -> None:
-    """As after a rebalance: running and waiting ones, all at once, while another one goes on; a
-    pause that waits for what runs ends, and as many as before can run."""
+    """As after a rebalance: running and waiting ones, all at once, while another one goes on; as
+    many as before can run."""
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
@@ -308,9 +269,8 @@ def test_requests_that_are_given_up_together_free_their_places(rig: Rig) -> None
         rig.hasten()
         segments = await later
         assert segments[-1].finish_reason in ("length", "stop")
-        await engine.pause(PauseMode.WAIT)
-        assert (0, 0) == (num_running(engine), num_waiting(engine))
-        await engine.resume()
+        await until_idle(engine)
+        assert num_waiting(engine) == 0
         assert engine.num_sampled >= before + len(tokens(segments))
         both = [asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in (8, 9)]
         assert all(await asyncio.gather(*both))

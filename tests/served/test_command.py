@@ -138,7 +138,7 @@ def test_a_secret_of_the_servers_is_not_written_down() -> None:
         (("rollout.engine=vllm", "rollout.temperature=3"), "vLLM takes at most 2"),
         (
             ("rollout.engine=vllm", "prompts.evaluate_temperature=3"),
-            "prompts.evaluate_temperature is 3.0, but vLLM takes at most 2",
+            "prompts.evaluate_temperature is 3, but vLLM takes at most 2",
         ),
     ],
 )
@@ -183,14 +183,14 @@ def test_what_becomes_of_the_cache_at_a_pull_is_configured(
 ) -> None:
     """`engine.cache_on_pull` reaches the server's pause."""
     server = server_of(f"rollout.engine={engine}", f"engine.cache_on_pull={cache}")
-    asyncio.run(server.pause(PauseMode.KEEP))
+    asyncio.run(server._stop(PauseMode.KEEP))
     assert server.adapter is not None
     assert told in server.adapter.http.text  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("reason", ["is_pulling", "_is_held_back", "_is_doubted", ""])
+@pytest.mark.parametrize("reason", ["is_pulling", "is_resting", "_is_doubted", ""])
 def test_each_of_three_reasons_shuts_the_gate(reason: str) -> None:
-    """A pull, a pause and a connection that broke off; each alone."""
+    """A pull, sleep and a connection that broke off; each alone."""
     server = server_of("rollout.engine=vllm")
     if reason:
         setattr(server, reason, True)

@@ -73,7 +73,7 @@ def test_a_request_that_a_pause_overtakes_is_cut_too(world: World, flavour: str)
         running = asyncio.create_task(collect(engine, long_request("0/0/0")))
         await until(lambda: bool(server.asked), "it does not come in")
         server.called.clear()
-        pausing = asyncio.create_task(engine.pause(PauseMode.ABORT))
+        pausing = asyncio.create_task(engine.sleep())
         await until(lambda: bool(server.called), "it is not paused")
         server.admits = True
         await pausing
@@ -91,7 +91,7 @@ def test_a_request_at_the_door_of_a_paused_server_is_hung_up_on(world: World) ->
         server.admits = False
         running = asyncio.create_task(collect(engine, long_request("0/0/0")))
         await until(lambda: bool(server.asked), "it does not come in")
-        await engine.pause(PauseMode.ABORT)
+        await engine.sleep()
         (segment,) = await running
         assert (0, FinishReason.ABORT) == (len(segment.token_ids), segment.finish_reason)
 

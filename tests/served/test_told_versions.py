@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, PauseMode
+from rlstreams.workers.engines.base import FinishReason, GeneratedSegment
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.running import Running
 from rlstreams.workers.engines.served.server import Server
@@ -171,31 +171,6 @@ def test_an_answer_that_was_whole_when_its_server_was_lost_is_kept(
         assert "did not answer /health" == engine._monitors[0].server.trouble
 
     world.run(scenario, beat_s=60.0)
-
-
-@pytest.mark.parametrize("flavour", TELLING)
-def test_weights_do_not_change_under_a_server_whose_pause_failed(
-    world: World, flavour: str
-) -> None:
-    """It is held back all the same, and sampling: a pull pauses it."""
-    server = world.serve(flavour, step_s=STEP_S)
-
-    async def scenario(engine: ServedEngine) -> None:
-        running, job = await begun(engine, world, server)
-        server.broken_routes[pause_route(server)] = 500
-        with pytest.raises(EngineError, match="status 500"):
-            await engine.pause(PauseMode.KEEP)
-        server.broken_routes.clear()
-        server.called.clear()
-        await engine.pull(world.publish(2), world.channel)
-        assert server.called[0].startswith(pause_route(server))
-        assert server.core.paused
-        await engine.resume()
-        segments = await running
-        assert sampled(job) == told(segments)
-        assert [0, 1, 2] == [segment.policy_version for segment in segments]
-
-    world.run(scenario)
 
 
 def test_a_server_that_was_lost_during_its_pull_holds_nothing(world: World) -> None:

@@ -34,8 +34,9 @@ async def exercise(
                 assert {s.policy_version for s in segments} == {published.policy_version}
                 assert all(len(s.logprobs) == len(s.token_ids) for s in segments)
                 seen.append(f"{wanted.sample_id} at {temperature}: {tokens(segments)}")
-        await engine.pause(PauseMode.KEEP)
-        await engine.resume()
+        (server,) = engine._servers
+        await server._stop(PauseMode.KEEP)
+        await server._met.resume()
     try:
         await collect(engine, request(token_ids=np.array([engine.vocab_size], np.int32)))
     except EngineError as err:

@@ -255,22 +255,20 @@ def make_scorers(config: RunConfig) -> tuple[BuiltinScorer | RanksScorer, Refere
         "threads": config.model.threads,
         "device": device,
         "dtype": config.model.dtype,
-        "replay_routes": config.trainer.routing_replay,
     }
-    scorer: BuiltinScorer | RanksScorer
+    # First: it may be refused, and ranks that were started would stay behind.
+    reference = _reference(config, folder, options) if config.trainer.loss.kl_coef else None
+    options["replay_routes"] = config.trainer.routing_replay
     if section.ranks == 1:
-        scorer = _scorer_class(config)(folder, **options)
-    else:
-        from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
-        from rlstreams.workers.trainer.parallel.team import Team
+        return _scorer_class(config)(folder, **options), reference
+    from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
+    from rlstreams.workers.trainer.parallel.team import Team
 
-        team = Team(gpus, host=config.weights.host, owner="scorer")
-        scorer = RanksScorer(team, folder, **options)
-    has_reference = bool(config.trainer.loss.kl_coef)
-    return scorer, _reference(config, device, scorer.vocab_size) if has_reference else None
+    team = Team(gpus, host=config.weights.host, owner="scorer")
+    return RanksScorer(team, folder, **options), reference
 
 
-def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
+def _reference(config: RunConfig, model: Path, options: Mapping[str, Any]) -> Reference:
     """The model that `trainer.loss.kl_coef` keeps the policy close to.
 
     Raises:
@@ -278,18 +276,13 @@ def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
     """
     from rlstreams.workers.engines.folder_channel import FolderChannel
     from rlstreams.workers.logprob.scoring import Reference
+    from rlstreams.workers.model.folder import read_config, vocab_size_of
 
-    path = config.model.path if config.logprob.reference == START else config.logprob.reference
-    folder = model_folder(path)
+    is_start = config.logprob.reference == START
+    folder = model if is_start else model_folder(config.logprob.reference)
     channel = FolderChannel(folder, config.model.dtype)
-    scorer = _scorer_class(config)(
-        folder,
-        token_budget=config.logprob.token_budget,
-        threads=config.model.threads,
-        device=device,
-        dtype=config.model.dtype,
-    )
-    if scorer.vocab_size != vocab_size:
+    scorer = _scorer_class(config)(folder, **options)
+    if scorer.vocab_size != (vocab_size := vocab_size_of(read_config(model))):
         raise ConfigError(
             f"logprob.reference is {config.logprob.reference!r}, whose vocabulary has "
             f"{scorer.vocab_size} tokens; {config.model.path} has {vocab_size}: name a model of "

@@ -1,10 +1,13 @@
-"""Checks between sections of a configuration, and warnings of a start. Pure."""
+"""Checks between sections of a configuration, and warnings of a start. Pure.
+
+In a problem `[section.field]` stands for the field's name and value (`checks.worded`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.checks import refuse_first
 from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.reward import ENVIRONMENT
@@ -29,111 +32,99 @@ def check_across(config: RunConfig) -> None:
     Raises:
         ConfigError: names both fields and their values.
     """
-    trainer, prompts, longest = config.trainer, config.prompts, config.rollout.max_new_tokens
+    for problems in (_sample_problems, _engine_problems, _place_problems, _device_problems):
+        refuse_first(problems(config), config)
+
+
+def _sample_problems(config: RunConfig) -> Iterator[str]:
+    trainer, prompts, rollout = config.trainer, config.prompts, config.rollout
     if trainer.min_group_samples > prompts.group_size:
-        raise ConfigError(
-            f"trainer.min_group_samples is {trainer.min_group_samples}, "
-            f"but prompts.group_size is {prompts.group_size}: no group could be trained"
-        )
+        yield "[trainer.min_group_samples], but [prompts.group_size]: no group could be trained"
     if prompts.evaluate_every and not config.data.has_held_out:
-        raise ConfigError(
-            f"prompts.evaluate_every is {prompts.evaluate_every}, "
-            "but data.held_out is empty: there is nothing to evaluate on; name a file, or set "
-            "data.held_out_rows or data.held_out_fraction"
+        yield (
+            "[prompts.evaluate_every], but data.held_out is empty: there is nothing to evaluate "
+            "on; name a file, or set data.held_out_rows or data.held_out_fraction"
         )
-    if 0 < len(config.engine.urls) < config.rollout.workers:
-        raise ConfigError(
-            f"engine.urls names {len(config.engine.urls)} servers, but rollout.workers is "
-            f"{config.rollout.workers}: a server belongs to one worker"
+    if trainer.routing_replay and not rollout.capture_experts:
+        yield (
+            "[trainer.routing_replay], but [rollout.capture_experts]: no routes would be recorded; "
+            "set it to true"
         )
-    for check in (_check_environment, _check_place, _check_devices):
-        check(config)
-    temperatures = {
-        "rollout.temperature": config.rollout.temperature,
-        "prompts.evaluate_temperature": prompts.evaluate_temperature,
-    }
-    for name, temperature in temperatures.items():
-        if config.rollout.engine == "vllm" and temperature > 2:
-            raise ConfigError(f"{name} is {temperature}, but vLLM takes at most 2")
-    if config.rollout.engine == "sglang" and (config.rollout.top_p < 1 or config.rollout.top_k):
-        raise ConfigError(
+    # Of several turns, `length_warning`: it takes the model's longest sequence to know.
+    if trainer.micro_batch_tokens <= rollout.max_new_tokens:
+        yield (
+            "[trainer.micro_batch_tokens], but [rollout.max_new_tokens]: the longest sample would "
+            "fit no micro-batch"
+        )
+    environment = config.environment
+    if config.reward.verifier == ENVIRONMENT and not environment.name:
+        yield "[reward.verifier], but environment.name is empty: nobody would give a reward"
+    if environment.name and environment.timeout_s >= rollout.sample_deadline_s:
+        yield (
+            "[environment.timeout_s], but [rollout.sample_deadline_s]: a step that hangs would be "
+            "blamed on the sample; set a shorter limit of a step"
+        )
+
+
+def _engine_problems(config: RunConfig) -> Iterator[str]:
+    rollout, num_urls = config.rollout, len(config.engine.urls)
+    if 0 < num_urls < rollout.workers:
+        yield (
+            f"engine.urls names {num_urls} servers, but [rollout.workers]: a server belongs to one "
+            "worker"
+        )
+    for name in ("rollout.temperature", "prompts.evaluate_temperature"):
+        section, _, field = name.partition(".")
+        if rollout.engine == "vllm" and getattr(getattr(config, section), field) > 2:
+            yield f"[{name}], but vLLM takes at most 2"
+    if rollout.engine == "sglang" and (rollout.top_p < 1 or rollout.top_k):
+        yield (
             "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "
             "reports log-probs of the uncut distribution, not of the one that it samples from"
         )
-    if config.logprob.reference != START and not trainer.loss.kl_coef:
-        raise ConfigError(
-            f"logprob.reference is {config.logprob.reference!r}, but trainer.loss.kl_coef is 0: "
-            "nothing would be kept close to it; set trainer.loss.kl_coef, or leave it at "
-            f"{START!r}"
-        )
-    if trainer.routing_replay and not config.rollout.capture_experts:
-        raise ConfigError(
-            "trainer.routing_replay is true, but rollout.capture_experts is false: no routes would "
-            "be recorded; set it to true"
-        )
-    # Of several turns, `length_warning`: it takes the model's longest sequence to know.
-    if trainer.micro_batch_tokens <= longest:
-        raise ConfigError(
-            f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "
-            f"but rollout.max_new_tokens is {longest}: the longest sample would fit no micro-batch"
-        )
 
 
-def _check_environment(config: RunConfig) -> None:
-    environment, rollout = config.environment, config.rollout
-    if config.reward.verifier == ENVIRONMENT and not environment.name:
-        raise ConfigError(
-            f"reward.verifier is {ENVIRONMENT!r}, but environment.name is empty: nobody would give "
-            "a reward"
-        )
-    if environment.name and environment.timeout_s >= rollout.sample_deadline_s:
-        raise ConfigError(
-            f"environment.timeout_s is {environment.timeout_s:g}, but rollout.sample_deadline_s is "
-            f"{rollout.sample_deadline_s:g}: a step that hangs would be blamed on the sample; set "
-            "a shorter limit of a step"
-        )
-
-
-def _check_place(config: RunConfig) -> None:
+def _place_problems(config: RunConfig) -> Iterator[str]:
     """Every log-prob that the loss asks for is computed by somebody, and by one alone."""
-    place, loss = config.logprob.place, config.trainer.loss
-    told = f"logprob.place is {place!r}, but trainer.loss"
-    if place == "trainer" and loss.proximal != "step_start":
-        raise ConfigError(
-            f"{told}.proximal is {loss.proximal!r}: the trainer holds no weights but its own; set "
-            '"step_start", which are those before a step\'s first update'
+    logprob, loss = config.logprob, config.trainer.loss
+    if logprob.reference != START and not loss.kl_coef:
+        yield (
+            "[logprob.reference], but [trainer.loss.kl_coef]: nothing would be kept close to it; "
+            f"set trainer.loss.kl_coef, or leave it at {START!r}"
         )
-    if place == "off" and loss.proximal not in ("behavior", "interpolated"):
-        raise ConfigError(
-            f"{told}.proximal is {loss.proximal!r}: nobody computes these log-probs; set "
+    if logprob.place == "trainer" and loss.proximal != "step_start":
+        yield (
+            "[logprob.place], but [trainer.loss.proximal]: the trainer holds no weights but its "
+            'own; set "step_start", which are those before a step\'s first update'
+        )
+    if logprob.place == "off" and loss.proximal not in ("behavior", "interpolated"):
+        yield (
+            "[logprob.place], but [trainer.loss.proximal]: nobody computes these log-probs; set "
             '"behavior", the sampler\'s own, or "interpolated", from them to the policy'
         )
-    if place != "separate" and loss.kl_coef:
-        raise ConfigError(
-            f"{told}.kl_coef is {loss.kl_coef:g}: nobody computes log-probs of the reference; "
-            'set it to 0, or logprob.place to "separate"'
+    if logprob.place != "separate" and loss.kl_coef:
+        yield (
+            "[logprob.place], but [trainer.loss.kl_coef]: nobody computes log-probs of the "
+            'reference; set it to 0, or logprob.place to "separate"'
         )
-    if loss.kl_coef and config.logprob.ranks > 1:
-        raise ConfigError(
-            f"trainer.loss.kl_coef is {loss.kl_coef:g} with logprob.ranks {config.logprob.ranks}: "
-            "the reference would lie whole on rank 0; set logprob.ranks to 1"
+    if loss.kl_coef and logprob.ranks > 1:
+        yield (
+            "[trainer.loss.kl_coef] and [logprob.ranks]: the reference would lie whole on rank 0; "
+            "set logprob.ranks to 1"
         )
-    if config.logprob.backend == MEGATRON and config.logprob.ranks > 1:
-        raise ConfigError(
-            f"logprob.ranks is {config.logprob.ranks} with logprob.backend {MEGATRON!r}, which "
-            'scores in one process: set logprob.ranks to 1, or logprob.backend to "builtin"'
+    if logprob.backend == MEGATRON and logprob.ranks > 1:
+        yield (
+            "[logprob.ranks] and [logprob.backend], which scores in one process: set logprob.ranks "
+            'to 1, or logprob.backend to "builtin"'
         )
 
 
-def _check_devices(config: RunConfig) -> None:
+def _device_problems(config: RunConfig) -> Iterator[str]:
     """Who shares a GPU, with whom, and by what means weights come to it."""
-    devices = config.devices
-    for number, device in enumerate(devices):
+    for number, device in enumerate(config.devices):
         if device.name == config.run.id:
-            raise ConfigError(
-                f"devices.name is {device.name!r}, as run.id is: a device needs another name"
-            )
-        for other in devices[:number]:
+            yield f"devices.name is {device.name!r}, as run.id is: a device needs another name"
+        for other in config.devices[:number]:
             taken: dict[str, set[str]] = {
                 "name": {device.name} & {other.name},
                 "roles": {*map(str, device.roles)} & {*map(str, other.roles)},
@@ -141,78 +132,56 @@ def _check_devices(config: RunConfig) -> None:
             }
             for what, found in taken.items():
                 if found:
-                    raise ConfigError(
+                    yield (
                         f"devices.{what} names {min(found)!r} twice, in {other.name!r} "
                         f"and in {device.name!r}: each name, role and GPU belongs to one device"
                     )
-        _check_device(config, device)
+        yield from _sharing_problems(config, device)
 
 
-def _check_device(config: RunConfig, device: Device) -> None:
-    workers = {"rollout": config.rollout.workers, "logprob": config.logprob.workers}
-    own_device = {
-        "rollout": config.rollout.device,
-        "logprob": config.logprob.device,
-        "trainer": config.trainer.device,
-    }
+def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
+    shares = f"but the role shares device {device.name!r}"
     for role in device.roles:
-        if workers.get(role, 1) > 1:
-            raise ConfigError(
-                f"{role}.workers is {workers[role]}, but the role shares device {device.name!r}: "
-                "one worker of a role takes turns; set it to 1"
-                + (", and engine.servers for several servers" if role == "rollout" else "")
+        section = getattr(config, role)
+        if getattr(section, "workers", 1) > 1:
+            more = ", and engine.servers for several servers" if role == "rollout" else ""
+            yield (
+                f"[{role}.workers], {shares}: one worker of a role takes turns; set it to 1{more}"
             )
         if role == "rollout" and config.engine.urls:
-            raise ConfigError(
-                f"engine.urls names {len(config.engine.urls)} servers, but rollout shares device "
-                f"{device.name!r}: when its worker dies, nobody has them give their memory up; "
-                "leave it empty, and the worker starts its own"
+            yield (
+                f"engine.urls names {len(config.engine.urls)} servers, {shares}: when its worker "
+                "dies, nobody has them give their memory up; leave it empty, and the worker starts "
+                "its own"
             )
         if role == "rollout" and config.rollout.engine != "builtin":
             continue  # a server chooses its own
         allowed = [f"cuda:{gpu}" for gpu in device.gpus] or ["cpu"]
-        name = "cuda:0" if own_device[role] == "cuda" else own_device[role]
+        name = {"cuda": "cuda:0"}.get(section.device, section.device)
         if name not in allowed:
-            raise ConfigError(
-                f"{role}.device is {own_device[role]!r}, but device {device.name!r} that the role "
-                f"shares has gpus {list(device.gpus)}: set {role}.device to {allowed[0]!r}"
+            yield (
+                f"[{role}.device], {shares}, which has gpus {list(device.gpus)}: set {role}.device "
+                f"to {allowed[0]!r}"
             )
-        ranks = {"trainer": config.trainer.ranks, "logprob": config.logprob.ranks}.get(role, 1)
-        first = int(name.partition(":")[2] or 0)
+        first, ranks = int(name.partition(":")[2] or 0), getattr(section, "ranks", 1)
         behind = {gpu for gpu in range(first, first + ranks) if device.gpus} - {*device.gpus}
         if behind:
-            raise ConfigError(
-                f"{role}.ranks is {ranks} from {name!r} on, but device {device.name!r} that the "
-                f"role shares has gpus {list(device.gpus)}: add {sorted(behind)} to devices.gpus"
+            yield (
+                f"[{role}.ranks] from {name!r} on, {shares}, which has gpus {list(device.gpus)}: "
+                f"add {sorted(behind)} to devices.gpus"
             )
-    _check_gives_up(config, device)
-    if "trainer" not in device.roles:
-        return
-    if config.weights.channel != "file" and config.weights.snapshot == "device":
-        raise ConfigError(
-            f"weights.snapshot is {config.weights.snapshot!r}, but the trainer shares device "
-            f"{device.name!r}, where nothing of it stays: set it to 'pinned' or 'auto'"
-        )
-
-
-def _check_gives_up(config: RunConfig, device: Device) -> None:
-    """Who shares a device must be able to leave its memory."""
-    trainer, logprob = config.trainer, config.logprob
-    wanted: dict[str, tuple[object, object]] = {
-        "trainer.backend": (trainer.backend, "fsdp2"),
-        "logprob.backend": (logprob.backend, "builtin"),
-    }
-    if "logprob" in device.roles and logprob.place != "separate":
-        raise ConfigError(
-            f"logprob.place is {logprob.place!r}, but logprob shares device {device.name!r}: it "
-            "holds no model there; leave it out of devices.roles"
-        )
-    for name, (value, only) in wanted.items():
-        if name.partition(".")[0] in device.roles and value != only:
-            raise ConfigError(
-                f"{name} is {value!r}, but its role shares device {device.name!r}: only with "
-                f"{only!r} does it give its memory up"
-            )
+    if "logprob" in device.roles and config.logprob.place != "separate":
+        yield f"[logprob.place], {shares}: it holds no model there; leave it out of devices.roles"
+    only: dict[str, object] = {  # with which a role can give its memory up
+        "trainer.backend": "fsdp2", "logprob.backend": "builtin",
+    }  # fmt: skip
+    for name, value in only.items():
+        owner, _, field = name.partition(".")
+        if owner in device.roles and getattr(getattr(config, owner), field) != value:
+            yield f"[{name}], {shares}: only with {value!r} does it give its memory up"
+    is_copied = config.weights.channel != "file" and config.weights.snapshot == "device"
+    if "trainer" in device.roles and is_copied:
+        yield f"[weights.snapshot], {shares}, where nothing of it stays: set 'pinned' or 'auto'"
 
 
 def check_start(config: RunConfig) -> None:
@@ -223,27 +192,28 @@ def check_start(config: RunConfig) -> None:
     Raises:
         ConfigError: names the field, its value and what to set.
     """
+    refuse_first(_start_problems(config), config)
+
+
+def _start_problems(config: RunConfig) -> Iterator[str]:
     trainer, rollout = config.trainer, config.rollout
     if rollout.temperature < MIN_TEMPERATURE:
-        raise ConfigError(
-            f"rollout.temperature is {rollout.temperature:g}: the likeliest token has no "
-            "probability to learn from, and the trainer would refuse every sample; set at least "
-            f"{MIN_TEMPERATURE:g}, 1 is usual"
+        yield (
+            "[rollout.temperature]: the likeliest token has no probability to learn from, and the "
+            f"trainer would refuse every sample; set at least {MIN_TEMPERATURE:g}, 1 is usual"
         )
-    if problem := next(without_effect(config), ""):
-        raise ConfigError(problem)
+    yield from without_effect(config)
     has_baseline = trainer.loss.advantage not in WITHOUT_GROUPS
     if config.prompts.group_size == 1 and trainer.loss.lone == "zero" and has_baseline:
-        raise ConfigError(
-            "prompts.group_size is 1: a sample without siblings has nothing to be compared with, "
-            "its advantage is 0 and nothing would be learnt; set at least 2, or "
+        yield (
+            "[prompts.group_size]: a sample without siblings has nothing to be compared with, its "
+            "advantage is 0 and nothing would be learnt; set at least 2, or "
             'trainer.loss.lone = "reward" to learn from the bare reward'
         )
     least_s = GROUP_DEADLINES * rollout.sample_deadline_s
     if trainer.group_deadline_s < least_s:
-        raise ConfigError(
-            f"trainer.group_deadline_s is {trainer.group_deadline_s:g}, but "
-            f"rollout.sample_deadline_s is {rollout.sample_deadline_s:g}: a group's clock starts "
+        yield (
+            "[trainer.group_deadline_s], but [rollout.sample_deadline_s]: a group's clock starts "
             "with its first scored sample, so one slow sample would drop its finished siblings; "
             f"set at least {least_s:g}, or a shorter deadline of a sample"
         )
@@ -255,13 +225,13 @@ def without_effect(config: RunConfig) -> Iterator[str]:
     is_corrected = loss.correction != "none" or loss.rejection != "none" or loss.veto_low
     if loss.weight_cap < 1 and loss.correction != "none":
         yield (
-            f"trainer.loss.weight_cap is {loss.weight_cap:g}, below 1: tokens on which sampler and "
-            "trainer agree would be cut as well; set at least 1, 2 is usual"
+            "[trainer.loss.weight_cap], below 1: tokens on which sampler and trainer agree would "
+            "be cut as well; set at least 1, 2 is usual"
         )
     if loss.proximal == "behavior" and (is_corrected or loss.veto_high or loss.weight_normalize):
         yield (
-            "trainer.loss.proximal is 'behavior': proximal / behavior is 1 for every token, so "
-            "truncation, masks, rejection and normalisation would correct nothing; set "
+            "[trainer.loss.proximal]: proximal / behavior is 1 for every token, so truncation, "
+            "masks, rejection and normalisation would correct nothing; set "
             'trainer.loss.correction = "none" and leave the others off'
         )
     if loss.kind == "sft":
@@ -271,31 +241,29 @@ def without_effect(config: RunConfig) -> Iterator[str]:
     is_separate = config.logprob.place == "separate"  # elsewhere there is nothing better to take
     if loss.proximal == "step_start" and once and loss.kind != "m2po" and is_separate:
         yield (
-            "trainer.loss.proximal is 'step_start' with trainer.minibatches 1 and "
-            "trainer.batch_epochs 1: policy / proximal is 1 in the only update of a batch, so "
+            "[trainer.loss.proximal] with trainer.minibatches 1 and trainer.batch_epochs 1: "
+            "policy / proximal is 1 in the only update of a batch, so "
             f"trainer.loss.kind {loss.kind!r} would bound nothing; set one of them above 1"
         )
     if loss.proximal == "interpolated" and loss.weight_normalize:
         yield (
-            "trainer.loss.weight_normalize is true, but with trainer.loss.proximal 'interpolated' "
+            "[trainer.loss.weight_normalize], but with trainer.loss.proximal 'interpolated' "
             "weights are known only as a micro-batch is computed: set 'step_start'"
         )
     if loss.kl_weight != "none" and not loss.kl_coef:
         yield (
-            f"trainer.loss.kl_weight is {loss.kl_weight!r}, but trainer.loss.kl_coef is 0: there "
-            "is no divergence to weigh"
+            "[trainer.loss.kl_weight], but [trainer.loss.kl_coef]: there is no divergence to weigh"
         )
     if trainer.equal_rewards == "drop" and loss.advantage in WITHOUT_GROUPS:
         yield (
-            f"trainer.equal_rewards is 'drop', but trainer.loss.advantage is {loss.advantage!r}: "
-            'it does not compare within the group, so equal rewards do teach; set "keep"'
+            "[trainer.equal_rewards], but [trainer.loss.advantage]: it does not compare within the "
+            'group, so equal rewards do teach; set "keep"'
         )
     longest = config.num_turns * config.rollout.max_new_tokens
     if loss.overlong_tokens and loss.overlong_tokens - loss.overlong_buffer_tokens >= longest:
         yield (
-            f"trainer.loss.overlong_tokens is {loss.overlong_tokens} with "
-            f"overlong_buffer_tokens {loss.overlong_buffer_tokens}, but an answer has at most "
-            f"{longest} tokens: no length would be punished"
+            "[trainer.loss.overlong_tokens] and [trainer.loss.overlong_buffer_tokens], but an "
+            f"answer has at most {longest} tokens: no length would be punished"
         )
 
 
@@ -304,19 +272,18 @@ def _advantage_problems(trainer: TrainerSection) -> Iterator[str]:
     loss = trainer.loss
     if 0 < trainer.steps <= loss.value_warmup_steps:
         yield (
-            f"trainer.loss.value_warmup_steps is {loss.value_warmup_steps}, but trainer.steps is "
-            f"{trainer.steps}: the policy would never learn"
+            "[trainer.loss.value_warmup_steps], but [trainer.steps]: the policy would never learn"
         )
     if loss.advantage == "one" and not loss.reward_min:
         if loss.kind != "sft":
             yield (
-                f"trainer.loss.advantage is 'one' with trainer.loss.kind {loss.kind!r} and "
+                f"[trainer.loss.advantage] with trainer.loss.kind {loss.kind!r} and "
                 "trainer.loss.reward_min 0: nothing would tell a good answer from a bad one; set "
                 'kind = "sft", or reward_min'
             )
         if trainer.control == "permuted":
             yield (
-                "trainer.control is 'permuted', but with trainer.loss.advantage 'one' and "
+                "[trainer.control], but with trainer.loss.advantage 'one' and "
                 'trainer.loss.reward_min 0 no reward counts; set reward_min, or control to "none"'
             )
 
@@ -325,20 +292,19 @@ def _sft_problems(loss: LossSection) -> Iterator[str]:
     """What a likelihood has no place for: it has neither ratio nor importance weight."""
     if loss.advantage not in UNCOMPARED:
         yield (
-            f"trainer.loss.kind is 'sft', but trainer.loss.advantage is {loss.advantage!r}, which "
-            'is below 0 for some: set "one", with reward_min to learn from good answers alone, or '
-            '"reward"'
+            "trainer.loss.kind is 'sft', but [trainer.loss.advantage], which is below 0 for some: "
+            'set "one", with reward_min to learn from good answers alone, or "reward"'
         )
     for name, off in _UNWEIGHTED.items():
-        if (value := getattr(loss, name)) != off:
+        if getattr(loss, name) != off:
             yield (
-                f"trainer.loss.{name} is {value!r}, but trainer.loss.kind 'sft' learns from "
-                f"answers whoever sampled them: set {off!r}"
+                f"[trainer.loss.{name}], but trainer.loss.kind 'sft' learns from answers whoever "
+                f"sampled them: set {off!r}"
             )
     if loss.proximal in ("step_start", "interpolated"):
         yield (
-            f"trainer.loss.proximal is {loss.proximal!r}, but trainer.loss.kind 'sft' has no "
-            'ratio: set "behavior", or "sampled" for metrics of the mismatch'
+            "[trainer.loss.proximal], but trainer.loss.kind 'sft' has no ratio: set "
+            '"behavior", or "sampled" for metrics of the mismatch'
         )
 
 

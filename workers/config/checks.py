@@ -1,49 +1,120 @@
-"""Checks that the sections of a configuration share."""
+"""What the sections of a configuration promise of their values, and how a refusal is worded."""
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from rlstreams.streams.log.errors import ConfigError
 
-
-def positive(section: str, **values: float) -> None:
-    """Refuse a value of 0 or below, by its full name."""
-    for name, value in values.items():
-        if value <= 0:
-            raise ConfigError(f"{section}.{name} must be above 0, got {value}")
+_EVERY_INTERFACE = ("", "0.0.0.0", "::")
+_NAMED = re.compile(r"\[([a-z_][\w.]*)\]")
 
 
-def not_negative(section: str, **values: float) -> None:
-    """Refuse a negative value, by its full name."""
-    for name, value in values.items():
-        if value < 0:
-            raise ConfigError(f"{section}.{name} must be 0 or above, got {value}")
+class Must(NamedTuple):
+    """What a field's value must be; stands in its type."""
+
+    wanted: str
+    admits: Callable[[Any], object]
 
 
-def device(name: str, value: str) -> None:
-    """Refuse what is no device, by the field's full name."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
-        raise ConfigError(f"{name} must be `cpu`, `cuda` or `cuda:N`, got {value!r}")
+_ABOVE_0 = Must("above 0", lambda value: value > 0)
+_FROM_0 = Must("0 or above", lambda value: value >= 0)
+PositiveInt = Annotated[int, _ABOVE_0]
+PositiveFloat = Annotated[float, _ABOVE_0]
+NonNegativeInt = Annotated[int, _FROM_0]
+NonNegativeFloat = Annotated[float, _FROM_0]
+PositiveShare = Annotated[float, Must("in (0, 1]", lambda value: 0 < value <= 1)]
+Share = Annotated[float, Must("in [0, 1]", lambda value: 0 <= value <= 1)]
+ShareBelow1 = Annotated[float, Must("in [0, 1)", lambda value: 0 <= value < 1)]
+Port = Annotated[int, Must("in [0, 65535]", lambda value: 0 <= value < 1 << 16)]
+DeviceName = Annotated[
+    str, Must("`cpu`, `cuda` or `cuda:N`", re.compile(r"cpu|cuda(:\d+)?").fullmatch)
+]
+Ipv4 = Annotated[str, Must("an IPv4 address or a host name", lambda host: ":" not in host)]
 
 
-def one_interface(name: str, host: str, why: str) -> None:
-    """Refuse the addresses that mean every interface, by the field's full name.
+class Section:
+    """A table of the configuration, a frozen dataclass; `section` its dotted name.
+
+    Raises:
+        ConfigError: from the constructor: a value is not what its type says it must be, or the
+            first of `_problems`.
+    """
+
+    __slots__ = ()
+    _section = ""
+
+    def __init_subclass__(cls, section: str = "") -> None:
+        if section:  # not of the class that `slots` makes of it
+            cls._section = section
+
+    def __post_init__(self) -> None:
+        cls: Any = type(self)
+        for name, must in _musts(cls):
+            if not must.admits(value := getattr(self, name)):
+                raise ConfigError(f"{self._section}.{name} must be {must.wanted}, got {value!r}")
+        refuse_first(self._problems(), self, f"{self._section}.")
+
+    def _problems(self) -> Iterator[str]:
+        """What cannot be meant, as `worded` completes it."""
+        return iter(())
+
+
+@functools.cache
+def _musts(cls: type[Any]) -> Sequence[tuple[str, Must]]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return [
+        (field.name, must)
+        for field in fields(cls)
+        for must in getattr(hints[field.name], "__metadata__", ())
+    ]
+
+
+def refuse_first(problems: Iterator[str], config: object, prefix: str = "") -> None:
+    """
+    Raises:
+        ConfigError: the first problem, worded.
+    """
+    if problem := next(problems, ""):
+        raise ConfigError(worded(problem, config, prefix))
+
+
+def worded(problem: str, config: object, prefix: str = "") -> str:
+    """A sentence in which each `[name]` of a field becomes `prefix.name is VALUE`."""
+
+    def told(found: re.Match[str]) -> str:
+        try:
+            return f"{prefix}{found[1]} is {_shown(attrgetter(found[1])(config))}"
+        except AttributeError:  # of a value, in which anything may stand
+            return found[0]
+
+    return _NAMED.sub(told, problem)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return repr(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def every_interface(field: str, host: str, why: str) -> Iterator[str]:
+    """A problem, if an address means every interface.
 
     Args:
         why: one is to be named.
     """
-    if host in ("", "0.0.0.0", "::"):
-        raise ConfigError(f"{name} is {host!r}: {why}")
-
-
-def ipv4(name: str, host: str) -> None:
-    """Refuse an IPv6 address, by the field's full name."""
-    if ":" in host:
-        raise ConfigError(f"{name} must be an IPv4 address or a host name, got {host!r}")
+    if host in _EVERY_INTERFACE:
+        yield f"[{field}]: {why}"
 
 
 def check_urls(name: str, urls: Sequence[str]) -> None:

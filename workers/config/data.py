@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.checks import not_negative, positive
+from rlstreams.workers.config.checks import NonNegativeInt, PositiveInt, Section, ShareBelow1
 from rlstreams.workers.config.user_code import Option
 
 HUB, GYM = "hf:", "gym:"  # what begins a name that is no path
@@ -27,19 +27,15 @@ class ColumnsSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GymSection:
+class GymSection(Section, section="data.gym"):
     """A `reasoning-gym` task, named by `data.train = "gym:TASK"`."""
 
-    rows: int = 1000
+    rows: PositiveInt = 1000
     """Problems to generate."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the task's generator; a different seed gives different problems."""
     options: dict[str, Option] = field(default_factory=dict)
     """Fields of the task's own configuration, e.g. `max_terms = 4`."""
-
-    def __post_init__(self) -> None:
-        positive("data.gym", rows=self.rows)
-        not_negative("data.gym", seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +49,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataSection:
+class DataSection(Section, section="data"):
     """Problems: a prompt (text or chat messages), an answer, free fields."""
 
     train: str = ""
@@ -62,9 +58,9 @@ class DataSection:
     held_out: str = ""
     """Evaluation data, in the same notation; empty, and no rows of `train` held out: no
     evaluation."""
-    held_out_rows: int = 0
+    held_out_rows: NonNegativeInt = 0
     """Rows of `train` to hold out for evaluation, chosen by content; 0: none."""
-    held_out_fraction: float = 0.0
+    held_out_fraction: ShareBelow1 = 0.0
     """Share of `train` to hold out for evaluation, chosen by content; 0: none."""
     preset: Literal["", "verl", "trl", "gsm8k", "verifiers"] = ""
     """Column names as used by data sets made for other systems; `columns` overrides single ones."""
@@ -80,9 +76,9 @@ class DataSection:
     """File of a chat template (Jinja) to use instead of the model folder's; empty: the folder's."""
     template_options: dict[str, Option] = field(default_factory=dict)
     """Variables for the chat template, e.g. `enable_thinking = false`."""
-    min_prompt_tokens: int = 0
+    min_prompt_tokens: NonNegativeInt = 0
     """Shorter prompts are skipped and counted, tokens; 0: no limit."""
-    max_prompt_tokens: int = 0
+    max_prompt_tokens: NonNegativeInt = 0
     """Longer prompts are skipped and counted, tokens; 0: no limit, and a prompt too long for the
     model is an error."""
     revision: str = ""
@@ -102,27 +98,10 @@ class DataSection:
         """Whether every prompt is rendered by a chat template, whatever the rows hold."""
         return self.chat == "always" or bool(self.system_prompt)
 
-    def __post_init__(self) -> None:
-        not_negative(
-            "data",
-            held_out_rows=self.held_out_rows,
-            min_prompt_tokens=self.min_prompt_tokens,
-            max_prompt_tokens=self.max_prompt_tokens,
-        )
-        if not 0 <= self.held_out_fraction < 1:
-            raise ConfigError(
-                f"data.held_out_fraction must be in [0, 1), got {self.held_out_fraction}"
-            )
-        ways = {
-            "data.held_out": self.held_out,
-            "data.held_out_rows": self.held_out_rows,
-            "data.held_out_fraction": self.held_out_fraction,
-        }
-        named = [name for name, value in ways.items() if value]
+    def _problems(self) -> Iterator[str]:
+        ways = ("held_out", "held_out_rows", "held_out_fraction")
+        named = [f"data.{name}" for name in ways if getattr(self, name)]
         if len(named) > 1:
-            raise ConfigError(f"{' and '.join(named)} are both set: name one held-out split")
+            yield f"{' and '.join(named)} are both set: name one held-out split"
         if 0 < self.max_prompt_tokens < self.min_prompt_tokens:
-            raise ConfigError(
-                f"data.max_prompt_tokens is {self.max_prompt_tokens}, but data.min_prompt_tokens "
-                f"is {self.min_prompt_tokens}: no prompt would be left"
-            )
+            yield "[max_prompt_tokens], but [min_prompt_tokens]: no prompt would be left"

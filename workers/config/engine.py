@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.checks import check_urls, ipv4, one_interface, positive
+from rlstreams.workers.config.checks import (
+    Ipv4,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    check_urls,
+    every_interface,
+)
 
 # Of vLLM and of SGLang, both spellings; the values that are refused are those above 1.
 _REPLICAS = frozenset({"data-parallel-size", "dp-size"})
@@ -17,12 +25,12 @@ NAMED_CACHE = "kv-cache-memory-bytes"  # of vLLM, which then looks at its share 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSection:
+class EngineSection(Section, section="engine"):
     """Model servers. The built-in engine ignores this section."""
 
     urls: tuple[str, ...] = ()
     """Running servers, `http://host:port`; empty: rollout workers start and manage their own."""
-    servers: int = 1
+    servers: PositiveInt = 1
     """Servers that each rollout worker starts, behind one queue. GPUs that `CUDA_VISIBLE_DEVICES`
     in `env` names are dealt out to all servers in turn, to each as many as it has ranks."""
     python: str = ""
@@ -32,19 +40,19 @@ class EngineSection:
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Environment variables of such a server, the same for each; secrets (`..._TOKEN`, `..._KEY`)
     as `env:NAME` or `file:PATH`."""
-    host: str = "127.0.0.1"
+    host: Ipv4 = "127.0.0.1"
     """Address that such a server listens on: loopback, or one private interface. Its control routes
     have no authentication."""
-    port: int = 0
+    port: Port = 0
     """Port of the first rollout worker's first server, the next has the next; 0: any free."""
-    report_host: str = "127.0.0.1"
+    report_host: Ipv4 = "127.0.0.1"
     """Address of this worker to which its servers report that a version has arrived."""
     load: Literal["dummy", "auto"] = "dummy"
     """`dummy`: such a server starts with random weights, which no request uses; `auto`: with the
     folder's."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Level of such a server's log, which is kept next to the worker's."""
-    max_running: int = 256
+    max_running: PositiveInt = 256
     """Maximum concurrent requests per server."""
     on_pull: Literal["keep", "abort", "wait"] = "keep"
     """Requests in flight while weights change: continue, are cut and resumed, or finish first."""
@@ -52,48 +60,14 @@ class EngineSection:
     """With `keep`: continue with the old KV cache, or recompute it under the new weights."""
     allow_untested: bool = False
     """Accept a server version that rlstreams has not been tested with."""
-    start_s: float = 600.0
+    start_s: PositiveFloat = 600.0
     """Time limit for a server to start."""
-    request_s: float = 600.0
+    request_s: PositiveFloat = 600.0
     """Time limit for one request."""
-    answer_s: float = 30.0
+    answer_s: PositiveFloat = 30.0
     """Time limit for an answer of a control route."""
-    silent_s: float = 20.0
+    silent_s: PositiveFloat = 20.0
     """A server that fails its health checks for this long is restarted."""
-
-    def __post_init__(self) -> None:
-        positive(
-            "engine",
-            servers=self.servers,
-            max_running=self.max_running,
-            start_s=self.start_s,
-            request_s=self.request_s,
-            answer_s=self.answer_s,
-            silent_s=self.silent_s,
-        )
-        self._refuse_spread()
-        if self.urls and self.servers > 1:
-            raise ConfigError(
-                f"engine.servers is {self.servers}, but engine.urls names {len(self.urls)} that "
-                "run already: leave one of them out"
-            )
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"engine.port must be in [0, 65535], got {self.port}")
-        check_urls("engine.urls", self.urls)
-        one_interface(
-            "engine.host",
-            self.host,
-            "a server's control routes ask for no key, so it listens on loopback or on one private "
-            "interface",
-        )
-        one_interface(
-            "engine.report_host",
-            self.report_host,
-            "servers are told this address to report to; name the one that they reach this "
-            "worker by",
-        )
-        ipv4("engine.host", self.host)
-        ipv4("engine.report_host", self.report_host)
 
     @property
     def gpus_of_one(self) -> int:
@@ -116,8 +90,14 @@ class EngineSection:
             return named
         return ",".join(names[n % len(names)] for n in range(number * size, (number + 1) * size))
 
-    def _refuse_spread(self) -> None:
-        """A worker fills tensor and expert parallel ranks, and nothing else of one server."""
+    def _problems(self) -> Iterator[str]:
+        """See `Section`: a worker fills tensor and expert parallel ranks, and nothing else of one
+        server."""
+        if self.urls and self.servers > 1:
+            yield (
+                f"[servers], but engine.urls names {len(self.urls)} that run already: leave "
+                "one of them out"
+            )
         for name, value in self.args.items():
             flag = name.lstrip("-").replace("_", "-")
             if flag not in _REPLICAS | _STAGES or str(value) == "1":
@@ -127,4 +107,17 @@ class EngineSection:
                 if flag in _REPLICAS
                 else "spread the model by tensor-parallel-size (SGLang: tp-size) instead"
             )
-            raise ConfigError(f"engine.args.{name} is {value}: weights cannot reach that; {cure}")
+            yield f"engine.args.{name} is {value}: weights cannot reach that; {cure}"
+        check_urls("engine.urls", self.urls)
+        yield from every_interface(
+            "host",
+            self.host,
+            "a server's control routes ask for no key, so it listens on loopback or on one private "
+            "interface",
+        )
+        yield from every_interface(
+            "report_host",
+            self.report_host,
+            "servers are told this address to report to; name the one that they reach this "
+            "worker by",
+        )

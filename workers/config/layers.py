@@ -31,9 +31,14 @@ from rlstreams.workers.config.here import CONFIG_FILE
 from rlstreams.workers.config.nearest import meant, meant_path
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.config.run import START
-from rlstreams.workers.config.toml_places import Place, place_of, toml_places
 
 Tree = dict[str, Any]
+Place = tuple[int, int]  # line and column, from 1
+
+_KEY = r"""(?:[A-Za-z0-9_-]+|"(?:\\.|[^"\\\n])*"|'[^'\n]*')"""
+_DOTTED = rf"({_KEY}(?:[ \t]*\.[ \t]*{_KEY})*)[ \t]*"
+_STATEMENT = re.compile(rf"[ \t]*((?P<table>\[\[?[ \t]*)?{_DOTTED}(?(table)\]|=))")
+_LONG_TEXT = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}|\'{3}.*?\'{3,5}', re.DOTALL)
 
 EXTENDS = "extends"
 _EXAMPLE = "example:"  # before the name of a file that comes with the package
@@ -340,10 +345,24 @@ def _base(name: str, layer: Layer) -> Path:
 
 def _malformed(err: tomllib.TOMLDecodeError, text: str) -> str:
     what, _, where = str(err).partition(" (at ")
-    line, column = place_of(text, len(text))
+    line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
     if found := re.match(r"line (\d+), column (\d+)", where):
         line, column = int(found[1]), int(found[2])
     return f":{line}:{column}: malformed TOML: {what}"
+
+
+def toml_places(text: str) -> Mapping[str, Place]:
+    """Line and column of each dotted key, which `tomllib` does not give; of one that occurs more
+    than once the first. Keys inside inline tables have the place of the key that holds them."""
+    places: dict[str, Place] = {}
+    table: list[str] = []
+    text = _LONG_TEXT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)  # no keys in there
+    for number, line in enumerate(text.split("\n"), 1):
+        if found := _STATEMENT.match(line):
+            keys = [part.strip("\"'") for part in re.findall(_KEY, found[3])]
+            table, keys = (keys, keys) if found["table"] else (table, [*table, *keys])
+            places.setdefault(".".join(keys), (number, found.start(1) + 1))
+    return places
 
 
 def _scalar(text: str) -> Any:  # noqa: ANN401

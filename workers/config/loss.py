@@ -6,8 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.checks import not_negative, positive
+from rlstreams.workers.config.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveShare,
+    Section,
+    Share,
+    ShareBelow1,
+)
 
 Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po", "sft"]
 Advantage = Literal[
@@ -18,7 +25,7 @@ WITHOUT_GROUPS = ("reinforce++", "gae", *UNCOMPARED)  # that do not compare a sa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossSection:
+class LossSection(Section, section="trainer.loss"):
     """Policy loss: advantages, what bounds a token's ratio, and what corrects the sampler's weight.
     Formulas and sources: infra/docs/loss.md; `rlstreams explain` prints the one that will run."""
 
@@ -32,82 +39,82 @@ class LossSection:
     reduce: Literal["token", "sequence", "constant"] = "token"
     """Mean over all tokens; over samples of each one's mean; or of each one's sum divided by
     `constant_tokens`."""
-    constant_tokens: int = 0
+    constant_tokens: NonNegativeInt = 0
     """What `reduce = "constant"` divides by; `rollout.max_new_tokens` is usual."""
-    clip_low: float = 0.2
+    clip_low: ShareBelow1 = 0.2
     """Ratio to the proximal policy is clipped at 1 - this."""
-    clip_high: float = 0.28
+    clip_high: NonNegativeFloat = 0.28
     """... and at 1 + this."""
     clip_dual: float = 3.0
     """A token of negative advantage weighs at most this many times its advantage; 0: no bound. Of
     `ppo`."""
-    tau_positive: float = 1.0
+    tau_positive: PositiveFloat = 1.0
     """With `kind = "sapo"`: temperature of the gate where the advantage is positive."""
-    tau_negative: float = 1.05
+    tau_negative: PositiveFloat = 1.05
     """... and where it is not."""
     divergence: Literal["tv", "kl"] = "tv"
     """Of `dppo`: total variation or KL divergence, of the sampled token against all others."""
-    divergence_max: float = 0.2
+    divergence_max: PositiveFloat = 0.2
     """Of `dppo`: a token further than this from the proximal policy moves away no more."""
-    second_moment_max: float = 0.04
+    second_moment_max: PositiveFloat = 0.04
     """Of `m2po`: the batch's mean of (log policy / behavior)^2; the tokens furthest off are
     masked."""
     advantage: Advantage = "grpo"
     """What a reward is compared with: the group (GRPO), the siblings (RLOO), the batch
     (REINFORCE++), the group, divided by its mean (MaxRL), or a critic's value of each token
     (GAE); `reward`: nothing; `one`: each sample has advantage 1."""
-    reward_min: float = 0.0
+    reward_min: NonNegativeFloat = 0.0
     """With `reward` and `one`: a sample of a lower reward has advantage 0; 0: none has."""
     normalize_std: bool = True
     """With `grpo`: divide by the group's standard deviation; false is Dr. GRPO. With `gae`:
     advantages less their mean, divided by their deviation, over the batch's tokens."""
-    gae_gamma: float = 1.0
+    gae_gamma: PositiveShare = 1.0
     """Of `gae`: discount of a later token's value."""
-    gae_lambda: float = 1.0
+    gae_lambda: Share = 1.0
     """Of `gae`: 1 takes the reward less the token's value, 0 the next token's value alone."""
-    value_coef: float = 0.1
+    value_coef: PositiveFloat = 0.1
     """Of `gae`: weight of the value's loss in each token's loss."""
-    value_clip: float = 0.2
+    value_clip: NonNegativeFloat = 0.2
     """Of `gae`: a value learns no further than this from that of the step's start; 0: no bound."""
-    value_lr: float = 1e-3
+    value_lr: PositiveFloat = 1e-3
     """Of `gae`: learning rate of the value head, constant."""
-    value_warmup_steps: int = 0
+    value_warmup_steps: NonNegativeInt = 0
     """Of `gae`: first steps, in which the value head alone learns."""
     lone: Literal["zero", "reward"] = "zero"
     """Advantage of a sample without living siblings: 0, or its bare reward."""
-    overlong_tokens: int = 0
+    overlong_tokens: NonNegativeInt = 0
     """Answers as long as this lose `overlong_factor` of their reward; 0: none do."""
-    overlong_buffer_tokens: int = 0
+    overlong_buffer_tokens: NonNegativeInt = 0
     """... and shorter ones by up to so many tokens a share of it, rising linearly."""
-    overlong_factor: float = 1.0
+    overlong_factor: PositiveFloat = 1.0
     """Greatest loss of reward through length."""
     correction: Literal["truncate", "mask", "none"] = "truncate"
     """Importance weight proximal / behavior: cut at `weight_cap` (TIS), 0 outside of its bounds
     (IcePop, MIS), or 1."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """Whose weight it is: each token's, the sample's product, or its geometric mean."""
-    weight_cap: float = 2.0
+    weight_cap: PositiveFloat = 2.0
     """Upper bound of the importance weight."""
-    weight_floor: float = 0.0
+    weight_floor: NonNegativeFloat = 0.0
     """Lower bound of a weight that `correction = "mask"` keeps."""
     weight_normalize: bool = False
     """Divide the weights by their mean over the batch."""
-    veto_low: float = 0.0
+    veto_low: Share = 0.0
     """A sample is rejected if proximal / behavior of one token is below this; 0: off."""
-    veto_high: float = 0.0
+    veto_high: NonNegativeFloat = 0.0
     """... or above this; 0: off."""
     rejection: Literal["none", "k1", "k2", "k3"] = "none"
     """Statistic of proximal / behavior, `k1`, `k2` or `k3`, by which tokens or samples go."""
     rejection_level: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = "token"
     """Whose statistic counts: each token's, or the sample's sum, mean or maximum."""
-    rejection_low: float = 0.0
+    rejection_low: NonNegativeFloat = 0.0
     """With k1: the ratio below which is rejected."""
-    rejection_high: float = 0.0
+    rejection_high: NonNegativeFloat = 0.0
     """Statistic above which is rejected."""
-    off_policy_max: float = 0.0
+    off_policy_max: NonNegativeFloat = 0.0
     """A sample of negative advantage is rejected if its tokens' mean of log behavior / policy is
     above this; 0: off."""
-    kl_coef: float = 0.0
+    kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence from `logprob.reference` in each token's loss; 0: none, and no
     reference is loaded."""
     kl_estimator: Literal["k3", "k2"] = "k3"
@@ -115,9 +122,9 @@ class LossSection:
     kl_weight: Literal["none", "ratio"] = "none"
     """`ratio`: each estimate is weighed by the importance weight and the ratio, so it is unbiased
     for stale samples."""
-    entropy_coef: float = 0.0
+    entropy_coef: NonNegativeFloat = 0.0
     """Weight of the policy's entropy, which is subtracted from each token's loss."""
-    entropy_share: float = 1.0
+    entropy_share: PositiveShare = 1.0
     """Share of the batch's tokens that learn, those of highest entropy; below 1: one more forward
     pass."""
     mask_truncated: bool = False
@@ -133,109 +140,41 @@ class LossSection:
             or self.advantage == "gae"
         )
 
-    def __post_init__(self) -> None:
-        positive(
-            "trainer.loss",
-            weight_cap=self.weight_cap,
-            tau_positive=self.tau_positive,
-            tau_negative=self.tau_negative,
-            divergence_max=self.divergence_max,
-            second_moment_max=self.second_moment_max,
-            overlong_factor=self.overlong_factor,
-            entropy_share=self.entropy_share,
-            gae_gamma=self.gae_gamma,
-            value_coef=self.value_coef,
-            value_lr=self.value_lr,
-        )
-        not_negative(
-            "trainer.loss",
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            constant_tokens=self.constant_tokens,
-            overlong_tokens=self.overlong_tokens,
-            overlong_buffer_tokens=self.overlong_buffer_tokens,
-            weight_floor=self.weight_floor,
-            veto_low=self.veto_low,
-            veto_high=self.veto_high,
-            rejection_low=self.rejection_low,
-            rejection_high=self.rejection_high,
-            off_policy_max=self.off_policy_max,
-            reward_min=self.reward_min,
-            gae_lambda=self.gae_lambda,
-            value_clip=self.value_clip,
-            value_warmup_steps=self.value_warmup_steps,
-            kl_coef=self.kl_coef,
-            entropy_coef=self.entropy_coef,
-        )
-        if problem := next(self._problems(), ""):
-            raise ConfigError(f"trainer.loss.{problem}")
-
     def _problems(self) -> Iterator[str]:
-        """What cannot be meant, each with field and value."""
-        if self.clip_low >= 1:
-            yield f"clip_low must be below 1, got {self.clip_low}"
         if self.clip_dual and self.clip_dual <= 1:
-            yield f"clip_dual must be above 1, or 0 for none, got {self.clip_dual}"
+            yield f"trainer.loss.clip_dual must be above 1, or 0 for none, got {self.clip_dual}"
         if (self.reduce == "constant") != bool(self.constant_tokens):
-            yield (
-                f"reduce is {self.reduce!r} with trainer.loss.constant_tokens "
-                f"{self.constant_tokens}: the one needs the other"
-            )
+            yield "[reduce] and [constant_tokens]: the one needs the other"
         if self.reward_min and self.advantage not in UNCOMPARED:
-            yield (
-                f"reward_min is {self.reward_min:g}, but trainer.loss.advantage is "
-                f"{self.advantage!r}: only 'reward' and 'one' leave samples out by it"
-            )
-        if self.entropy_share > 1:
-            yield f"entropy_share must be at most 1, got {self.entropy_share}"
+            yield "[reward_min], but [advantage]: only 'reward' and 'one' leave samples out by it"
         if self.overlong_buffer_tokens > self.overlong_tokens:
-            yield (
-                f"overlong_buffer_tokens is {self.overlong_buffer_tokens}, above "
-                f"trainer.loss.overlong_tokens {self.overlong_tokens}"
-            )
+            yield "[overlong_buffer_tokens], above [overlong_tokens]"
         if self.weight_floor and self.correction != "mask":
-            yield (
-                f"weight_floor is {self.weight_floor}, but trainer.loss.correction is "
-                f"{self.correction!r}: only 'mask' has a lower bound"
-            )
+            yield "[weight_floor], but [correction]: only 'mask' has a lower bound"
         if self.weight_floor >= self.weight_cap:
-            yield f"weight_floor is {self.weight_floor}, not below weight_cap {self.weight_cap}"
-        if self.veto_low > 1:
-            yield f"veto_low must be at most 1, got {self.veto_low}"
+            yield "[weight_floor], not below [weight_cap]"
         if self.veto_high and self.veto_high < 1:
-            yield f"veto_high must be at least 1, or 0 for none, got {self.veto_high}"
+            yield f"trainer.loss.veto_high must be at least 1, or 0 for none, got {self.veto_high}"
         yield from self._critic_problems()
         yield from self._rejection_problems()
 
     def _critic_problems(self) -> Iterator[str]:
-        for name in ("gae_gamma", "gae_lambda"):
-            if (value := getattr(self, name)) > 1:
-                yield f"{name} must be at most 1, got {value}"
-        if self.advantage == "gae":
-            if self.off_policy_max:
-                yield (
-                    f"off_policy_max is {self.off_policy_max:g}, but with trainer.loss.advantage "
-                    "'gae' a sample has no advantage, its tokens have: set it to 0"
-                )
-            return
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name.startswith(("gae_", "value_")) and value != field.default:
-                yield (
-                    f"{field.name} is {value:g}, but trainer.loss.advantage is "
-                    f"{self.advantage!r}: only 'gae' has a critic"
-                )
+        if self.advantage == "gae" and self.off_policy_max:
+            yield (
+                "[off_policy_max], but with trainer.loss.advantage 'gae' a sample has no "
+                "advantage, its tokens have: set it to 0"
+            )
+        for field in fields(self) if self.advantage != "gae" else ():
+            is_other = getattr(self, field.name) != field.default
+            if field.name.startswith(("gae_", "value_")) and is_other:
+                yield f"[{field.name}], but [advantage]: only 'gae' has a critic"
 
     def _rejection_problems(self) -> Iterator[str]:
-        low, high = self.rejection_low, self.rejection_high
-        if (self.rejection == "none") != (high == 0):
-            yield (
-                f"rejection is {self.rejection!r} with trainer.loss.rejection_high {high}: the one "
-                "needs the other"
-            )
-        if low and self.rejection != "k1":
-            yield f"rejection_low is {low}, but rejection is {self.rejection!r}: only k1 has one"
-        if self.rejection == "k1" and not low < 1 <= high:
-            yield f"rejection_low {low} and rejection_high {high} must have 1 between them"
+        if (self.rejection == "none") != (self.rejection_high == 0):
+            yield "[rejection] and [rejection_high]: the one needs the other"
+        if self.rejection_low and self.rejection != "k1":
+            yield "[rejection_low], but [rejection]: only k1 has one"
+        if self.rejection == "k1" and not self.rejection_low < 1 <= self.rejection_high:
+            yield "[rejection_low] and [rejection_high]: they must have 1 between them"
         if self.rejection == "k1" and self.rejection_level == "sequence_max":
-            yield "rejection is 'k1' with rejection_level 'sequence_max': take 'k2' or 'k3'"
+            yield "[rejection] and [rejection_level]: take 'k2' or 'k3'"

@@ -3,57 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.checks import not_negative, positive
+from rlstreams.workers.config.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveShare,
+    Section,
+    Share,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadlinesSection:
+class DeadlinesSection(Section, section="deadlines"):
     """Internal deadlines, seconds."""
 
-    lease_s: float = 6.0
+    lease_s: PositiveFloat = 6.0
     """A starting trainer refuses to run if the current owner has written within this time."""
-    commit_s: float = 30.0
+    commit_s: PositiveFloat = 30.0
     """A commit that is not acknowledged within this time ends the process."""
-    stall_s: float = 120.0
+    stall_s: NonNegativeFloat = 120.0
     """After so long without a step the run stops if a role has work and finished none of it; a
     window or step that takes longer ends its worker. 0: never."""
-    fence_s: float = 35.0
+    fence_s: PositiveFloat = 35.0
     """Maximum wait for a predecessor's open transaction to be settled."""
-    drain_s: float = 30.0
+    drain_s: PositiveFloat = 30.0
     """Work still unfinished this long after a drain begins is left in flight."""
-    checkpoint_s: float = 1800.0
+    checkpoint_s: PositiveFloat = 1800.0
     """Longest time for one checkpoint; a drain waits for it."""
-
-    def __post_init__(self) -> None:
-        positive(
-            "deadlines",
-            lease_s=self.lease_s,
-            commit_s=self.commit_s,
-            fence_s=self.fence_s,
-            drain_s=self.drain_s,
-            checkpoint_s=self.checkpoint_s,
-        )
-        not_negative("deadlines", stall_s=self.stall_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLettersSection:
+class DeadLettersSection(Section, section="dead_letters"):
     """When a run has too many dead letters to continue."""
 
-    max_share: float = 0.5
+    max_share: PositiveShare = 0.5
     """The run stops if more than this share of a window's samples is dead-lettered; 1: never."""
-    window_samples: int = 0
+    window_samples: NonNegativeInt = 0
     """Closed samples (trained, dropped or dead-lettered) per window; 0: three steps' worth."""
-
-    def __post_init__(self) -> None:
-        not_negative("dead_letters", window_samples=self.window_samples)
-        if not 0 < self.max_share <= 1:
-            raise ConfigError(f"dead_letters.max_share must be in (0, 1], got {self.max_share}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +61,7 @@ class WandbSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlflowSection:
+class MlflowSection(Section, section="track.mlflow"):
     """MLflow."""
 
     uri: str = ""
@@ -79,9 +69,9 @@ class MlflowSection:
     experiment: str = ""
     """Empty: the run's id."""
 
-    def __post_init__(self) -> None:
+    def _problems(self) -> Iterator[str]:
         if re.search(r"//[^/]*:[^/]*@", self.uri):  # the text of a refusal must not show it
-            raise ConfigError(
+            yield (
                 "track.mlflow.uri holds a password, which the log would keep: set the environment "
                 "variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
             )
@@ -127,7 +117,7 @@ class TrackSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Section, section="devices"):
     """GPUs whose roles take turns."""
 
     name: str
@@ -136,47 +126,38 @@ class Device:
     """Roles that share it, at least two, one worker each; one at a time has its memory there."""
     gpus: tuple[int, ...] = ()
     """Numbers of its GPUs; empty: the roles compute on the CPU, and turns save no memory."""
-    turn_s: float = 2.0
+    turn_s: NonNegativeFloat = 2.0
     """Smallest turn: so long a role keeps the device once it has it."""
-    longest_turn_s: float = 120.0
+    longest_turn_s: PositiveFloat = 120.0
     """After this long the device goes to whoever else has work."""
-    change_s: float = 120.0
+    change_s: PositiveFloat = 120.0
     """Time limit for a role to give its memory up, or to load it back; then it is killed."""
 
-    def __post_init__(self) -> None:
-        positive("devices", change_s=self.change_s, longest_turn_s=self.longest_turn_s)
-        not_negative("devices", turn_s=self.turn_s)
+    def _problems(self) -> Iterator[str]:
         if not self.name:
-            raise ConfigError("devices.name is empty: messages and events call the device by it")
+            yield "devices.name is empty: messages and events call the device by it"
         if len(set(self.roles)) != len(self.roles) or len(self.roles) < 2:
-            raise ConfigError(
+            yield (
                 f"devices.roles of {self.name!r} is {list(self.roles)}: name at least two roles, "
                 "each once"
             )
         if len(set(self.gpus)) != len(self.gpus) or min(self.gpus, default=0) < 0:
-            raise ConfigError(
+            yield (
                 f"devices.gpus of {self.name!r} is {list(self.gpus)}: name each GPU once, by a "
                 "number from 0"
             )
         if self.turn_s > self.longest_turn_s:
-            raise ConfigError(
-                f"devices.turn_s of {self.name!r} is {self.turn_s:g}, above longest_turn_s "
-                f"{self.longest_turn_s:g}"
-            )
+            yield f"[turn_s], but [longest_turn_s], of device {self.name!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class Kill(Section, section="demo.kills"):
     """A SIGKILL that `up` sends as a demonstration."""
 
     role: Literal["rollout", "logprob", "trainer", "prompts"]
     """The role whose first worker is killed."""
-    at: float
+    at: Share
     """When, as a fraction of the steps."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.at <= 1:
-            raise ConfigError(f"demo.kills.at must be in [0, 1], got {self.at}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.checks import not_negative, positive
+from rlstreams.workers.config.checks import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from rlstreams.workers.config.user_code import Option
 
 SUM = "sum"
@@ -16,7 +16,7 @@ JUDGE_PATIENCE_S = 300.0  # for a server that is away or too busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardPart:
+class RewardPart(Section, section="reward.parts"):
     """One part of a weighted sum."""
 
     verifier: str
@@ -28,11 +28,9 @@ class RewardPart:
     options: dict[str, Option] = field(default_factory=dict)
     """As `reward.options`."""
 
-    def __post_init__(self) -> None:
+    def _problems(self) -> Iterator[str]:
         if self.verifier in (SUM, ENVIRONMENT):
-            raise ConfigError(
-                f"reward.parts.verifier must not be `{self.verifier}`: name a verifier"
-            )
+            yield f"reward.parts.verifier must not be `{self.verifier}`: name a verifier"
 
     @property
     def label(self) -> str:
@@ -41,7 +39,7 @@ class RewardPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardSection:
+class RewardSection(Section, section="reward"):
     """Judging answers."""
 
     verifier: str = "exact"
@@ -56,30 +54,27 @@ class RewardSection:
     """For `sum`: verifiers, each with `verifier`, `weight`, `name` and `options`."""
     require_stop: bool = True
     """An answer cut at max_new_tokens earns 0."""
-    timeout_s: float = 10.0
+    timeout_s: PositiveFloat = 10.0
     """Time limit for one call of user code, or one request to a judge."""
-    attempts: int = 3
+    attempts: PositiveInt = 3
     """Calls for one answer while your function raises or others end its process; an exception with
     `final = True` is not tried again."""
-    processes: int = 2
+    processes: PositiveInt = 2
     """Processes that run user code, in each rollout worker."""
-    concurrency: int = 32
+    concurrency: PositiveInt = 32
     """Concurrent calls of an `async def` in each such process; a plain function has one."""
-    memory_mb: int = 4096
+    memory_mb: NonNegativeInt = 4096
     """Memory limit of one such process, MB; a call that needs more fails. 0: no limit."""
 
-    def __post_init__(self) -> None:
-        positive("reward", timeout_s=self.timeout_s, attempts=self.attempts)
-        positive("reward", processes=self.processes, concurrency=self.concurrency)
-        not_negative("reward", memory_mb=self.memory_mb)
+    def _problems(self) -> Iterator[str]:
         if (self.verifier == SUM) != bool(self.parts):
-            raise ConfigError(
-                f"reward.verifier is {self.verifier!r} with {len(self.parts)} reward.parts: "
-                f"parts are for `{SUM}`, and it needs at least one"
+            yield (
+                f"[verifier] with {len(self.parts)} reward.parts: parts are for `{SUM}`, and it "
+                "needs at least one"
             )
         names = [part.label for part in self.parts]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"reward.parts: two are called {twice[0]!r}; give each a `name`")
+            yield f"reward.parts: two are called {twice[0]!r}; give each a `name`"
 
 
 def judging_s(section: RewardSection) -> float:
@@ -101,7 +96,7 @@ def term_s(section: RewardSection, verifier: str, options: Mapping[str, Option])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentSection:
+class EnvironmentSection(Section, section="environment"):
     """What answers the policy between its turns."""
 
     name: str = ""
@@ -110,29 +105,21 @@ class EnvironmentSection:
     options: dict[str, Option] = field(default_factory=dict)
     """Keyword arguments for the class; secrets (`api_key`, `token`) as `env:NAME` or
     `file:PATH`."""
-    max_turns: int = 8
+    max_turns: PositiveInt = 8
     """Turns of the policy in one sample, at most."""
     role: str = "tool"
     """Role of the message that a text of the environment becomes, where the prompt is a chat."""
-    timeout_s: float = 30.0
+    timeout_s: PositiveFloat = 30.0
     """Time limit for one step."""
-    processes: int = 2
+    processes: PositiveInt = 2
     """Processes that hold environments, in each rollout worker."""
-    concurrency: int = 32
+    concurrency: PositiveInt = 32
     """Concurrent steps in each such process, if `step` is an `async def`; a plain one has one."""
-    memory_mb: int = 4096
+    memory_mb: NonNegativeInt = 4096
     """Memory limit of one such process, MB; a step that needs more fails. 0: no limit."""
 
-    def __post_init__(self) -> None:
-        positive(
-            "environment",
-            max_turns=self.max_turns,
-            timeout_s=self.timeout_s,
-            processes=self.processes,
-            concurrency=self.concurrency,
-        )
-        not_negative("environment", memory_mb=self.memory_mb)
+    def _problems(self) -> Iterator[str]:
         if not self.role:
-            raise ConfigError('environment.role must not be empty: "tool" or "user" are usual')
+            yield 'environment.role must not be empty: "tool" or "user" are usual'
         if self.options and not self.name:
-            raise ConfigError("environment.options are set, but environment.name is empty")
+            yield "environment.options are set, but environment.name is empty"

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.checks import device, ipv4, not_negative, one_interface, positive
+from rlstreams.workers.config.checks import (
+    DeviceName,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Section,
+    every_interface,
+)
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.engine import EngineSection
 from rlstreams.workers.config.operation import (
@@ -24,7 +34,7 @@ START = "start"  # a reference: the model that the run began with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSection:
+class RunSection(Section, section="run"):
     """Identity of the run."""
 
     id: str = "run"
@@ -34,36 +44,32 @@ class RunSection:
     dir: str = "runs/{id}"
     """Folder for logs, checkpoints, weights, report and the embedded broker's data."""
 
-    def __post_init__(self) -> None:
+    def _problems(self) -> Iterator[str]:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.id):
-            raise ConfigError(
-                f"run.id must be 1 to 100 letters, digits, `-` or `_`, got {self.id!r}"
-            )
+            yield f"run.id must be 1 to 100 letters, digits, `-` or `_`, got {self.id!r}"
         if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"run.seed must be in [0, 2^63), got {self.seed}")
+            yield f"run.seed must be in [0, 2^63), got {self.seed}"
         if not self.dir or re.search(r"[{}]", self.dir.replace("{id}", "")):
-            raise ConfigError(
-                f"run.dir must be a path with no other braces than {{id}}, got {self.dir!r}"
-            )
+            yield f"run.dir must be a path with no other braces than {{id}}, got {self.dir!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSection:
+class BrokerSection(Section, section="broker"):
     """Where the log lives."""
 
     bootstrap: str = ""
     """`host:port[,host:port]`; empty: an embedded broker under the run's folder."""
-    port: int = 0
+    port: Port = 0
     """Port of the embedded broker on loopback; 0: any free port."""
     jars_dir: str = ""
     """Folder of the pinned jars, for machines without a registry; empty: download and cache."""
-    heap_mb: int = 256
+    heap_mb: PositiveInt = 256
     """Heap of the embedded broker, MB."""
-    replication: int = 1
+    replication: PositiveInt = 1
     """Replicas of each topic."""
-    partitions_per_worker: int = 2
+    partitions_per_worker: PositiveInt = 2
     """Partitions of `prompts` and of each payload topic, per worker that reads it."""
-    payload_retention_hours: float = 168.0
+    payload_retention_hours: PositiveFloat = 168.0
     """How long trajectories and scores are kept; a longer pause loses what was under way."""
     payload_retention_bytes: int = 16 * 1024**3
     """How much of them each partition keeps; the oldest are removed first. -1: no bound."""
@@ -72,30 +78,15 @@ class BrokerSection:
     options: dict[str, str] = field(default_factory=dict)
     """librdkafka properties, e.g. for TLS; `env:NAME` and `file:PATH` are resolved, not printed."""
 
-    def __post_init__(self) -> None:
-        positive(
-            "broker",
-            heap_mb=self.heap_mb,
-            replication=self.replication,
-            partitions_per_worker=self.partitions_per_worker,
-            payload_retention_hours=self.payload_retention_hours,
-        )
+    def _problems(self) -> Iterator[str]:
         if self.payload_retention_bytes < 1 and self.payload_retention_bytes != -1:
-            raise ConfigError(
-                "broker.payload_retention_bytes must be positive, or -1 for no bound, got "
-                f"{self.payload_retention_bytes}"
-            )
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"broker.port must be in [0, 65535], got {self.port}")
+            yield "[payload_retention_bytes]: it must be positive, or -1 for no bound"
         if self.replication > 1 and not self.bootstrap:
-            raise ConfigError(
-                f"broker.replication is {self.replication}, but broker.bootstrap is empty: "
-                "the embedded broker is one node"
-            )
+            yield "[replication], but broker.bootstrap is empty: the embedded broker is one node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSection:
+class ModelSection(Section, section="model"):
     """The policy."""
 
     path: str = ""
@@ -103,137 +94,96 @@ class ModelSection:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What weights are computed with and published in; `bfloat16`: the trainer keeps their lower
     halves, gradients and moments in float32."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """Threads of each compute process; a redo is bit-identical only with the same number."""
-
-    def __post_init__(self) -> None:
-        positive("model", threads=self.threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptsSection:
+class PromptsSection(Section, section="prompts"):
     """Issuing samples."""
 
-    group_size: int = 8
+    group_size: PositiveInt = 8
     """Samples per prompt, at least 2: they are compared with each other."""
-    evaluate_every: int = 0
+    evaluate_every: NonNegativeInt = 0
     """Versions between evaluations; 0: only version 0 and the last."""
-    evaluate_rows: int = 0
+    evaluate_rows: NonNegativeInt = 0
     """Held-out rows per evaluation, from the first; 0: all."""
-    evaluate_samples: int = 1
+    evaluate_samples: PositiveInt = 1
     """Answers to each held-out row; reported are their mean and the best of them."""
     evaluate_temperature: float = -1.0
     """Temperature of held-out answers; 0: the likeliest token. -1: as `rollout.temperature`."""
-    evaluate_max_tokens: int = 0
+    evaluate_max_tokens: NonNegativeInt = 0
     """Longest held-out answer; 0: as `rollout.max_new_tokens`."""
-    max_replacements: int = 3
+    max_replacements: NonNegativeInt = 3
     """How many times a dropped group's row is issued again."""
 
-    def __post_init__(self) -> None:
-        positive("prompts", group_size=self.group_size, evaluate_samples=self.evaluate_samples)
+    def _problems(self) -> Iterator[str]:
         if self.evaluate_temperature < 0 and self.evaluate_temperature != -1:
-            raise ConfigError(
-                "prompts.evaluate_temperature must be 0 or above, or -1 for that of training, got "
-                f"{self.evaluate_temperature}"
-            )
-        not_negative(
-            "prompts",
-            evaluate_every=self.evaluate_every,
-            evaluate_rows=self.evaluate_rows,
-            evaluate_max_tokens=self.evaluate_max_tokens,
-            max_replacements=self.max_replacements,
-        )
+            yield "[evaluate_temperature]: it must be 0 or above, or -1 for that of training"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSection:
+class RolloutSection(Section, section="rollout"):
     """Sampling."""
 
-    workers: int = 1
+    workers: PositiveInt = 1
     """Processes started by `up`."""
     engine: Literal["builtin", "vllm", "sglang"] = "builtin"
     """The sampler: a model in the worker's process, or servers (section `engine`)."""
-    device: str = "cpu"
+    device: DeviceName = "cpu"
     """Device of the built-in engine: `cpu`, `cuda` or `cuda:N`; a server chooses its own."""
-    slots: int = 64
+    slots: PositiveInt = 64
     """Sequences decoded together."""
-    max_new_tokens: int = 16
+    max_new_tokens: PositiveInt = 16
     """Maximum length of an answer, or of one turn, tokens."""
-    temperature: float = 1.0
+    temperature: NonNegativeFloat = 1.0
     """Sampling temperature, not 0: greedy samples leave nothing to learn from."""
-    top_p: float = 1.0
+    top_p: PositiveShare = 1.0
     """Nucleus sampling; 1: off. Below 1 the gradient is biased: a start warns of it."""
-    top_k: int = 0
+    top_k: NonNegativeInt = 0
     """Sample from the `top_k` likeliest tokens; 0: off. Biased as `top_p` is."""
-    commit_interval_s: float = 0.1
+    commit_interval_s: PositiveFloat = 0.1
     """Finished samples wait at most this long for their transaction."""
-    max_attempts: int = 3
+    max_attempts: PositiveInt = 3
     """Attempts at a sample before it is dead-lettered."""
-    sample_deadline_s: float = 600.0
+    sample_deadline_s: PositiveFloat = 600.0
     """Time limit for one sample; at most half of `trainer.group_deadline_s`."""
     capture_experts: bool = True
     """Record routed experts where the model has them."""
 
-    def __post_init__(self) -> None:
-        positive(
-            "rollout",
-            workers=self.workers,
-            slots=self.slots,
-            max_new_tokens=self.max_new_tokens,
-            commit_interval_s=self.commit_interval_s,
-            max_attempts=self.max_attempts,
-            sample_deadline_s=self.sample_deadline_s,
-        )
-        device("rollout.device", self.device)
-        not_negative("rollout", temperature=self.temperature, top_k=self.top_k)
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"rollout.top_p must be in (0, 1], got {self.top_p}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogprobSection:
+class LogprobSection(Section, section="logprob"):
     """Scoring."""
 
     place: Literal["separate", "trainer", "off"] = "separate"
     """Who computes log-probs: a service of its own, under the version that sampled; the trainer,
     under its own weights, before it learns from a batch; or nobody, and the sampler's stand in.
     But for `separate` the workers pass trajectories on and hold no model."""
-    workers: int = 1
+    workers: PositiveInt = 1
     """Replicas, each of which takes partitions of its own."""
-    ranks: int = 1
+    ranks: PositiveInt = 1
     """Processes of a replica, each with a share of the model (FSDP2), for one that fits no GPU."""
-    device: str = "cpu"
+    device: DeviceName = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`. Further ranks, and with `up` further replicas, take the
     GPUs behind it."""
     backend: Literal["builtin", "megatron"] = "builtin"
     """What computes: layers of Hugging Face, or of megatron-core as in `trainer.backend`."""
-    token_budget: int = 16384
+    token_budget: PositiveInt = 16384
     """Tokens of a forward pass, of a bin or of padded rows; a window closes with so many ..."""
-    window_s: float = 0.1
+    window_s: PositiveFloat = 0.1
     """... or this long after its first record, once nothing else is being scored."""
-    versions_held: int = 0
+    versions_held: NonNegativeInt = 0
     """Weight versions kept in memory; 0: all that may be in use, `trainer.max_staleness` + 1."""
     reference: str = START
     """Model to stay close to, with `trainer.loss.kl_coef`: `start`, or a folder or `hf:ORG/NAME`
     of the same tokenizer."""
-    commit_interval_s: float = 0.1
+    commit_interval_s: PositiveFloat = 0.1
     """Scored trajectories wait at most this long for their transaction."""
-
-    def __post_init__(self) -> None:
-        positive(
-            "logprob",
-            workers=self.workers,
-            ranks=self.ranks,
-            token_budget=self.token_budget,
-            window_s=self.window_s,
-            commit_interval_s=self.commit_interval_s,
-        )
-        not_negative("logprob", versions_held=self.versions_held)
-        device("logprob.device", self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsSection:
+class WeightsSection(Section, section="weights"):
     """Weight transfer."""
 
     channel: Literal["file", "gloo", "nccl"] = "file"
@@ -247,33 +197,26 @@ class WeightsSection:
     snapshot: Literal["auto", "device", "pinned"] = "auto"
     """Where the trainer keeps the copy it serves: beside the model, or in pinned host memory.
     `auto`: `device` if it fits and `trainer.ranks` is 1."""
-    window_s: float = 0.05
+    window_s: NonNegativeFloat = 0.05
     """Pullers that become ready within this time share one broadcast."""
-    stall_deadline_s: float = 20.0
+    stall_deadline_s: PositiveFloat = 20.0
     """A broadcast without progress for this long is aborted; silent pullers are named in the
     log."""
-    versions_served: int = 4
+    versions_served: PositiveInt = 4
     """Number of newest versions that can be pulled."""
-    pull_deadline_s: float = 300.0
+    pull_deadline_s: PositiveFloat = 300.0
     """Time limit for one pull."""
 
-    def __post_init__(self) -> None:
-        positive(
-            "weights",
-            versions_served=self.versions_served,
-            pull_deadline_s=self.pull_deadline_s,
-            stall_deadline_s=self.stall_deadline_s,
-        )
-        not_negative("weights", window_s=self.window_s)
+    def _problems(self) -> Iterator[str]:
         if self.channel != "file":
-            one_interface(
-                "weights.host",
+            yield from every_interface(
+                "host",
                 self.host,
                 "pullers are told this address, and anybody could ask; name that of the interface "
                 "by which they reach the trainer",
             )
-        if self.channel == "nccl":
-            ipv4("weights.host", self.host)
+        if self.channel == "nccl" and ":" in self.host:
+            yield f"weights.host must be an IPv4 address or a host name, got {self.host!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

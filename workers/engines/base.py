@@ -161,14 +161,8 @@ class Engine(Protocol):
     async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
         """Hold `published`, by way of `channel`; returns once its hash was checked."""
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling."""
-
-    async def resume(self) -> None:
-        """Go on sampling."""
-
     async def sleep(self) -> None:
-        """Cut what runs (`ABORT`), sample nothing, and give the device's memory up.
+        """Cut what runs, sample nothing, and give the device's memory up.
 
         No pull may be under way, and none begins before `wake`.
         """

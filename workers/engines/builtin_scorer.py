@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.bins import compile_for_bins, take_documents
 from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
+from rlstreams.workers.model.device import on_device
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import (
@@ -45,7 +47,7 @@ from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.token_scores import Score, TokenScores
-from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
+from rlstreams.workers.weights.channel import Pulled, WeightError, WeightSource
 from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
 
 TOKEN_BUDGET = 16384
@@ -116,7 +118,7 @@ class BuiltinScorer:
         """Versions held, lowest first."""
         return sorted(self._held)
 
-    def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+    def pull(self, published: PolicyPublished, channel: WeightSource) -> Pulled:
         """Hold one more version, received beside those that are held, on a stream of its own.
 
         Raises:
@@ -208,6 +210,7 @@ class Forward:
         """
         self._score = score
         self._device = device
+        self._tensor = partial(on_device, device)
         self._routers = routers
 
     def __call__(self, part: Part, temperature: float) -> TokenScores:
@@ -237,13 +240,6 @@ class Forward:
             padded_routes([(s.routed_experts, s.routed_experts_mask) for s in sequences], width)
             or ()
         )
-
-    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """There, without waiting for what the device is at."""
-        tensor = torch.from_numpy(array)
-        if self._device.type == CPU:
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 def check_all(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.model.model import FLOAT32, load_model, weights_of
-from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import layout_of, size_bytes, weight_hash
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FolderChannel:
-    """A `WeightChannel` of one version, read from the folder."""
+    """A `WeightSource` of one version, read from the folder."""
 
     def __init__(self, folder: Path, dtype: str = FLOAT32) -> None:
         """Load the weights, in this dtype.
@@ -39,31 +38,10 @@ class FolderChannel:
             published_at_ms=0,
         )
 
-    @property
-    def name(self) -> str:
-        """`folder`."""
-        return "folder"
-
-    def can_pull(self, published: PolicyPublished) -> bool:
-        """Only its own version."""
-        return published.weight_hash == self.published.weight_hash
-
-    def address(self) -> str:
-        """A folder has no receiver."""
-        return ""
-
-    def order(
-        self, published: PolicyPublished, deadline_s: float, *, server: str = ""
-    ) -> dict[str, object]:
-        """Always a WeightError: a model server loads the folder by itself."""
-        raise WeightError(
-            f"weights of {self.published.model} come from its folder, without an order"
-        )
-
     def pull(
         self, published: PolicyPublished, deadline_s: float
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors in name order."""
         del deadline_s
-        assert self.can_pull(published), "one version only"
+        assert published.weight_hash == self.published.weight_hash, "one version only"
         yield from self._weights.items()

@@ -19,15 +19,14 @@ from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
     Held,
-    PauseMode,
     SampleRequest,
     check_request,
     pulled_of,
 )
-from rlstreams.workers.engines.decode import Generation
-from rlstreams.workers.engines.scheduler import Decoder, Item, Scheduler
+from rlstreams.workers.engines.decode import CacheDecoder, Generation
+from rlstreams.workers.engines.scheduler import Item, Scheduler
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.weights.channel import Pulled, WeightChannel
+from rlstreams.workers.weights.channel import Pulled, WeightSource
 from rlstreams.workers.weights.layout import size_bytes
 
 T = TypeVar("T")
@@ -47,7 +46,7 @@ class LocalEngine:
     def __init__(
         self,
         name: str,
-        decoder: Decoder,
+        decoder: CacheDecoder,
         *,
         slots: int,
         vocab_size: int,
@@ -121,7 +120,7 @@ class LocalEngine:
             with contextlib.suppress(EngineError):  # stopped: there is nothing to forget
                 self._post(lambda: self._scheduler.forget(generation))
 
-    async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+    async def pull(self, published: PolicyPublished, channel: WeightSource) -> Pulled:
         """Receive beside the decode thread, then swap between two of its turns.
 
         Raises:
@@ -147,23 +146,15 @@ class LocalEngine:
         """From the start."""
         return True
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling; with WAIT it returns when all running requests have finished."""
-        await asyncio.wrap_future(await self._ask(lambda: self._scheduler.pause(mode), "pausing"))
-
-    async def resume(self) -> None:
-        """Go on sampling."""
-        await self._ask(self._scheduler.resume, "resuming")
-
     async def sleep(self) -> None:
         """Cut what runs; the version that it holds comes back with `wake`."""
-        await self.pause(PauseMode.ABORT)
+        await self._ask(self._scheduler.stop, "stopping")
         await self._ask(self._decoder.off_load, "off-loading")
 
     async def wake(self) -> None:
         """Load back, and go on."""
         await self._ask(self._decoder.load_back, "loading back")
-        await self.resume()
+        await self._ask(self._scheduler.resume, "resuming")
 
     async def close(self) -> None:
         """End all requests with ABORT and the thread with them; idempotent."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from rlstreams.schemas.events import NO_VERSION
-from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, Held, PauseMode
-from rlstreams.workers.engines.decode import Generation
+from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, Held
+from rlstreams.workers.engines.decode import CacheDecoder, Generation
 from rlstreams.workers.weights.channel import WeightError
 
 _WAVE_SHARE = 8  # of the slots must be free before a wave joins: a prefill costs as much as a step
@@ -26,44 +24,12 @@ Item = GeneratedSegment | Exception
 Deliver = Callable[[Generation, Item], None]
 
 
-class Decoder(Protocol):
-    """Advances sequences by one token per step."""
-
-    running: list[Generation]
-    num_sampled: int
-
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Put `weights` in place.
-
-        Raises:
-            WeightError: they do not fit; what was in place still is.
-        """
-
-    def admit(self, joining: list[Generation]) -> None:
-        """Prefill `joining` together and sample the first token of each."""
-
-    def step(self) -> None:
-        """Sample the next token of all that run."""
-
-    def remove(self, sequence: Generation) -> None:
-        """Take a running sequence out."""
-
-    def off_load(self) -> None:
-        """Give the device's memory up; nothing is running."""
-
-    def load_back(self) -> None:
-        """Be as before."""
-
-    def close(self) -> None:
-        """Let go of the model."""
-
-
 class Scheduler:
     """Admits, decodes, cuts and ends requests."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: CacheDecoder,
         *,
         slots: int,
         eos_ids: frozenset[int],
@@ -76,18 +42,17 @@ class Scheduler:
         self._eos_ids = eos_ids
         self._deliver = deliver
         self._paused = False
-        self._draining: list[Future[None]] = []  # pauses that wait for running requests
 
     @property
     def can_turn(self) -> bool:
         """Whether `turn` has something to do."""
         if self._paused or self.held.policy_version == NO_VERSION:
             return False
-        return bool(self._decoder.running or (self.waiting and not self._draining))
+        return bool(self._decoder.running or self.waiting)
 
     def turn(self) -> None:
         """One more token for everyone that runs; a wave joins first where it is worth it."""
-        wave = [] if self._draining else self._next_wave()
+        wave = self._next_wave()
         if self._decoder.running:
             self._decoder.step()
         if wave:
@@ -102,25 +67,17 @@ class Scheduler:
         """Nobody listens to it any more."""
         if generation in self._decoder.running:
             self._decoder.remove(generation)
-            self._check_drained()
         elif generation in self.waiting:
             self.waiting.remove(generation)
 
-    def pause(self, mode: PauseMode) -> Future[None]:
-        """Stop sampling; what it returns is set when nothing is sampled any more."""
-        paused: Future[None] = Future()
-        self._draining.append(paused)
-        if mode is PauseMode.ABORT:
-            self._abort(self._decoder.running)
-        if mode is not PauseMode.WAIT or not self._decoder.running:
-            self._paused = True
-            self._settle_pauses()
-        return paused
+    def stop(self) -> None:
+        """Cut what runs, and sample nothing before `resume`."""
+        self._abort(self._decoder.running)
+        self._paused = True
 
     def resume(self) -> None:
         """Go on sampling."""
         self._paused = False
-        self._settle_pauses()
 
     def load(self, weights: Mapping[str, torch.Tensor], held: Held) -> None:
         """Put `weights` in place between two steps; running requests go on under them.
@@ -142,7 +99,6 @@ class Scheduler:
     def close(self) -> None:
         """End all requests."""
         self._abort([*self._decoder.running, *self.waiting])
-        self._settle_pauses()
         self._decoder.close()
 
     def fail(self, error: Exception) -> None:
@@ -151,7 +107,6 @@ class Scheduler:
             self._deliver(generation, error)
         self._decoder.running.clear()
         self.waiting.clear()
-        self._settle_pauses()
 
     def _next_wave(self) -> list[Generation]:
         free = self._slots - len(self._decoder.running)
@@ -177,22 +132,11 @@ class Scheduler:
                 self._decoder.remove(generation)
                 reason = FinishReason.STOP if is_stopped else FinishReason.LENGTH
                 self._cut(generation, reason, self.held)
-        self._check_drained()
-
-    def _check_drained(self) -> None:
-        if self._draining and not self._decoder.running:
-            self._paused = True
-            self._settle_pauses()
 
     def _abort(self, generations: list[Generation]) -> None:
         for generation in list(generations):
             self.forget(generation)
             self._cut(generation, FinishReason.ABORT, self.held)
-
-    def _settle_pauses(self) -> None:
-        for paused in self._draining:
-            paused.set_result(None)
-        self._draining = []
 
     def _cut(self, generation: Generation, reason: FinishReason, held: Held) -> None:
         """Deliver what was sampled since the last cut; only an end may be without a token."""

@@ -7,7 +7,9 @@ own GPU cannot use another by mistake, whatever thread it is in.
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from rlstreams.streams.log.errors import ConfigError
@@ -40,6 +42,12 @@ def claim_device(field: str, wanted: str) -> str:
             f"({VISIBLE}={os.environ.get(VISIBLE, '')!r})"
         )
     return CUDA
+
+
+def on_device(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
+    """An array there, without waiting for what the device is at."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == CPU else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def claim_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, ...]]:

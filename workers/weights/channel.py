@@ -98,7 +98,24 @@ class WeightServer(Protocol):
         """Stop serving; idempotent."""
 
 
-class WeightChannel(Protocol):
+class WeightSource(Protocol):
+    """What an engine of this process takes weights from."""
+
+    def pull(
+        self, published: PolicyPublished, deadline_s: float
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors in sending order, on the channel's device.
+
+        The iterator ends only when every byte came and the hash of all equals
+        `published.weight_hash`; what was received before is void otherwise.
+
+        Raises:
+            VersionGoneError: no longer served.
+            WeightError: the deadline passed, the link broke, layout or hash differ.
+        """
+
+
+class WeightChannel(WeightSource, Protocol):
     """A worker's end."""
 
     @property
@@ -121,19 +138,6 @@ class WeightChannel(Protocol):
 
         Raises:
             WeightError: no endpoint of this channel, or no longer served.
-        """
-
-    def pull(
-        self, published: PolicyPublished, deadline_s: float
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and tensors in sending order, on the channel's device.
-
-        The iterator ends only when every byte came and the hash of all equals
-        `published.weight_hash`; what was received before is void otherwise.
-
-        Raises:
-            VersionGoneError: no longer served.
-            WeightError: the deadline passed, the link broke, layout or hash differ.
         """
 
 

@@ -15,6 +15,7 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.trainer.learn.optimizer import NumericsError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
+from rlstreams.workers.trainer.parallel.leader import Leader
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
@@ -43,6 +44,11 @@ def begin(trained: Training, folder: Path) -> None:
 def hashes(trained: Training) -> tuple[str, str]:
     """Of the weights, and of the optimizer's tensors."""
     return weight_hash(trained.learner.weights()), weight_hash(trained.learner.optimizer_tensors())
+
+
+def places(learner: Leader) -> dict[str, int]:
+    """Where rank 0 has the optimizer's tensors."""
+    return {key: rows.data_ptr() for key, rows in learner.states.items() if rows.dim()}
 
 
 @pytest.mark.parametrize("is_routed", [False, True])
@@ -121,8 +127,11 @@ def test_a_checkpoint_knows_no_ranks(two: Training, folder: Path, tmp_path: Path
     one.restore(store, manifest)
     assert saved == hashes(one)
     one.save(CheckpointStore(tmp_path / "one"), manifest)
+    assert isinstance(two.learner, Leader)
+    held = places(two.learner)
     two.restore(CheckpointStore(tmp_path / "one"), manifest)
     assert saved == hashes(two)
+    assert held == places(two.learner)  # written over: a GPU has no room for two states
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,13 @@ from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
 from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.bootstrap.parts import make_scorers
 from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.logprob.scoring import Reference, score_window
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.trainer.parallel import team
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
@@ -44,6 +47,17 @@ def reference() -> Reference:
     scorer = BuiltinScorer(folder)
     pulled = scorer.pull(channel.published, channel)
     return Reference(scorer=scorer, policy_version=0, weight_hash=pulled.weight_hash)
+
+
+def test_a_reference_that_is_refused_leaves_no_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is loaded before any is started."""
+    config = make_config(tmp_path, trainer__loss__kl_coef=COEF)
+    logprob = replace(config.logprob, ranks=2, reference=str(tmp_path))
+    monkeypatch.setattr(team, "Team", lambda *_, **__: pytest.fail("ranks were started"))
+    with pytest.raises(EngineError, match="cannot read config"):
+        make_scorers(replace(config, logprob=logprob))
 
 
 def compared(reference: Reference, *samples: ScoredTrajectory) -> Sequence[ScoredTrajectory]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,7 @@ def test_one_trajectory_spans_two_versions(tmp_path: Path) -> None:
     turn_until(rollout, lambda: engine.num_sampled == 1)
     stand.publish(1)
     turn_until(rollout, lambda: engine.policy_version == 1)
-    asyncio.run(engine.resume())
+    engine._post(engine._scheduler.resume)
     turn_until(rollout, lambda: len(trajectories(stand)) == 1)
     rollout.close()
     (trajectory,) = trajectories(stand)

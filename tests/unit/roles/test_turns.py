@@ -13,7 +13,7 @@ import pytest
 
 from rlstreams.schemas.events import NO_VERSION, DeadLetter, Prompt, Trajectory
 from rlstreams.streams.log.topics import DEAD_LETTERS, TRAJECTORIES
-from rlstreams.workers.engines.base import PauseMode, SampleRequest
+from rlstreams.workers.engines.base import SampleRequest
 from rlstreams.workers.engines.decode import Generation
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.validation import check_trajectory
@@ -175,7 +175,7 @@ def test_a_pull_in_the_second_turn_ends_a_segment_and_not_the_turn(tmp_path: Pat
     turn_until(rollout, lambda: engine.num_sampled == 4)
     stand.publish(1)
     turn_until(rollout, lambda: engine.policy_version == 1)
-    asyncio.run(engine.resume())
+    engine._post(engine._scheduler.resume)
     (trajectory,) = played(stand, rollout)
     assert [("prompt", -1), ("policy", 0), ("environment", -1), ("policy", 0), ("policy", 1)] == [
         (s.author, s.policy_version) for s in trajectory.segments
@@ -189,8 +189,8 @@ def test_an_aborted_request_is_resumed_in_the_turn_where_it_was(tmp_path: Path) 
     engine, environment = EndsTurns(stands_at=4), Scripted(hint_once)
     stand, rollout = begun(tmp_path, engine, environment)
     turn_until(rollout, lambda: engine.num_sampled == 4)
-    asyncio.run(engine.pause(PauseMode.ABORT))
-    asyncio.run(engine.resume())
+    asyncio.run(engine.sleep())
+    asyncio.run(engine.wake())
     (trajectory,) = played(stand, rollout)
     assert 3 == sum(len(s.token_ids) for s in trajectory.segments[3:])
     assert ["0/0/0"] == environment.begun

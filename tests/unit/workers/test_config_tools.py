@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from rlstreams.__main__ import main
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.docs import SYMPTOMS, field_docs, json_schema, page
+from rlstreams.workers.config.layers import toml_places
 from rlstreams.workers.config.load import check_secrets, load, load_with_origins, resolved_json
-from rlstreams.workers.config.toml_places import toml_places
 from tests.unit.workers.test_config_load import write
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,7 +16,6 @@ from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
     Held,
-    PauseMode,
     SampleRequest,
     check_request,
 )
@@ -172,15 +171,6 @@ class ServedEngine:
             paused_s=max((pulled.paused_s for pulled in good), default=0.0),
             verified=good[0].verified if good else "",
         )
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling on every server that is up."""
-        await asyncio.gather(*(s.pause(mode) for s in self._servers if s.is_up))
-
-    async def resume(self) -> None:
-        """Go on sampling."""
-        await asyncio.gather(*(s.resume() for s in self._servers if s.is_up))
-        self.dispatch()
 
     async def sleep(self) -> None:
         """Have every server give its memory up, once it is up; none is started meanwhile.

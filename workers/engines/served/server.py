@@ -74,7 +74,6 @@ class Server:
         self._requests = Requests(self._tell_to_end, settings)
         self.is_resting = False  # it is to give its memory up, or has done so
         self.is_asleep = False  # it has given its memory up
-        self._is_held_back = False  # paused by `pause`, until `resume`
         self._is_doubted = False  # it broke off, and was not looked at since
 
     @property
@@ -100,7 +99,7 @@ class Server:
     @property
     def is_open(self) -> bool:
         """Whether a request may leave for it now."""
-        is_shut = self.is_pulling or self._is_held_back or self._is_doubted or self.is_resting
+        is_shut = self.is_pulling or self._is_doubted or self.is_resting
         return self.is_up and self.held is not None and not is_shut
 
     @property
@@ -184,17 +183,6 @@ class Server:
         finally:
             self._requests.end(running)
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling, and shut the gate until `resume`."""
-        self._is_held_back = True
-        await self._stop(mode)
-
-    async def resume(self) -> None:
-        """Go on."""
-        if self._is_held_back and self.held is not None and not self.is_pulling:
-            await self._met.resume()
-        self._is_held_back = False
-
     async def sleep(self) -> None:
         """Cut what it samples, give its memory up, and hold no version: only a pull opens its gate.
 
@@ -274,9 +262,7 @@ class Server:
     async def _pull(
         self, published: PolicyPublished, channel: WeightChannel, started_s: float
     ) -> Pulled:
-        # Who is held back is told again: that pause may have failed, or the server be a new one.
-        mode = PauseMode.KEEP if self._is_held_back else self._settings.on_pull
-        is_mute = not self._met.facts.tells_versions
+        mode, is_mute = self._settings.on_pull, not self._met.facts.tells_versions
         await self._stop(PauseMode.ABORT if is_mute and mode is PauseMode.KEEP else mode)
         stopped_s = time.monotonic()
         order = Order(
@@ -298,8 +284,7 @@ class Server:
         self._check_same(order)
         # What is sampled from now on comes from it.
         self.held, self.trouble = order.held, ""
-        if not self._is_held_back:
-            await order.adapter.resume()
+        await order.adapter.resume()
         ended_s = time.monotonic()
         is_link = self._delivery.name == PLUGIN and channel.name != FILE
         return Pulled(
@@ -320,8 +305,7 @@ class Server:
         """After a pull that failed: go on with the old weights if they are whole."""
         if not err.touched and self.held is not None and self.adapter is not None:
             await self.adapter.set_label(self.held.label)  # our plugin forgot it as the pull began
-            if not self._is_held_back:
-                await self._met.resume()
+            await self._met.resume()
             return
         self._void(f"a pull broke off: {err}")
         if err.silent:

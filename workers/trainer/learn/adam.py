@@ -101,11 +101,11 @@ class _Slot:
             high, self.state[LOW] = halves(whole)
             self.parameter.copy_(high)
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], *, copies: bool = True) -> None:
         """Take this state, without `LOW` that of the parameter's own numbers."""
         here = {STEP: self._step_device}
         self.state = {
-            key: tensor.to(here.get(key, self.parameter.device), copy=True)
+            key: tensor.to(here.get(key, self.parameter.device), copy=copies)
             for key, tensor in tensors.items()
         }
         if self._is_split and LOW not in tensors:
@@ -180,11 +180,12 @@ class Adam:
             for key, tensor in slot.state.items()
         }
 
-    def load(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], *, copies: bool = True) -> None:
         """Take the state; what is not named begins anew.
 
         Args:
             tensors: parameter -> key -> tensor, all of known parameters.
+            copies: False: what lies on the device is given away, and the state itself from now on.
         """
         for name, slot in self._slots.items():
-            slot.load(tensors.get(name, {}))
+            slot.load(tensors.get(name, {}), copies=copies)

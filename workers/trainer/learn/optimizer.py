@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.base import CPU
+from rlstreams.workers.model.device import on_device
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import causal_mask
 from rlstreams.workers.model.offload import OffLoad
@@ -85,6 +85,7 @@ class Learner:
         self._model = model.eval()
         self._device = next(model.parameters()).device
         self._off_load = OffLoad(self._device)
+        self._tensor = partial(on_device, self._device)
         self._trained = AllWeights(model) if trainable is None else trainable
         self._scorer: Score = TokenScorer(model, mask) if scorer is None else scorer
         self._adam = Adam(self._trained.parameters())
@@ -331,13 +332,6 @@ class Learner:
             temperature_N,
             documents.to(self._device),
         )
-
-    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
-        """There, without waiting for what the device is at."""
-        tensor = torch.from_numpy(array)
-        if self._device.type == CPU:
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def check(self) -> None:
         """Whether all that computes is there; of several ranks one may be gone."""

@@ -202,12 +202,14 @@ class RankLearner(Learner):
         return self._states
 
     def scatter(self, path: str, key: str, dtype: torch.dtype, whole: Tensor | None = None) -> None:
-        """Take this rank's rows of what rank 0 has; those of the optimizer wait for `adopt`."""
+        """Take this rank's rows of what rank 0 has; of the optimizer until `adopt`."""
         rows: Tensor | None = self._shards.rows.get(path)
         if key and rows is not None:
             name, _, part = key.rpartition(":")
-            rows = torch.empty_like(rows, dtype=dtype, requires_grad=False)
-            self._incoming.setdefault(name, {})[part] = rows
+            known = self.states.get(key)  # written over: memory may not hold the state twice
+            if known is None:
+                known = torch.empty_like(rows, dtype=dtype, requires_grad=False)
+            rows = self._incoming.setdefault(name, {})[part] = known
         self._shards.scatter(path, whole, rows)
 
     def adopt(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -219,7 +221,7 @@ class RankLearner(Learner):
         for key, value in numbers.items():
             name, _, part = key.rpartition(":")
             self._incoming.setdefault(name, {})[part] = torch.tensor(value, dtype=torch.float32)
-        self._adam.load(self._incoming)
+        self._adam.load(self._incoming, copies=False)
         self._incoming, self._states = {}, None
         self.step_number = step
 
