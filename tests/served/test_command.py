@@ -180,12 +180,3 @@ def test_what_becomes_of_the_cache_at_a_pull_is_configured(
     asyncio.run(server.pause(PauseMode.KEEP))
     assert server.adapter is not None
     assert told in server.adapter.http.text  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("reason", ["is_pulling", "_is_held_back", "_is_doubted", ""])
-def test_each_of_three_reasons_shuts_the_gate(reason: str) -> None:
-    """A pull, a pause and a connection that broke off; each alone."""
-    server = server_of("rollout.engine=vllm")
-    if reason:
-        setattr(server, reason, True)
-    assert server.is_open is not bool(reason)
