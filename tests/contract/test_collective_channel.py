@@ -180,14 +180,6 @@ def test_a_wrong_secret_is_refused(stand: Stand) -> None:
     assert stand.log.events == ["puller_refused"]
 
 
-def test_a_trainer_of_another_epoch_serves_nobody(channel: CollectiveWeightChannel) -> None:
-    """A zombie that still listens: its epoch is not the one that announced."""
-    zombie = serving(epoch=EPOCH + 1)
-    with pytest.raises(WeightError, match=r"epoch 1 announced .* this trainer is 2"):
-        zombie.pull(channel, zombie.publish(0))
-    zombie.server.close()
-
-
 def test_a_trainer_that_is_gone_is_named(channel: CollectiveWeightChannel) -> None:
     """The address of the endpoint, and no long wait."""
     stand = serving()

@@ -64,7 +64,8 @@ groups_per_step = 4
 def test_a_worker_killed_between_two_turns_loses_nothing_and_publishes_no_half(
     tmp_path: Path,
 ) -> None:
-    """Its samples begin again from the first turn; the audit is clean."""
+    """Its samples begin again from the first turn; the audit is clean, and each step's metrics have
+    the parts of the reward and the rate of the warm-up."""
     workspace = Workspace(tmp_path)
     (tmp_path / "gate.py").write_text(ENVIRONMENT)
     (tmp_path / "run.toml").write_text(CONFIG.format(folder=tmp_path))
@@ -83,15 +84,21 @@ def test_a_worker_killed_between_two_turns_loses_nothing_and_publishes_no_half(
         assert 0 == started.ended_within(UP_S), started.output
         audit = workspace.run("rlstreams", "audit", str(run))
         assert 0 == audit.returncode, audit.stdout
-        authors = [[s.author for s in one.segments] for one in _trajectories(run)]
+        with open_run(run) as log:
+            trajectories = [record.event for record in log.read(Trajectory)]
+            metrics = [step.metrics for step in log.steps()]
     finally:
         workspace.close()
     assert "lost 0, trained twice 0" in started.output
+    authors = [[s.author for s in one.segments] for one in trajectories]
     # A first turn that was cut has no second one; no sample ends with the environment's words.
     assert [["prompt", "policy", "environment", "policy"]] == [
         one for n, one in enumerate(authors) if len(one) == 4 and one not in authors[:n]
     ]
     assert {"policy"} == {one[-1] for one in authors}
+    # Five steps of warm-up: step n has n fifths of the demo's rate.
+    assert [4e-5, 8e-5] == [round(step["lr"], 7) for step in metrics]
+    assert all("reward/said" in step for step in metrics), metrics
 
 
 def _until(reached: Callable[[], bool], what: Callable[[], str]) -> None:
@@ -99,8 +106,3 @@ def _until(reached: Callable[[], bool], what: Callable[[], str]) -> None:
     while not reached():
         assert time.monotonic() < until_s, what()
         time.sleep(0.05)
-
-
-def _trajectories(run: Path) -> list[Trajectory]:
-    with open_run(run) as log:
-        return [record.event for record in log.read(Trajectory)]

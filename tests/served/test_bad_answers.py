@@ -154,25 +154,24 @@ SGLANG_SPOILED = {
 
 
 @pytest.mark.parametrize(
-    ("flavour", "name"),
-    [*(("vllm-0.32.0", name) for name in SPOILED), *(("sglang-0.5.17", n) for n in SGLANG_SPOILED)],
+    ("flavour", "spoiled"), [("vllm-0.32.0", SPOILED), ("sglang-0.5.17", SGLANG_SPOILED)]
 )
-def test_a_wrong_answer_is_named(world: World, flavour: str, name: str) -> None:
+def test_a_wrong_answer_is_named(world: World, flavour: str, spoiled: dict[str, Any]) -> None:
     """Server, request and field are in the message, and the next good answer is taken."""
-    spoil, message = (SPOILED | SGLANG_SPOILED)[name]
     server = world.serve(flavour)
 
     async def scenario(engine: ServedEngine) -> None:
         await engine.pull(world.publish(0), world.channel)
-        server.spoil = spoil
-        with pytest.raises(EngineError, match=message) as caught:
-            await collect(engine, request("3/1/0", max_new_tokens=4))
-        assert server.url in str(caught.value)
-        assert "request 3/1/0" in str(caught.value)
-        server.spoil = None
-        if engine.trouble:
-            await engine.pull(world.publish(1), world.channel)
-        assert await collect(engine, request(max_new_tokens=4))
+        for name, (spoil, message) in spoiled.items():
+            server.spoil = spoil
+            with pytest.raises(EngineError, match=message) as caught:
+                await collect(engine, request("3/1/0", max_new_tokens=4))
+            assert server.url in str(caught.value), name
+            assert "request 3/1/0" in str(caught.value), name
+            server.spoil = None
+            if engine.trouble:
+                await engine.pull(world.publish(1), world.channel)
+            assert await collect(engine, request(max_new_tokens=4)), name
 
     world.run(scenario)
 

@@ -188,15 +188,6 @@ def test_what_becomes_of_the_cache_at_a_pull_is_configured(
     assert told in server.adapter.http.text  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("reason", ["is_pulling", "is_resting", "_is_doubted", ""])
-def test_each_of_three_reasons_shuts_the_gate(reason: str) -> None:
-    """A pull, sleep and a connection that broke off; each alone."""
-    server = server_of("rollout.engine=vllm")
-    if reason:
-        setattr(server, reason, True)
-    assert server.is_open is not bool(reason)
-
-
 @pytest.mark.parametrize(
     ("words", "ordinal", "expected"),
     [

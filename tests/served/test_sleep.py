@@ -42,6 +42,28 @@ def test_who_comes_up_while_its_role_rests_is_put_to_sleep(world: World, flavour
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
+def test_who_is_falling_asleep_is_woken_once_it_sleeps(world: World, flavour: str) -> None:
+    """Else it would sleep on, and be pulled to without memory."""
+    server = world.serve(flavour)
+    sleep, wake = {
+        "vllm": ("/sleep", "/wake_up"),
+        "sglang": ("/release_memory_occupation", "/resume_memory_occupation"),
+    }[server.kind]
+
+    async def scenario(engine: ServedEngine) -> None:
+        server.slow_routes[sleep] = 0.1
+        falling = asyncio.create_task(engine.sleep())
+        await until(lambda: server.called[-1:] and sleep in server.called[-1], "not told to")
+        await engine.wake()
+        assert wake in server.called[-1]
+        falling.cancel()
+        await engine.pull(world.publish(0), world.channel)
+        assert {segment.policy_version for segment in await collect(engine, request())} == {0}
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_who_does_not_wake_is_not_taken_for_asleep(world: World, flavour: str) -> None:
     """Else its next sleep would be over at once, while it comes up again with all its memory."""
     server = world.serve(flavour)

@@ -183,7 +183,11 @@ def test_a_mini_batch_without_a_token_is_left_out() -> None:
     assert np.isfinite(stepped(by, batch)[0].loss)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+# Of each way that a step goes about its batch one; what differs by a formula only is left out.
+WAYS = ("gspo", "m2po", "decoupled", "interpolated", "normalized", "rejection", "entropy", "sft")
+
+
+@pytest.mark.parametrize("name", WAYS)
 def test_redo_is_equal_to_the_bit(name: str, tmp_path: Path) -> None:
     """A trainer is killed after two steps of several updates; another does them again."""
     changes = {f"trainer__loss__{k}": str(v).lower() for k, v in SETTINGS[name].items()}

@@ -119,18 +119,6 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] == "T"
 
 
-def test_a_kill_is_carried_out_and_noted(stage: Stage) -> None:
-    """With the process that it struck and the step that was done."""
-    stage.say(STEPS, trainer_started(step_target=100), step_completed(3))
-    one = injector(fault("rollout", FaultKind.KILL))
-    stage.begin(one)
-    stage.until(one, lambda: len(stage.spawner.started) == 3)
-    (injection,) = one.journal.injections
-    struck = next(spec for spec in stage.spawner.started if spec.role == "rollout")
-    assert (struck.instance, 3) == (injection.instance, injection.step)
-    assert [struck.instance] == [exited.instance for exited in stage.fleet.exits]
-
-
 def test_a_broker_that_sleeps_is_woken(stage: Stage) -> None:
     """After its time."""
     keeper = Keeper()

@@ -110,27 +110,25 @@ def test_an_outage_delays_samples_and_costs_none() -> None:
         one.judge(Sample("", "", "", {}))
 
 
-@pytest.mark.parametrize(
-    ("status", "text", "message"),
-    [
-        (200, "I cannot say.", r"does not end with one number from 0 to 1: \.\.\.'I cannot say\.'"),
-        (200, "7", "does not end with one number from 0 to 1"),
-        (200, "Score: 0 (of 1)", "does not end with one number from 0 to 1"),
-        (200, "1%", "does not end with one number from 0 to 1"),
-        (200, "", "does not end with one number from 0 to 1"),
-        (200, "cut: 0.5", "its reply was cut at max_tokens = 512"),
-        (400, "model `m` does not exist", "answered 400: model `m` does not exist"),
-    ],
-)
-def test_a_reply_that_is_no_judgement_costs_its_sample_at_once(
-    status: int, text: str, message: str
-) -> None:
-    with (
-        server(lambda _: (status, text)) as url,
-        judged_by(url) as one,
-        pytest.raises(RewardError, match=message),
-    ):
-        one.judge(Sample("", "", "", {}))
+NO_NUMBER = "does not end with one number from 0 to 1"
+NO_JUDGEMENTS = {
+    "I cannot say.": (200, rf"{NO_NUMBER}: \.\.\.'I cannot say\.'"),
+    "7": (200, NO_NUMBER),
+    "Score: 0 (of 1)": (200, NO_NUMBER),
+    "1%": (200, NO_NUMBER),
+    "": (200, NO_NUMBER),
+    "cut: 0.5": (200, "its reply was cut at max_tokens = 512"),
+    "model `m` does not exist": (400, "answered 400: model `m` does not exist"),
+}
+
+
+def test_a_reply_that_is_no_judgement_costs_its_sample_at_once() -> None:
+    """And the next one is judged by the same process."""
+    text = ""
+    with server(lambda _: (NO_JUDGEMENTS[text][0], text)) as url, judged_by(url) as one:
+        for text, (_, message) in NO_JUDGEMENTS.items():  # noqa: B007 - the server answers it
+            with pytest.raises(RewardError, match=message):
+                one.judge(Sample("", "", "", {}))
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,9 @@ UNTIL_ORPHANED = (
 )
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["function", "async class"])
 def kind(request: pytest.FixtureRequest) -> str:
+    """One of each: verifier and environment, called in a thread and on the loop."""
     return str(request.param)
 
 
@@ -87,6 +88,7 @@ def test_what_user_code_prints_is_no_answer(one: Either, capfd: pytest.CaptureFi
     assert "" == capfd.readouterr().out
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_call_that_hangs_costs_itself_alone(tmp_path: Path, kind: str) -> None:
     """Its line is in the message; the next call is answered."""
     hang = "asyncio.sleep(3600)" if kind.startswith("async") else "time.sleep(3600)"
@@ -117,6 +119,7 @@ def test_a_process_that_ends_is_replaced(
         assert 1.0 == one.ask("1").reward
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_call_that_does_not_let_go_ends_its_process(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

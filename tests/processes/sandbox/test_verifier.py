@@ -22,29 +22,17 @@ def verifier(folder: Path, body: str, **changes: Any) -> Verifier:
     return make_verifier(RewardSection(**values | changes))
 
 
-def test_a_function_is_called_with_the_sample(tmp_path: Path) -> None:
-    """Prompt, completion, answer, metadata; the worker awaits it on any loop."""
-    body = (
-        "def grade(prompt, completion, answer, metadata):\n"
-        "    assert (prompt, answer, metadata) == ('7+8=', '15', {'level': 2})\n"
-        "    return 0.5, {'length': len(completion)}\n"
-    )
-    sample = Sample("7+8=", "abc", "15", {"level": 2})
-    with verifier(tmp_path, body) as one:
-        assert Judgement(reward=0.5, parts={"length": 3.0}) == asyncio.run(one.verify(sample))
-        assert Judgement(reward=0.5, parts={"length": 3.0}) == one.judge(sample)
-
-
 def test_a_function_gets_what_it_has_parameters_for(tmp_path: Path) -> None:
-    """Finish reason, number of tokens, tokens and turns, by name; options come first."""
+    """The sample; finish reason, number of tokens, tokens and turns, by name; options first."""
     body = (
         "def grade(prompt, completion, answer, metadata, *, num_tokens, token_ids, finish_reason,"
         " transcript, base):\n"
+        "    assert (prompt, completion, answer, metadata) == ('7+8=', 'a', '15', {'level': 2})\n"
         "    return base, {'n': num_tokens, 'last': token_ids[-1], 'cut': finish_reason != 'stop',"
         " 'turns': len(transcript)}\n"
     )
     said = [{"author": "policy", "text": "a"}]
-    sample = Sample("?", "a", "", {}, "length", [5, 6, 9], said)
+    sample = Sample("7+8=", "a", "15", {"level": 2}, "length", [5, 6, 9], said)
     with verifier(tmp_path, body, options={"base": 2.0}, require_stop=False) as one:
         parts = {"n": 3.0, "last": 9.0, "cut": 1.0, "turns": 1.0}
         assert Judgement(reward=2.0, parts=parts) == one.judge(sample)

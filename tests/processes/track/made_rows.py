@@ -13,7 +13,7 @@ from rlstreams.show.metrics.rows import EVALUATION, STEP, Row
 from rlstreams.show.track.sinks import About
 from rlstreams.show.track.tracker import Tracker
 
-STEPS, EVERY, AHEAD = 60, 10, 15
+STEPS, EVERY, AHEAD = 30, 10, 10
 
 
 def about(folder: Path) -> About:

@@ -47,7 +47,7 @@ def mlflow(folder: Path) -> list[Point]:
     (run,) = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
     assert ("demo", "FINISHED") == (run.info.run_name, run.info.status)
     names = {f.path for f in client.list_artifacts(run.info.run_id, "samples")}
-    assert {f"samples/evaluation-of-version-{step}.json" for step in range(10, 61, 10)} == names
+    assert {f"samples/evaluation-of-version-{step}.json" for step in (10, 20, 30)} == names
     return [
         (metric, point.step, point.value)
         for metric in run.data.metrics
@@ -68,7 +68,7 @@ def wandb(folder: Path) -> list[Point]:
             points += [(n, row["optimizer_step"], v) for n, v in row.items() if "/" in n]
     assert "exit" == ends[-1]  # the reader came to the end of a file that was closed
     assert set(steps.values()) == {1}
-    assert list(steps) == list(range(66))
+    assert list(steps) == list(range(len(made_rows.rows())))
     return points
 
 
@@ -85,7 +85,7 @@ def trackio(folder: Path) -> list[Point]:
 
 
 @pytest.mark.parametrize(
-    "kills", [(20,), pytest.param((5, 20, 40), marks=pytest.mark.slow)], ids=["once", "thrice"]
+    "kills", [(12,), pytest.param((5, 12, 20), marks=pytest.mark.slow)], ids=["once", "thrice"]
 )
 def test_each_row_is_written_once_by_trackers_that_are_killed(
     tmp_path: Path, kills: tuple[int, ...]

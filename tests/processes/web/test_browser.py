@@ -15,7 +15,6 @@ from tests.unit.report.sample_run import report_input
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
 DRAWN = "document.querySelectorAll('.plot .main-svg').length > 3"
 POINTS = "document.querySelector('[data-chart] .plot').data.map(line => line.x.length)"
-WIDTHS = pytest.mark.parametrize("width", [1280, 390])
 HAS = {
     "": "figure[data-chart]", "samples": "th[aria-sort=descending]", "samples/3/1": ".tokens sup",
     "steps": "a[href$='/steps/3']", "steps/3": "pre", "letters": "#letters", "flow": ".flow .topic",
@@ -43,7 +42,7 @@ def address(run: MadeRun) -> Iterator[str]:
         yield address
 
 
-@WIDTHS
+@pytest.mark.parametrize("width", [1280, 390])
 def test_each_view_has_its_elements(browser: Browser, address: str, width: int) -> None:
     """Nothing is wider than the window, nothing of the log was run, nobody else was asked."""
     browser.resize(width, 850)
@@ -56,12 +55,9 @@ def test_each_view_has_its_elements(browser: Browser, address: str, width: int) 
     assert [] == browser.errors
 
 
-@WIDTHS
-def test_charts_have_points_and_follow_the_controls(
-    browser: Browser, address: str, width: int
-) -> None:
+def test_charts_have_points_and_follow_the_controls(browser: Browser, address: str) -> None:
     """By step, or by time, smoothed, cut; the address says it, so that it can be sent."""
-    browser.resize(width, 2000)
+    browser.resize(1280, 2000)
     browser.open(f"{address}/r/run/?smooth=0.5&from=5&to=20", DRAWN)
     assert [30, 30] == browser.run(POINTS)[:2]  # a line, and the smoothed one
     axis = "document.querySelector('[data-chart] .plot').layout.xaxis"
@@ -93,12 +89,11 @@ def test_every_view_is_reached_by_the_keyboard(browser: Browser, address: str) -
         assert [] == nameless
 
 
-@WIDTHS
-def test_the_report_needs_no_server(browser: Browser, tmp_path: Path, width: int) -> None:
-    """One file: its charts are drawn, and nothing is fetched."""
+def test_the_report_needs_no_server(browser: Browser, tmp_path: Path) -> None:
+    """One file: its charts are drawn, also on a phone, and nothing is fetched."""
     page = tmp_path / "report.html"
     page.write_text(render_report(report_input()), "utf-8")
-    browser.resize(width, 2000)
+    browser.resize(390, 2000)
     browser.requests.clear()
     browser.open(f"file://{page}", DRAWN)
     assert [20, 5] == browser.run(POINTS)

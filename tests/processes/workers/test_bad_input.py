@@ -1,7 +1,7 @@
 """`rlstreams up` with something broken: one clear line, and nothing was started.
 
 What a bad value does to the configuration is in `unit/workers/test_config_load.py`, bad rows in
-`unit/problems/test_problems.py`, failing verifiers in `rollout/test_reward.py`, bad records in
+`unit/problems/test_problems.py`, failing verifiers in `sandbox/test_contract.py`, bad records in
 `unit/workers/test_stage.py`, and what needs a broker in `tests/integration`.
 """
 

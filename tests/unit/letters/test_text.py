@@ -118,12 +118,3 @@ def test_a_letter_shows_the_record_that_it_is_about() -> None:
         "      behavior_logprobs: float32 [3]: -0.5 -0.5 -0.5",
     ):
         assert line in text.splitlines()
-
-
-def test_a_letter_shows_the_head_of_what_is_no_record() -> None:
-    """As hexadecimal, and why it does not decode."""
-    (letter,) = view_of(dead_letter(value=b"\x00rubbish" * 40)).letters
-    text = whole(view_of(), letter)
-    assert "  no event: record of 320 bytes starts with" in text
-    assert "  000000  00 72 75 62 62 69 73 68 00 72 75 62 62 69 73 68  .rubbish.rubbish" in text
-    assert text.endswith("  ... and 64 bytes more")

@@ -31,12 +31,6 @@ def test_rows_are_read_by_number(tmp_path: Path) -> None:
     assert second.place.endswith("rows.jsonl:3")
 
 
-def test_a_chat_is_a_prompt(tmp_path: Path) -> None:
-    """A list of messages is kept as it is."""
-    rows = dataset(tmp_path, '{"prompt": [{"role": "user", "content": "hi"}]}')
-    assert rows.row(0).prompt == [{"role": "user", "content": "hi"}]
-
-
 @pytest.mark.parametrize(
     ("line", "told"),
     [

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rlstreams.schemas.events import NO_VERSION, Event
-from rlstreams.streams.ledger import NOWHERE, Ledger
+from rlstreams.streams.ledger import Ledger
 from rlstreams.workers.prompts.plan import evaluation_due
-from rlstreams.workers.prompts.replacing import DroppedGroups
-from tests.factories import dropped_group, groups_dropped, step_completed, trainer_started
+from tests.factories import step_completed, trainer_started
 
 
 def ledger_of(*events: Event) -> Ledger:
@@ -16,20 +13,6 @@ def ledger_of(*events: Event) -> Ledger:
     for event in events:
         folded.apply(event)
     return folded
-
-
-@pytest.mark.parametrize("changes", [{"permanent": True}, {"replacement": 3}])
-def test_a_hopeless_group_is_replaced_only_if_somebody_asks(changes: dict[str, object]) -> None:
-    """Permanent reasons and rows that were replaced often enough are given up; once asked, once."""
-    dropped = DroppedGroups(3, 100, pytest.fail)
-    event = groups_dropped(groups=(dropped_group("4", **changes),))
-    dropped.add(event, NOWHERE)
-    assert not dropped.to_replace
-    dropped.ask("4")
-    dropped.ask("4")
-    dropped.add(event, NOWHERE)
-    (due,) = dropped.to_replace
-    assert ("4", 4, 0) == (due.replaces, due.row, due.dataset_epoch)
 
 
 def test_evaluations_come_first_regularly_and_last() -> None:

@@ -59,13 +59,6 @@ def test_a_later_turn_is_what_the_template_would_have_written(tmp_path: Path) ->
     assert spoken.encode_prompt(asked) == ids
 
 
-def test_an_answer_that_did_not_sample_its_end_is_given_one(tmp_path: Path) -> None:
-    """The template's own end of the message is left out only where it was sampled."""
-    made = next_turn(tmp_path)
-    ended = made.tokens(Says("1"), [5, EOS], is_chat=True).tolist()
-    assert [EOS, *ended] == made.tokens(Says("1"), [5, 6], is_chat=True).tolist()
-
-
 def test_a_turn_may_end_by_another_token_than_the_templates(tmp_path: Path) -> None:
     """A call of a tool has an end of its own in some models: no second end follows it."""
     spoken = tokenizer(tmp_path, CHATML)
@@ -125,13 +118,6 @@ def test_a_template_that_changes_what_was_said_is_refused(
     """By name, with what changes, and what to do."""
     with pytest.raises(ConfigError, match=told):
         next_turn(tmp_path, template, role).check_template()
-
-
-def test_a_template_that_keeps_thoughts_until_the_next_user_may_be_used_with_tools(
-    tmp_path: Path,
-) -> None:
-    """The role decides: nothing changes behind a tool's message."""
-    next_turn(tmp_path, STRIPS, "tool").check_template()
 
 
 def test_a_template_may_begin_the_thought_of_an_answer(tmp_path: Path) -> None:

@@ -234,11 +234,12 @@ def test_a_strangers_huge_numbers_cost_nothing() -> None:
 def test_groups_above_the_mark_need_not_be_dense() -> None:
     """What was issued during the audit may be seen in part."""
     fold = AuditFold()
-    first, third = (prompt(group_id=group, sample=0, group_size=1) for group in "02")
-    feed(fold, [raw_record("prompts", 0, first)])
+    second, third, fifth = (prompt(group_id=group, sample=0, group_size=1) for group in "124")
+    feed(fold, [raw_record("prompts", 0, second)])
     fold.mark_issued()
-    feed(fold, [raw_record("prompts", 1, third)])
-    assert Classes(fold, Reached({}, {})).report().ok
+    feed(fold, [raw_record("prompts", 1, third), raw_record("prompts", 2, fifth)])
+    report = Classes(fold, Reached({}, {})).report()
+    assert (report.breach_counts, report.issued) == ({"missing group": 1}, 3)  # 0, not 3
 
 
 def test_steps_that_were_done_again_are_told() -> None:

@@ -35,23 +35,6 @@ def read(tail: Tail, one: int, two: int) -> list[tuple[int, int]]:
     return sorted(raw.position[1:] for raw in tail.up_to({ONE: one, TWO: two}))
 
 
-def test_what_lies_beyond_the_end_waits_for_a_later_stretch(bus: Bus) -> None:
-    """Also behind an end that another partition's records were still read for."""
-    tail = tail_of(bus)
-    assert read(tail, 1, 1) == [(0, 0), (1, 0)]
-    assert read(tail, 1, 2) == [(1, 1)]
-    assert read(tail, 3, 2) == [(0, 1), (0, 2)]
-
-
-def test_nothing_is_polled_where_nothing_is_missing(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A round of an audit that follows a quiet run costs no waiting."""
-    tail = tail_of(bus)
-    monkeypatch.setattr(tail._reader, "poll", lambda *_: pytest.fail("polled"))
-    assert read(tail, 0, 0) == []
-
-
 def test_a_partition_that_does_not_deliver_is_named(bus: Bus) -> None:
     """With where it is, and where it should be."""
     with pytest.raises(DeadlineError, match=r"prompts\[1\]: at offset 3 of 9: nothing came"):

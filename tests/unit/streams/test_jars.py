@@ -9,7 +9,6 @@ import pytest
 
 from rlstreams.streams.broker.jars import Jar, check, classpath, lock_file, locked
 from rlstreams.streams.broker.java import java_version
-from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 
 
@@ -76,13 +75,6 @@ def test_without_a_connection_the_jar_and_the_way_out_are_named(
 
     assert said == [f"downloading 46 jars of Apache Kafka 4.2.1 (about 45 MB) to {tmp_path}/jars"]
     assert list(tmp_path.glob("staging-*")) == []
-
-
-def test_the_cache_folder_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`RLSTREAMS_CACHE` wins over the platform's folder."""
-    monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path))
-
-    assert cache_folder() == tmp_path
 
 
 def test_a_java_that_does_not_run_has_no_version(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_following_ends_with_the_run() -> None:
         )
         started_s = time.monotonic()
         assert [] == list(log.follow(DeadLetter, deadline_s=0.3))
-        assert 0.3 <= time.monotonic() - started_s < 5
+        assert 0.3 <= time.monotonic() - started_s < 30  # not the 60 of the others
         ends = iter(events)
         producer.commit([letter, outgoing(STEPS, heartbeat)])
         assert past + 1 == len(list(log.follow(DeadLetter, deadline_s=60, from_start=True)))

@@ -15,7 +15,6 @@ from rlstreams.schemas.tensor import Buffer, Tensor
 from rlstreams.streams.log.parts import (
     Assembler,
     Message,
-    RecordKey,
     num_parts,
     part_headers,
     split,
@@ -88,18 +87,6 @@ def test_a_part_is_joined_only_when_it_is_asked_for():
     assert bytes(10) == next(parts_found)
 
 
-def test_records_whose_parts_interleave_are_told_apart_by_id():
-    """Two writers of one key: each record comes when its last part does, with all its offsets."""
-    a = parts("a", b"1", b"2", at=[0, 2])
-    b = parts("b", b"3", b"4", at=[1, 3])
-    assembler = Assembler()
-    found = joined(assembler, [a[0], b[0], message(9, b"one"), a[1], b[1]])
-    assert [b"one", b"12", b"34"] == [r.value for r in found]
-    assert [(9,), (0, 2), (1, 3)] == [r.offsets for r in found]
-    assert [9, 0, 1] == [r.position.offset for r in found]
-    assert {"own": b"1"} == found[1].headers
-
-
 def test_the_first_incomplete_offset_is_known():
     """It is that of the earliest part 0 that waits, and None when nothing does."""
     a, b = parts("a", b"1", b"2", at=[4, 6]), parts("b", b"3", b"4", at=[5, 7])
@@ -114,11 +101,6 @@ def test_the_first_incomplete_offset_is_known():
     assert ((), None) == (assembler.incomplete(), assembler.first_offset(P))
 
 
-def test_parts_without_their_first_are_skipped():
-    """A start in the middle of a record delivers nothing of it."""
-    assert [] == joined(Assembler(), parts("a", b"1", b"2", b"3", at=[0, 1, 2])[1:])
-
-
 @pytest.mark.parametrize("missing", [1, 2])
 def test_a_gap_tears_the_record(missing: int):
     """A missing part is found by the next one, or by the end; what came is given out, marked."""
@@ -128,14 +110,6 @@ def test_a_gap_tears_the_record(missing: int):
     assert b"1234"[:missing] == torn.value
     assert f"{missing}/4".encode() == torn.headers["rlstreams-part"]
     assert () == assembler.incomplete()
-
-
-def test_a_record_is_given_up_on_demand():
-    """The tail that never came: the torn record has the offsets that there are."""
-    assembler = Assembler()
-    joined(assembler, parts("a", b"1", b"2", b"3", at=[3, 5, 8])[:2])
-    torn = assembler.give_up(RecordKey(P, "a"))
-    assert (b"12", (3, 5)) == (torn.value, torn.offsets)
 
 
 @pytest.mark.parametrize("part", [b"x", b"1/1", b"-1/2", b"\xff", b"0/0", b"", None])

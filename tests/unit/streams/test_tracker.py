@@ -75,13 +75,6 @@ def test_foreign_metadata_is_refused(text: str) -> None:
     assert not covered(Committed(offset=7, metadata=text), 7)
 
 
-def test_a_record_is_covered_only_once_its_commit_says_so() -> None:
-    """Below the offset, or named in the set."""
-    committed = Committed(offset=5, metadata=encode_done(5, [7]))
-    assert [covered(committed, offset) for offset in (4, 5, 6, 7)] == [True, False, False, True]
-    assert not covered(None, 0)
-
-
 def test_parts_that_interleave_are_tracked_by_all_their_offsets() -> None:
     """A record inside another's parts can be done before it."""
     tracker = PartitionTracker(Committed(offset=0))

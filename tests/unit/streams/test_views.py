@@ -20,7 +20,6 @@ from tests.factories import (
     dead_letter,
     dropped_group,
     groups_dropped,
-    one_of_each,
     policy_loaded,
     policy_segment,
     prompt,
@@ -167,14 +166,6 @@ def test_finished_pulls_are_summed() -> None:
     first = policy_loaded(1)
     assert first.num_bytes + 100 * NEWEST_PULLS == view.state.num_bytes
     assert first.seconds + 0.25 * NEWEST_PULLS == view.state.seconds
-
-
-@pytest.mark.parametrize("name", sorted(one_of_each()))
-def test_all_views_take_every_event(name: str) -> None:
-    """Each passes by what it does not know."""
-    views = Views()
-    views.apply(one_of_each()[name])
-    assert views.state.run.num_void == 0
 
 
 def test_what_waits_between_two_roles_is_a_difference() -> None:

@@ -76,19 +76,24 @@ def totals_of(tokens, cuts=()):
 
 
 def test_metrics_equal_their_definitions():
-    """k3, mean weight, clip share."""
+    """k3, mean weight, largest ratio, clip share, and how many tokens the weights leave of all."""
     tokens = random_tokens()
-    policy, proximal, behavior, _ = tokens
+    policy, proximal, behavior, advantages = tokens
     means = totals_of(tokens).means()
-    log_ratio = policy - behavior
+    log_ratio, ratio = policy - behavior, np.exp(policy - proximal)
+    weight = np.minimum(np.exp(proximal - behavior), 2.0)
+    applied = weight * ratio
     expected = {
         "kl": np.mean(np.exp(log_ratio) - 1 - log_ratio),
-        "weight_mean": np.minimum(np.exp(proximal - behavior), 2.0).mean(),
+        "weight_mean": weight.mean(),
         "entropy": 1.0,
+        "ratio_max": ratio.max(),
+        "ess": applied.sum() ** 2 / (len(policy) * (applied**2).sum()),
     }
     for name, value in expected.items():
         assert means[name] == pytest.approx(value, rel=1e-9), name
     assert 0 < means["clip_fraction"] < 1
+    assert totals_of([policy] * 3 + [advantages]).means()["ess"] == 1.0
 
 
 def test_micro_batches_add_up():

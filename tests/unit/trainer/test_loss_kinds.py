@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from rlstreams.workers.config.loss import Kind, LossSection
-from rlstreams.workers.model.token_scores import TokenScores
 from rlstreams.workers.trainer.learn.loss import policy_losses, reduced
-from rlstreams.workers.trainer.learn.loss_totals import LossSums
-from tests.unit.trainer.test_loss import of, random_tokens
+from tests.unit.trainer.test_loss import of
 
 COUNTS = [7, 1, 30, 22]
 NUM = sum(COUNTS)
@@ -47,16 +45,6 @@ def test_a_clipped_token_is_counted(
     assert losses.is_clipped_N.tolist() == [is_clipped]
 
 
-def test_a_token_far_off_keeps_its_gradient_in_its_sequence() -> None:
-    """GSPO bounds the sequence's mean, not the tokens that it is the mean of."""
-    policy = torch.tensor([25.0, -25.0, 0.0], dtype=torch.float64, requires_grad=True)
-    zeros, ones = torch.zeros(3), torch.ones(3)
-    losses = policy_losses(policy, zeros, zeros, ones, [3], LossSection(kind="gspo"))
-    losses.losses_N.sum().backward()
-    np.testing.assert_allclose(losses.losses_N.detach(), [-1.0, -1.0, -1.0], rtol=1e-12)
-    np.testing.assert_allclose(policy.grad, [-1.0, -1.0, -1.0], rtol=1e-12)
-
-
 @pytest.mark.parametrize("reduce", ["token", "sequence", "constant"])
 def test_shares_of_micro_batches_add_up_to_the_reduction(reduce: str) -> None:
     """Mean of tokens, mean of rows' means, or rows' sums over one length; wherever it is cut."""
@@ -72,26 +60,3 @@ def test_shares_of_micro_batches_add_up_to_the_reduction(reduce: str) -> None:
         for part, counts in ((losses[:8], COUNTS[:2]), (losses[8:], COUNTS[2:]))
     ]
     assert float(sum(shares)) == pytest.approx(expected, rel=1e-12)
-
-
-def totals(tokens: list[Floats]) -> dict[str, float]:
-    found = LossSums()
-    for part in np.split(np.arange(NUM), [8]):
-        policy, proximal, behavior, advantages = of(*(values[part] for values in tokens))
-        losses = policy_losses(
-            policy, proximal, behavior, advantages, [len(part)], LossSection(clip_dual=0.0)
-        )
-        found.add(losses, TokenScores(policy, torch.ones(len(part))), behavior)
-    return found.totals().means()
-
-
-def test_ratio_and_effective_sample_size() -> None:
-    """The largest policy / proximal, and how many tokens the weights leave of all."""
-    tokens = list(random_tokens(num=NUM))
-    policy, proximal, behavior, _ = tokens
-    ratio = np.exp(policy - proximal)
-    applied = np.minimum(np.exp(proximal - behavior), 2.0) * ratio
-    means = totals(tokens)
-    assert means["ratio_max"] == pytest.approx(ratio.max(), rel=1e-12)
-    assert means["ess"] == pytest.approx(applied.sum() ** 2 / (NUM * (applied**2).sum()), rel=1e-12)
-    assert totals([policy] * 3 + [tokens[3]])["ess"] == 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -184,27 +184,3 @@ class Restarts(RuleBasedStateMachine):
 
 TestRestarts = Restarts.TestCase
 TestRestarts.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["claim", "step", "drop"]), st.integers(1, 4), st.integers(1, 6)),
-        max_size=40,
-    )
-)
-def test_zombies_and_copies_change_no_plan(history: list[tuple[str, int, int]]) -> None:
-    """Any mixture of epochs and step numbers: the first valid step of each number, in order."""
-    ledger, epoch, expected = Ledger(keeps_steps=True), 0, []
-    for offset, (kind, of_epoch, number) in enumerate(history):
-        position = Position("steps", 0, offset)
-        if kind == "claim":
-            ledger.apply(factories.trainer_started(epoch=of_epoch), position)
-            epoch = max(epoch, of_epoch)
-        elif kind == "step":
-            ledger.apply(factories.step_completed(number, epoch=of_epoch), position)
-            if of_epoch == epoch and number == len(expected) + 1:
-                expected.append((number, of_epoch, position))
-        else:
-            ledger.apply(factories.groups_dropped(epoch=of_epoch), position)
-    assert expected == [(f.step, f.epoch, f.position) for f in ledger.steps.values()]

@@ -74,6 +74,7 @@ class Server:
         self._requests = Requests(self._tell_to_end, settings)
         self.is_resting = False  # it is to give its memory up, or has done so
         self.is_asleep = False  # it has given its memory up
+        self._memory = asyncio.Lock()  # held while it gives its memory up, or takes it again
         self._is_doubted = False  # it broke off, and was not looked at since
 
     @property
@@ -189,18 +190,22 @@ class Server:
         Raises:
             ServerError: it did not; its memory may still be taken.
         """
-        self.is_resting = True
-        await self._stop(PauseMode.ABORT)
-        self.held, self.why_shut = None, "sleeps"
-        await self._met.sleep(self._settings.change_s)
-        self.is_asleep = True
+        async with self._memory:
+            await self._stop(PauseMode.ABORT)
+            self.held, self.why_shut = None, "sleeps"
+            await self._met.sleep(self._settings.change_s)
+            self.is_asleep = True
 
     async def wake(self) -> None:
-        """Have the memory again, if it is up; raises ServerError, if it does not."""
-        if self.is_asleep and self.adapter is not None:
-            await self.adapter.wake(self._settings.change_s)
-            self.why_shut = "holds no version since it slept"
-        self.is_resting = self.is_asleep = False
+        """Have the memory again, if it is up; raises ServerError, if it does not.
+
+        A `sleep` under way is waited for: else the server would stay asleep, and nobody know it.
+        """
+        async with self._memory:
+            if self.is_asleep and self.adapter is not None:
+                await self.adapter.wake(self._settings.change_s)
+                self.why_shut = "holds no version since it slept"
+            self.is_resting = self.is_asleep = False
 
     async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
         """Hold `published`. The gate is shut meanwhile.
