@@ -66,7 +66,6 @@ def _opened(name: str) -> Iterator[Recording]:
     """A recording, or one made in a temporary folder of what a run's topics hold now."""
     from rlstreams.debug.replay.record import RecordingOptions, record
     from rlstreams.streams.recording import Recording
-    from rlstreams.streams.recording.selection import Selection
     from rlstreams.streams.run.recorded_log import RecordedLog
 
     with (
@@ -78,7 +77,6 @@ def _opened(name: str) -> Iterator[Recording]:
             return
         assert found.config is not None
         folder = Path(scratch) / found.config.run.id
-        options = RecordingOptions(folder=folder, selection=Selection(), words={})
-        record(found.log.bus, found.config, options)
+        record(found.log.bus, found.config, RecordingOptions(folder=folder))
         with Recording(folder) as recording:
             yield recording
