@@ -79,25 +79,8 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
         Line(points=rewards, style=REWARD_STYLE),
         Line(points=accuracies, style=ACCURACY_STYLE, marker=MARKER),
     ]
-    span = _span([y for _, y in (*rewards, *accuracies)])
-    rows = plotted(given, lines, width, height - 1, span)
-    axis = f"step {max(given.target, given.views.run.step, 1)}"
-    legend = _legend(steps, curve, bool(given.kills))
-    room = width - legend.cell_len
-    if room >= len(axis) + 2:
-        legend.append(f"{axis:>{room}}", "bright_black")
-    return Group(*rows, legend)
-
-
-def plotted(
-    given: LiveInput,
-    lines: Sequence[Line],
-    width: int,
-    height: int,
-    span: tuple[float, float],
-) -> list[Text]:
-    """`height` rows of lines by step, with kills and the labels of the y axis."""
-    height, (y_min, y_max) = max(1, height), span
+    y_min, y_max = _span([y for _, y in (*rewards, *accuracies)])
+    height = max(1, height - 1)
     rows = chart(
         lines,
         width=max(8, width - _MARGIN),
@@ -109,10 +92,16 @@ def plotted(
     )
     values = {0: y_max, height // 2: (y_min + y_max) / 2, height - 1: y_min}
     labels = (number(values[index]) if index in values else "" for index in range(height))
-    return [
+    labelled = [
         Text(f"{label:<{_MARGIN}}"[:_MARGIN], "bright_black") + row
         for label, row in zip(labels, rows, strict=True)
     ]
+    axis = f"step {max(given.target, given.views.run.step, 1)}"
+    legend = _legend(steps, curve, bool(given.kills))
+    room = width - legend.cell_len
+    if room >= len(axis) + 2:
+        legend.append(f"{axis:>{room}}", "bright_black")
+    return Group(*labelled, legend)
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
@@ -215,19 +204,13 @@ def queues(given: LiveInput, height: int) -> RenderableType:
     """Lag of the readers in samples, by topic; below, staleness of the last step."""
     lag = [(topic, f"{samples:,}") for topic, samples in given.views.flow.waiting.items()]
     bars = staleness_lines(given.views.run.steps)[: max(0, height - 1 - len(lag))]
-    return Group(figures_table(("topic", "lag"), lag), *bars)
-
-
-def figures_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Names on the left, figures on the right."""
     table = Table.grid(padding=(0, 1), expand=True)
-    for index, _ in enumerate(titles):
-        table.add_column(no_wrap=True, overflow="ellipsis", justify="right" if index else "left",
-                         ratio=None if index else 1)  # fmt: skip
-    table.add_row(*titles, style="bright_black")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column(no_wrap=True, overflow="ellipsis", justify="right")
+    table.add_row("topic", "lag", style="bright_black")
+    for row in lag:
+        table.add_row(*row)
+    return Group(table, *bars)
 
 
 def staleness_lines(steps: Sequence[StepPoint]) -> list[Text]:
@@ -254,8 +237,6 @@ def footer(given: LiveInput) -> RenderableType:
     style = "bold red" if news else "bright_black"
     message = Text(f" {visible(line)}", style, no_wrap=True, overflow="ellipsis")
     hint = Text.assemble(
-        (" ? ", "reverse"),
-        " keys  ",
         (" Ctrl-C ", "reverse"),
         " drain; resume later with --resume",
         no_wrap=True,

@@ -7,11 +7,9 @@ running --last step--> saving --trainer done--> finishing --last version evaluat
 from __future__ import annotations
 
 import math
-import resource
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
@@ -238,17 +236,7 @@ def _info(worker: Worker) -> ProcessInfo:
         restarts=max(0, worker.num_starts - 1),
         instance=child.spec.instance if child is not None else "",
         started_s=child.started_s if child is not None else time.monotonic() if is_due else None,
-        memory_bytes=_memory_bytes(child.pid) if child is not None else 0,
     )
-
-
-def _memory_bytes(pid: int) -> int:
-    """Resident memory of a process, as Linux tells it; 0 elsewhere, or if it is gone."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * resource.getpagesize()
 
 
 class KillPlan:

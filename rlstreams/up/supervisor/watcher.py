@@ -207,7 +207,7 @@ class Watcher:
         """Show the state, at most twice a second unless something was said."""
         self._processes = processes
         now_s = time.monotonic()
-        if now_s < self._next_draw_s and not self._live.has_key():
+        if now_s < self._next_draw_s:
             return
         self._next_draw_s = now_s + DRAW_S
         if self._figures is not None:
