@@ -86,20 +86,6 @@ def render_report(given: ReportInput) -> str:
     )
 
 
-def render_comparison(given: Sequence[ReportInput]) -> str:
-    """Several runs in the same charts, one page that needs nothing else."""
-    found = {one.run: series(one.fold) for one in given}
-    return render(
-        "compare.html",
-        title="comparison",
-        runs=list(found),
-        inline=inlined({"runs": found, "timeline": None}),
-        charts=chart_values(found),
-        summary=[facts.summary(one.run, one.fold.state) for one in given],
-        differences=facts.differences([one.fold.state.run.claims for one in given]),
-    )
-
-
 def steps_csv(steps: Sequence[StepPoint]) -> str:
     """The steps as a table for other programs: the rows of `rlstreams metrics`."""
     out = io.StringIO()

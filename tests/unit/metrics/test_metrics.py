@@ -289,7 +289,6 @@ def test_an_empty_run_has_figures_too() -> None:
     ("words", "said"),
     [
         (["metrics", DEMO, "--format", "csv", "--follow"], "follow with jsonl"),
-        (["metrics", DEMO, "--format", "tensorboard"], "needs --to DIR"),
         (["track", DEMO], "the section [track] names no tracker: set track.wandb.project"),
     ],
 )
