@@ -29,12 +29,11 @@ def add(subparsers: Commands) -> None:
 
         --rows N            rows of data.train, from the first (%(default)s)
         --samples N         answers per row (%(default)s)
-        --tokens            show the tokens too
         --reward-only FILE  score completions from a file, no model: lines {"completion": TEXT,
                             "row": N}
 
         rlstreams try
-        rlstreams try run.toml --rows 10 --samples 1 --tokens
+        rlstreams try run.toml --rows 10 --samples 1
         rlstreams try --reward-only completions.jsonl
         """,
         rows_={"type": whole(1), "default": 3},
@@ -98,6 +97,6 @@ def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> in
         trial.close()
     print()
     for index, row in enumerate(tried, 1):
-        print("\n".join(row_lines(row, index, len(tried), trial.decode, tokens=args.tokens)))
+        print("\n".join(row_lines(row, index, len(tried), trial.decode)))
     print("\n".join(summary(tried, trial.times)))
     return int(any(c.judgement is None for row in tried for c in row.completions))

@@ -73,34 +73,16 @@ class Summary:
             self.gaps[difference.field] = max(known, difference.gap)
 
 
-def diff(
-    one: Recording,
-    other: Recording,
-    *,
-    events: Collection[str] = (),
-    tolerance: float = 0.0,
-) -> list[Summary]:
-    """Compare what both have.
-
-    Args:
-        events: kinds to compare; none named: those that `other` holds.
-        tolerance: numbers that are at most this far apart are equal.
-    """
+def diff(one: Recording, other: Recording) -> list[Summary]:
+    """Compare the kinds of events that both have."""
     found = []
     for name in PAIRED:
-        twins = _firsts(other, name) if name in (events or PAIRED) else {}
-        if twins or name in events:
-            found.append(_compare(one, other, name, twins, tolerance))
+        if twins := _firsts(other, name):
+            found.append(_compare(one, other, name, twins))
     return found
 
 
-def _compare(
-    one: Recording,
-    other: Recording,
-    name: str,
-    twins: dict[Key, Position],
-    tolerance: float,
-) -> Summary:
+def _compare(one: Recording, other: Recording, name: str, twins: dict[Key, Position]) -> Summary:
     summary = Summary(event=name)
     firsts = _firsts(one, name)
     for key, position in firsts.items():
@@ -109,14 +91,13 @@ def _compare(
             summary.missing += 1
             continue
         left, right = one.decoded(one.at(position)).event, other.decoded(other.at(twin)).event
-        found = differing(left, right, tolerance=tolerance)
         summary.add(
             Pair(
                 event=name,
                 about=_about(name, key),
                 one=position,
                 other=twin,
-                differences=tuple(found),
+                differences=tuple(differing(left, right)),
             )
         )
     summary.extra = len(twins.keys() - firsts.keys())

@@ -51,34 +51,29 @@ class Difference:
         return "".join(part.partition("[")[0] + "." for part in self.path.split(".")).rstrip(".")
 
 
-def differing(one: Event, other: Event, *, tolerance: float = 0.0) -> list[Difference]:
-    """Fields that differ, in the order of the schema.
-
-    Args:
-        tolerance: numbers that are at most this far apart are equal; 0: bit for bit.
-    """
-    return list(_walk("", one, other, tolerance))
+def differing(one: Event, other: Event) -> list[Difference]:
+    """Fields that differ, bit for bit, in the order of the schema."""
+    return list(_walk("", one, other))
 
 
-def _walk(path: str, one: object, other: object, tolerance: float) -> Iterator[Difference]:
+def _walk(path: str, one: object, other: object) -> Iterator[Difference]:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        yield from _arrays(path, one, other, tolerance)
+        yield from _arrays(path, one, other)
     elif dataclasses.is_dataclass(one) and type(one) is type(other):
         for field in dataclasses.fields(one):
             if not is_left_out(field.name):
                 here = f"{path}.{field.name}" if path else field.name
-                pair = getattr(one, field.name), getattr(other, field.name)
-                yield from _walk(here, *pair, tolerance)
+                yield from _walk(here, getattr(one, field.name), getattr(other, field.name))
     elif isinstance(one, tuple) and isinstance(other, tuple):
         if len(one) != len(other):
             yield Difference(path=path, one=f"{len(one)} items", other=f"{len(other)} items")
         for number, (item, its) in enumerate(zip(one, other, strict=False)):
-            yield from _walk(f"{path}[{number}]", item, its, tolerance)
+            yield from _walk(f"{path}[{number}]", item, its)
     elif isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in sorted(one.keys() | other.keys()):
             if key not in MEASURED:
-                yield from _walk(f"{path}.{key}", one.get(key), other.get(key), tolerance)
-    elif not _equal(one, other, tolerance):
+                yield from _walk(f"{path}.{key}", one.get(key), other.get(key))
+    elif one != other and (one == one or other == other):  # noqa: PLR0124  (not both are NaN)
         yield Difference(path=path, one=_brief(one), other=_brief(other), gap=_gap(one, other))
 
 
@@ -87,20 +82,13 @@ def is_left_out(name: str) -> bool:
     return name in WHO or name in WHERE or name.endswith("at_ms")
 
 
-def _equal(one: object, other: object, tolerance: float) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        both_nan = one != one and other != other  # noqa: PLR0124  (the definition of NaN)
-        return one == other or both_nan or abs(one - other) <= tolerance
-    return one == other
-
-
 def _gap(one: object, other: object) -> float:
     if isinstance(one, int | float) and isinstance(other, int | float):
         return abs(float(one) - float(other))
     return 0.0
 
 
-def _arrays(path: str, one: Tensor, other: Tensor, tolerance: float) -> Iterator[Difference]:
+def _arrays(path: str, one: Tensor, other: Tensor) -> Iterator[Difference]:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         yield Difference(
             path=path,
@@ -111,10 +99,7 @@ def _arrays(path: str, one: Tensor, other: Tensor, tolerance: float) -> Iterator
     if one.codec == other.codec and bytes(one.data) == bytes(other.data):
         return
     left, right = one.numpy(), other.numpy()
-    if one.dtype.startswith("float") and tolerance > 0:
-        unequal = ~(np.abs(left - right) <= tolerance)
-    else:
-        unequal = left != right
+    unequal = left != right
     if not unequal.any():
         return
     first = np.unravel_index(int(unequal.argmax()), unequal.shape)

@@ -13,16 +13,12 @@ Decode = Callable[[Sequence[int]], str]
 _INDENT = "    "
 
 
-def row_lines(
-    tried: TriedRow, index: int, total: int, decode: Decode, *, tokens: bool
-) -> list[str]:
+def row_lines(tried: TriedRow, index: int, total: int, decode: Decode) -> list[str]:
     """A row: the prompt as the model sees it, the answer wanted, the answers given."""
     lines = [
         f"row {index} of {total}  {tried.row.place}",
         *_block(f"prompt, {len(tried.prompt_ids)} tokens", decode(tried.prompt_ids)),
     ]
-    if tokens:
-        lines += _block("tokens", _pieces(tried.prompt_ids, decode))
     if tried.row.answer:
         lines += _block("answer wanted", tried.row.answer)
     if tried.row.metadata not in ("", "{}"):
@@ -35,8 +31,6 @@ def row_lines(
             lines += _block(who if said["author"] == "policy" else "  environment", said["text"])
         size = f"{len(completion.token_ids)} tokens, {completion.finish_reason}"
         lines += _block(f"completion {number}, {size}", completion.text)
-        if tokens:
-            lines += _block("tokens", _pieces(completion.token_ids, decode))
         lines.append(f"  {verdict(completion)}")
     return [*lines, ""]
 
@@ -98,10 +92,6 @@ def _block(title: str, text: str) -> list[str]:
     if len(rows) == 1:
         return [f"  {title}: {text}"]
     return [f"  {title}:", *(f"{_INDENT}{row}" for row in rows)]
-
-
-def _pieces(token_ids: Sequence[int], decode: Decode) -> str:
-    return " ".join(f"{token}={decode([token])!r}" for token in token_ids)
 
 
 def _short(text: str) -> str:

@@ -39,15 +39,13 @@ def decode(token_ids: Sequence[int]) -> str:
 
 
 def test_a_row_is_shown_as_the_model_sees_it() -> None:
-    """Special tokens included; an answer with its reward and parts; tokens on request."""
-    lines = row_lines(tried(completion(1.0)), 1, 3, decode, tokens=True)
+    """Special tokens included; an answer with its reward and parts."""
+    lines = row_lines(tried(completion(1.0)), 1, 3, decode)
     assert [
         "row 1 of 3  my.jsonl:1",
         "  prompt, 2 tokens: <1><4>",
-        "  tokens: 1='<1>' 4='<4>'",
         "  answer wanted: 2",
         "  completion 1, 2 tokens, stop: 2",
-        "  tokens: 5='<5>' 2='<2>'",
         "  reward 1  right 1  [0.4 ms]",
         "",
     ] == lines
@@ -59,14 +57,14 @@ def test_what_a_run_would_reject_says_why() -> None:
         tried(left_out="too long"), 1, 1, decode, tokens=False
     )
     shown = tried(completion(None, rejected="r.py:3: boom"), completion(0.0, note="cut at 12"))
-    lines = row_lines(shown, 1, 1, decode, tokens=False)
+    lines = row_lines(shown, 1, 1, decode)
     assert "  SET ASIDE: r.py:3: boom" in lines
     assert "  reward 0  right 0  [0.4 ms]  (cut at 12)" in lines
 
 
 def test_an_answer_of_many_lines_is_indented() -> None:
     """Its own lines stay lines."""
-    lines = row_lines(tried(completion(1.0, text="a\nb")), 1, 1, decode, tokens=False)
+    lines = row_lines(tried(completion(1.0, text="a\nb")), 1, 1, decode)
     assert ["  completion 1, 2 tokens, stop:", "    a", "    b"] == lines[3:6]
 
 
