@@ -53,9 +53,7 @@ def test_a_row_is_shown_as_the_model_sees_it() -> None:
 
 def test_what_a_run_would_reject_says_why() -> None:
     """A row that is not issued, a sample that is set aside, an answer that was cut."""
-    assert "  LEFT OUT: too long" in row_lines(
-        tried(left_out="too long"), 1, 1, decode, tokens=False
-    )
+    assert "  LEFT OUT: too long" in row_lines(tried(left_out="too long"), 1, 1, decode)
     shown = tried(completion(None, rejected="r.py:3: boom"), completion(0.0, note="cut at 12"))
     lines = row_lines(shown, 1, 1, decode)
     assert "  SET ASIDE: r.py:3: boom" in lines
