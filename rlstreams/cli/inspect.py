@@ -38,7 +38,6 @@ def add(subparsers: Commands) -> None:
         --step N     only samples that step N trained on
         --limit K  list at most K (%(default)s)
         --full     show each listed sample in full, not as a line
-        --json           one complete JSON object per line
         --tokenizer DIR  where tokenizer.json is, if it has moved
 
         rlstreams inspect runs/demo
@@ -124,12 +123,6 @@ def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
 
 
 def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
-    if args.json:
-        from rlstreams.debug.inspect.as_json import json_line
-
-        for detail in details:
-            print(json_line(detail))
-        return
     from rich.console import Console
 
     from rlstreams.debug.inspect.terminal import table, whole
