@@ -165,9 +165,9 @@ class FaultInjector:
         watcher = targets.watcher
         number = len(self.journal.injections)
         limit = injected_by_step(
-            number, len(self.journal.planned), self._first_step, watcher.step_target
+            number, len(self.journal.planned), self._first_step, watcher.ledger.step_target
         )
-        return watcher.step_target > 0 and watcher.step >= max(limit, 1)
+        return watcher.ledger.step_target > 0 and watcher.step >= max(limit, 1)
 
     def _try(self, targets: FaultTargets, now_s: float) -> None:
         fault = self._left[0]

@@ -177,7 +177,7 @@ class Supervisor:
 
     def _finish(self) -> None:
         """The trainer is done: wait for the last evaluation, as long as it goes on."""
-        step, step_target = self._watcher.step, self._watcher.step_target
+        step, step_target = self._watcher.step, self._watcher.ledger.step_target
         if step < step_target:
             self._begin_drain(f"the trainer drained at step {step} of {step_target}")
             return
@@ -196,7 +196,7 @@ class Supervisor:
         elif now_s > self._finish_until_s and not self._watcher.stall.is_starting("rollout"):
             self.outcome = Outcome.FAILED
             waited_s = self._config.deadlines.stall_s
-            version = self._watcher.policy_version
+            version = self._watcher.ledger.policy_version
             self._begin_drain(
                 f"the evaluation of version {version} has made no progress for "
                 f"{waited_s:g} s: " + self._watcher.stall.told("rollout")
@@ -212,7 +212,7 @@ class Supervisor:
 
     def _kill_for_show(self) -> None:
         step = self._watcher.step
-        due = self._kills.due(step, self._watcher.step_target)
+        due = self._kills.due(step, self._watcher.ledger.step_target)
         if due is not None and self._kill(self._fleet.of(due.role)[0], step):
             self._kills.done(due)
 

@@ -199,6 +199,10 @@ class World:
     control, progress = "running", SimpleNamespace(at_target=False)
 
     @property
+    def ledger(self) -> World:
+        return self
+
+    @property
     def policy_version(self) -> int:
         return self.card.steps
 
