@@ -76,7 +76,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
         "rlstreams.workers.trainer.parallel.shards",
     ),
     "safetensors": (
-        "rlstreams.start.doctor.model_files",  # headers alone
+        "rlstreams.start.doctor.model",  # headers alone
         "rlstreams.workers.trainer",
         "rlstreams.workers.weights",
         "rlstreams.workers.model",

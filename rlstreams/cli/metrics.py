@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
 
 if TYPE_CHECKING:
-    from rlstreams.show.metrics.reading import Sink
+    from rlstreams.show.metrics.rows import Sink
     from rlstreams.streams.log.bus import Bus
 
 FORMATS = ("jsonl", "csv", "prometheus")
@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
         if args.format == "prometheus":
             _serve(log.bus, config.run.id, args.port)
             return 0
-        from rlstreams.show.metrics.reading import read_rows
-        from rlstreams.show.metrics.rows import MetricRows
+        from rlstreams.show.metrics.rows import MetricRows, read_rows
         from rlstreams.streams.log.text import counted
 
         with _sink(args) as sink, suppress(KeyboardInterrupt):

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Play; 0 if everything asked for was played and nothing of the recording is missing, and with
     --into only if nothing differs.
     """
-    from rlstreams.debug.replay.filters import range_of, selection_of
+    from rlstreams.debug.replay.player import range_of, selection_of
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.run.places import RECORDINGS, check_checkpoints, check_place
 
@@ -137,8 +137,7 @@ def _fresh(args: argparse.Namespace, recording: Recording) -> AbstractContextMan
 
 
 def _play(args: argparse.Namespace, recording: Recording, selection: Selection) -> None:
-    from rlstreams.debug.replay.filters import chosen
-    from rlstreams.debug.replay.player import Player
+    from rlstreams.debug.replay.player import Player, chosen
 
     speed, progress = speed_of(args.speed), Progress()
     with _fresh(args, recording) as target:

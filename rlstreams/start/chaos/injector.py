@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.start.chaos.damage import Vandal, filled
-from rlstreams.start.chaos.journal import Conclude, Injection, Journal, Struck
 from rlstreams.start.chaos.plan import (
     BROKER,
     DISK,
     RECORDS,
     SERVER,
     UP,
+    Conclude,
     Fault,
     FaultKind,
+    Injection,
+    Journal,
+    Struck,
     injected_by_step,
 )
 from rlstreams.streams.log.bus import Bus

@@ -15,8 +15,6 @@ from types import FrameType
 
 from rlstreams.start.chaos.damage import Vandal, check_disk
 from rlstreams.start.chaos.injector import FaultInjector
-from rlstreams.start.chaos.journal import Conclude, Journal, Struck
-from rlstreams.start.chaos.outputs import read_outputs
 from rlstreams.start.chaos.plan import (
     BROKER,
     DISK,
@@ -24,14 +22,16 @@ from rlstreams.start.chaos.plan import (
     ROLES,
     SERVER,
     UP,
+    Conclude,
     Fault,
     FaultSpace,
+    Journal,
+    Struck,
     plan,
     points_of,
     sweep,
 )
-from rlstreams.start.chaos.report import machine
-from rlstreams.start.chaos.verdict import RunObservations, report
+from rlstreams.start.chaos.verdict import RunObservations, machine, read_outputs, report
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.crash_points import CrashPoint
 from rlstreams.streams.log.errors import ConfigError

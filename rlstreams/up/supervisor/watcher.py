@@ -29,8 +29,7 @@ from rlstreams.up.live.screen import LiveView
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
 from rlstreams.up.supervisor.poison import PoisonWatch
 from rlstreams.up.supervisor.progress import Progress
-from rlstreams.up.supervisor.stall_facts import ask_facts
-from rlstreams.up.supervisor.stall_watch import StallWatch
+from rlstreams.up.supervisor.stall_watch import StallWatch, ask_facts
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.replay.filters import chosen, range_of, selection_of
-from rlstreams.debug.replay.player import REPLAY_HEADER, Player
+from rlstreams.debug.replay.player import REPLAY_HEADER, Player, chosen, range_of, selection_of
 from rlstreams.schemas.events import StepCompleted, Trajectory
 from rlstreams.streams.log.errors import AbortedError, BrokerError, ConfigError
 from rlstreams.streams.log.record import Outgoing, Position, RawRecord

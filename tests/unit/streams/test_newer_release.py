@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.schemas.events import StepCompleted
-from rlstreams.start.chaos.outputs import read_outputs
+from rlstreams.start.chaos.verdict import read_outputs
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError
