@@ -15,7 +15,7 @@ from rlstreams.streams.log.text import counted
 if TYPE_CHECKING:
     from rlstreams.debug.replay.player import Played
     from rlstreams.debug.replay.target import Target
-    from rlstreams.debug.rerun.steps import StepAgain
+    from rlstreams.debug.rerun.rebuilt import StepAgain
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.recording.selection import Range, Selection
 
@@ -193,7 +193,7 @@ def _trainer(args: argparse.Namespace, recording: Recording, steps: Range | None
             raise ConfigError(f"{fresh.folder} is the folder of a run: name another with --dir DIR")
         weights = Path(fresh.folder) / "weights"
     set_threads(config.model.threads)
-    from rlstreams.debug.rerun.steps import steps_again
+    from rlstreams.debug.rerun.rebuilt import steps_again
 
     print(f"{'step':>5}  {'samples':>7}  {'batch':<14} {'loss':>22}  {'weights':<14} compared")
     num_equal = num_steps = num_samples = 0

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,11 +29,6 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.intake.validation import check_reference
 from rlstreams.workers.trainer.training.training import Trained, Training
-
-if TYPE_CHECKING:
-    from rlstreams.debug.rerun.findings import Finding
-    from rlstreams.debug.rerun.rerun import Change, Rerun
-
 
 # What a step computes with, once its samples are chosen. Everything else was decided before.
 CHANGEABLE = ("trainer.loss.", "trainer.optimizer.")

@@ -82,7 +82,7 @@ def render_report(given: ReportInput) -> str:
         workers=facts.workers(state),
         pulls=facts.pulls_line(state),
         dropped=dropped,
-        rows=[facts.step_row(point) for point in reversed(state.run.steps)],
+        rows=[facts.step_cells(point) for point in reversed(state.run.steps)],
     )
 
 

@@ -1,13 +1,19 @@
 """What a run looks like in a terminal: one screen that is drawn again, or plain lines.
 
 `LiveView` is told everything (`LiveInput`): frozen view states, processes. It reads no clock.
+What is drawn is not in the log file of `up`, which has every line.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO, cast
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -16,12 +22,62 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from rlstreams.show.metrics.rows import step_row
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
-from rlstreams.up.live.output import Output
 from rlstreams.up.live.panels import footer, header, learning, problems, queues, workers
 from rlstreams.up.live.words import LiveInput, clock, over, visible
+
+_GONE = (errno.EPIPE, errno.EIO)
+
+
+@contextmanager
+def output_to(log: Path) -> Iterator[Output]:
+    """`sys.stdout` as an `Output` in the block."""
+    before, output = sys.stdout, Output(sys.stdout, log)
+    sys.stdout = cast(TextIO, output)
+    try:
+        yield output
+    finally:
+        sys.stdout = before
+
+
+class Output:
+    """A text stream that writes to its log file, and to its reader."""
+
+    def __init__(self, reader: TextIO, log: Path) -> None:
+        self.reader = reader
+        self._log = log  # made with its first line: a start that is refused changes nothing
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.reader, name)
+
+    def write(self, text: str) -> int:
+        """Into the log file, and to the reader.
+
+        Raises:
+            OSError: the reader is gone. A full disk loses the line for whoever is on that disk.
+        """
+        self.note(text)
+        try:
+            self.reader.write(text)
+            self.reader.flush()
+        except OSError as err:
+            if err.errno in _GONE:
+                raise
+        return len(text)
+
+    def note(self, text: str) -> None:
+        """Into the log file alone."""
+        with suppress(OSError):
+            self._log.parent.mkdir(exist_ok=True)
+            fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(fd, text.encode("utf-8", "backslashreplace"))
+            finally:
+                os.close(fd)
+
 
 _FRAME = 2  # rows and columns that a panel's border takes
 _HEADER = 2
@@ -126,8 +182,7 @@ def _step_line(point: StepPoint, given: LiveInput) -> str:
     done = [p for p in given.views.run.steps if p.step <= point.step]
     mean = pace(done)
     rate = mean.sampled_per_s if mean else 0.0
-    tokens = sum(point.staleness.values())
-    staleness = sum(d * n for d, n in point.staleness.items()) / tokens if tokens else 0.0
+    staleness = step_row(point).values["staleness_mean"]
     return (
         f"step {point.step:>4}/{given.target or '?'}  reward {point.reward:.3f}  "
         f"held-out {held_out}  {rate:,.0f} tokens/s  staleness {staleness:.2f}  "

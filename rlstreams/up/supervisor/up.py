@@ -20,7 +20,7 @@ from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.topics import CONTROL, STEPS
 from rlstreams.streams.run.run_lock import locked_run
 from rlstreams.streams.run.run_log import BusLog
-from rlstreams.up.live.output import output_to
+from rlstreams.up.live.screen import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.child import make_spawner
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
