@@ -66,11 +66,11 @@ def select(view: LettersView, groups: Sequence[str], max_replacements: int) -> S
 
 
 def select_by_reason(view: LettersView, reason: str, max_replacements: int) -> Selection:
-    """Every group that may be asked for and has a letter; with a reason, one of that reason."""
+    """Every group that may be asked for and has a letter of that reason."""
     named = {
         letter.event.group_id
         for letter in view.letters
-        if reason in ("", letter.event.reason) and is_group_number(letter.event.group_id)
+        if reason == letter.event.reason and is_group_number(letter.event.group_id)
     }
     return Selection(groups=select(view, sorted(named, key=int), max_replacements).groups)
 
