@@ -68,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
         path = args.model or found_config.model.path
         config = replace(found_config, model=replace(found_config.model, path=path))
         set_threads(config.model.threads)
-        from rlstreams.debug.rerun.profile import profile
-        from rlstreams.debug.rerun.rerun import changed_config, lines, rerun
+        from rlstreams.debug.rerun.rerun import changed_config, lines, profile, rerun
 
         extra = [Path(name) for name in args.checkpoints]
         folders = [found_run.folder / "checkpoints", *extra]

@@ -95,8 +95,7 @@ def run(args: argparse.Namespace) -> int:
 def _write(args: argparse.Namespace, config: RunConfig, stop: Stop) -> int:
     """What one tracker lacks; 0 once it has all."""
     from rlstreams.debug.inspect.words import spelling
-    from rlstreams.show.metrics.picks import SamplePicks
-    from rlstreams.show.metrics.rows import MetricRows, read_rows
+    from rlstreams.show.metrics.rows import MetricRows, SamplePicks, read_rows
     from rlstreams.show.track.sinks import SINKS
     from rlstreams.show.track.tracker import Timely
     from rlstreams.streams.log.errors import StreamsError

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlstreams.show.metrics.picks import COLUMNS
-from rlstreams.show.metrics.rows import Row, row_key
+from rlstreams.show.metrics.rows import COLUMNS, Row, row_key
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 
 MARK = "rlstreams run"  # says in a tracker which run it is

@@ -10,8 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from rlstreams.show.metrics.picks import COLUMNS
-from rlstreams.show.metrics.rows import EVALUATION, STEP, Row
+from rlstreams.show.metrics.rows import COLUMNS, EVALUATION, STEP, Row
 from rlstreams.show.track.sinks import SINKS, About
 from rlstreams.show.track.tracker import Timely
 

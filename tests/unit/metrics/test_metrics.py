@@ -16,9 +16,8 @@ import pytest
 from rlstreams.debug.inspect.words import NUMBERS
 from rlstreams.schemas.events import EVALUATE, Event
 from rlstreams.show.metrics import rows as reading
-from rlstreams.show.metrics.picks import SamplePicks
 from rlstreams.show.metrics.prometheus import families, served
-from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row, read_rows
+from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row, SamplePicks, read_rows
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition
