@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from rlstreams.streams.log.errors import ConfigError, StreamsError
     from rlstreams.streams.run.open_run import open_run
     from rlstreams.streams.run.run_log import RunLog
-    from rlstreams.up.api.run import Run, RunFailedError, run
-    from rlstreams.up.api.step import Evaluation, Step
+    from rlstreams.up.api.run import Evaluation, Run, RunFailedError, Step, run
     from rlstreams.workers.config.data import ColumnsSection, DataSection, Example, GymSection
     from rlstreams.workers.config.engine import EngineSection
     from rlstreams.workers.config.loss import LossSection
@@ -36,8 +35,7 @@ _HOMES = {
     "streams.log.errors": "ConfigError StreamsError",
     "streams.run.open_run": "open_run",
     "streams.run.run_log": "RunLog",
-    "up.api.run": "Run RunFailedError run",
-    "up.api.step": "Evaluation Step",
+    "up.api.run": "Evaluation Run RunFailedError Step run",
     "workers.config.data": "ColumnsSection DataSection Example GymSection",
     "workers.config.engine": "EngineSection",
     "workers.config.loss": "LossSection",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run, real
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.streams.audit.auditor import Auditor, Hanging
@@ -36,19 +36,14 @@ def add(subparsers: Commands) -> None:
         --json                 print the report as one JSON object
         --bootstrap HOST:PORT  the broker to read from, instead of the configured one or the run's
                                own
-        --settle SECONDS       how long to wait for a breach to resolve while transactions are
-                               open (default: 35)
         --follow               audit a live run repeatedly; ends at the first breach or with the
                                run
-        --every SECONDS        pause between the rounds of --follow (default: %(default)g)
 
         rlstreams audit runs/demo
         rlstreams audit recordings/demo
         rlstreams audit run.toml --follow
         rlstreams audit runs/demo --json --bootstrap 127.0.0.1:9092
         """,
-        settle_={"type": real(0.0)},
-        every_={"type": real(0.0), "default": FOLLOW_EVERY_S},
     )
     add_run(parser, is_log=True)
 
@@ -57,11 +52,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; 0 if the log violates no guarantee, else 1."""
     from rlstreams.streams.audit.auditor import SETTLE_S
 
-    settle_s = SETTLE_S if args.settle is None else args.settle
     with _auditor(args) as auditor:
         if args.follow:
-            return follow(auditor, settle_s, args.every, as_json=args.json)
-        report = auditor.round(settle_s)
+            return follow(auditor, SETTLE_S, FOLLOW_EVERY_S, as_json=args.json)
+        report = auditor.round(SETTLE_S)
     show(report.to_json() if args.json else report.text())
     return 0 if report.ok else 1
 

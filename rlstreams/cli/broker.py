@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rlstreams.cli.arguments import Commands, command, options, print_json, whole
+from rlstreams.cli.arguments import Commands, command, options, whole
 
 _ACTIONS = {
     "start": "start it, unless it is running; it keeps running after this command",
@@ -26,35 +26,23 @@ def add(subparsers: Commands) -> None:
         --dir DIR  data folder (%(default)s)
         """
         one = command(actions, action, run, text, dir_={"default": "runs/broker"})
-        one.set_defaults(port=0, jars_dir="")
+        one.set_defaults(port=0)
         if action == "start":
-            options(
-                one,
-                """
-                --port N        default: the folder's last port, or a free one
-                --jars-dir DIR  folder of the pinned jars; download nothing
-                """,
-                port_={"type": whole(0, 65_535)},
-            )
-        if action == "status":
-            options(one, "--json  as one JSON object")
+            port = "--port N  default: the folder's last port, or a free one"
+            options(one, port, port_={"type": whole(0, 65_535)})
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it; `status` and `stop` answer 1 if no broker runs there."""
     from rlstreams.streams.broker.embedded import EmbeddedBroker
 
-    broker = EmbeddedBroker(Path(args.dir), args.port, args.jars_dir)
+    broker = EmbeddedBroker(Path(args.dir), args.port)
     if args.action == "start":
         state = broker.start()
         print(f"broker {state.pid} serves {state.bootstrap}; stop it with")
         print(f"  rlstreams broker stop --dir {args.dir}")
         return 0
     state_now = broker.status()
-    if args.action == "status" and args.json:
-        bootstrap = state_now.bootstrap if state_now else None
-        print_json({"dir": args.dir, "is_running": state_now is not None, "bootstrap": bootstrap})
-        return int(state_now is None)
     if state_now is None:
         print(f"no broker runs in {args.dir}")
         return 1

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run, options
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.schemas.events import DeadLetter
 
 _WHICH = "LETTER: by its sample or its record's offset; "
-_SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
-_PLACE = re.compile(r"(?P<topic>[a-z-]+?)(?:-(?P<a>\d+)|\[(?P<b>\d+)\])@(?P<offset>\d+)")
+_LETTER = re.compile(r"(\d+|e\d+-\d+)/\d+|[a-z-]+(-\d+|\[\d+\])@\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
 
 
@@ -42,8 +40,6 @@ def _add_list(actions: Commands) -> None:
         one line per letter, and totals by reason
 
         --reason REASON  only this reason: decode, reward, ...
-        --role ROLE      only letters from this role
-        --group GROUP    only this group's
         --json           one JSON object a line
 
         rlstreams dead-letters list runs/demo
@@ -79,20 +75,14 @@ def _add_requeue(actions: Commands) -> None:
 
         Exit status 0 only if every group named can be requeued; otherwise nothing is written.
 
+        --reason REASON  every dropped group with such a letter
+
         rlstreams dead-letters requeue 17 21 runs/demo
         rlstreams dead-letters requeue --reason reward runs/demo
         """,
-        usage="%(prog)s [-h] [--reason REASON | --all] [GROUP ...] [RUN ...]",
+        usage="%(prog)s [-h] [--reason REASON] [GROUP ...] [RUN ...]",
     )
     add_run(parser, metavar="GROUP | RUN", before="GROUP: number of a dropped group; ")
-    which = parser.add_mutually_exclusive_group()
-    options(
-        which,
-        """
-        --reason REASON  every dropped group with such a letter
-        --all            every dropped group with a letter
-        """,
-    )
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -105,13 +95,7 @@ def run_list(args: argparse.Namespace) -> int:
     config = configuration(args.config, args.overrides)
     with opened_run(config) as log:
         found = read_letters(log.bus, config.deadlines.commit_s)
-    letters = [
-        letter
-        for letter in found.view.letters
-        if args.reason in ("", letter.event.reason)
-        and args.role in ("", letter.event.role)
-        and args.group in ("", letter.event.group_id)
-    ]
+    letters = [letter for letter in found.view.letters if args.reason in ("", letter.event.reason)]
     if args.json:
         for letter in letters:
             print(json_line(found.view, letter))
@@ -128,14 +112,19 @@ def run_show(args: argparse.Namespace) -> int:
     from rlstreams.debug.letters.text import whole
     from rlstreams.streams.log.errors import ConfigError
 
-    words = [w for w in args.config if _SAMPLE.fullmatch(w) or _PLACE.fullmatch(w)]
+    words = [w for w in args.config if _LETTER.fullmatch(w)]
     if len(words) != 1:
         raise ConfigError(
             "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, like 17/3 or "
             f"trajectories-0@41, got {' '.join(words) or 'none'}; "
             "`rlstreams dead-letters list` has them"
         )
-    is_wanted = _matcher(words[0])
+    name = words[0].replace("[", "-").replace("]", "")
+
+    def is_wanted(event: DeadLetter) -> bool:
+        place = f"{event.origin_topic}-{event.origin_partition}@{event.origin_offset}"
+        return name in (place, f"{event.group_id}/{event.sample}")
+
     config = configuration([w for w in args.config if w not in words], args.overrides)
     with opened_run(config) as log:
         found = read_letters(log.bus, config.deadlines.commit_s, keep_bytes=is_wanted)
@@ -161,8 +150,8 @@ def run_requeue(args: argparse.Namespace) -> int:
     from rlstreams.streams.log.text import counted
 
     groups = [w for w in args.config if _GROUP.fullmatch(w)]
-    if bool(groups) == (args.all or bool(args.reason)):
-        raise ConfigError("requeue takes groups by number, or --reason, or --all: one of the three")
+    if bool(groups) == bool(args.reason):
+        raise ConfigError("requeue takes groups by number, or --reason: one of the two")
     config = configuration([w for w in args.config if w not in groups], args.overrides)
     limit = config.prompts.max_replacements
     with opened_run(config) as log:
@@ -185,15 +174,3 @@ def run_requeue(args: argparse.Namespace) -> int:
             f"resumed with more, `rlstreams up ... --resume --steps {target + 1}`"
         )
     return 0
-
-
-def _matcher(word: str) -> Callable[[DeadLetter], bool]:
-    if match := _SAMPLE.fullmatch(word):
-        sample = (match["group"], int(match["sample"]))
-        return lambda letter: sample == (letter.group_id, letter.sample)
-    match = _PLACE.fullmatch(word)
-    assert match is not None
-    place = (match["topic"], int(match["a"] or match["b"]), int(match["offset"]))
-    return lambda letter: (
-        place == (letter.origin_topic, letter.origin_partition, letter.origin_offset)
-    )

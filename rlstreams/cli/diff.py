@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, command, opened, print_json, real
+from rlstreams.cli.arguments import Commands, command, opened, print_json
 
 if TYPE_CHECKING:
     from rlstreams.streams.recording import Recording
@@ -27,14 +27,10 @@ def add(subparsers: Commands) -> None:
         Pairs records by sample, step or version. Writers, times and offsets are ignored. Exit
         status 1 if something differs.
 
-        --events A,B   e.g. ScoredTrajectory
-        --tolerance X  numbers this close are equal (0)
-        --json         one JSON object a line, for each kind of event
+        --json  one JSON object a line, for each kind of event
 
         rlstreams diff recordings/demo runs/demo-2
-        rlstreams diff a b --events ScoredTrajectory --tolerance 1e-6
         """,
-        tolerance_={"type": real(0.0), "default": 0.0},
     )
     for name in ("one", "other"):
         parser.add_argument(
@@ -44,16 +40,10 @@ def add(subparsers: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare; 0 if nothing of the first is different or missing in the second."""
-    from rlstreams.debug.replay.diff import PAIRED, diff, lines
-    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.debug.replay.diff import diff, lines
 
-    events = [name for name in args.events.split(",") if name]
-    if unknown := set(events) - PAIRED.keys():
-        raise ConfigError(
-            f"--events: {', '.join(sorted(unknown))} cannot be paired; known: {', '.join(PAIRED)}"
-        )
     with _opened(args.one) as one, _opened(args.other) as other:
-        found = diff(one, other, events=events, tolerance=args.tolerance)
+        found = diff(one, other)
     if args.json:
         print_json(*found)
     else:
@@ -66,7 +56,6 @@ def _opened(name: str) -> Iterator[Recording]:
     """A recording, or one made in a temporary folder of what a run's topics hold now."""
     from rlstreams.debug.replay.record import RecordingOptions, record
     from rlstreams.streams.recording import Recording
-    from rlstreams.streams.recording.selection import Selection
     from rlstreams.streams.run.recorded_log import RecordedLog
 
     with (
@@ -78,7 +67,6 @@ def _opened(name: str) -> Iterator[Recording]:
             return
         assert found.config is not None
         folder = Path(scratch) / found.config.run.id
-        options = RecordingOptions(folder=folder, selection=Selection(), words={})
-        record(found.log.bus, found.config, options)
+        record(found.log.bus, found.config, RecordingOptions(folder=folder))
         with Recording(folder) as recording:
             yield recording

@@ -52,7 +52,6 @@ def add(subparsers: Commands) -> None:
         step_={"type": int},
     )
     add_run(parser, is_log=True)
-    parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
     parser.set_defaults(wants_config=False)  # `--schema` needs none
     _add_model(subparsers)
 
@@ -134,8 +133,7 @@ def _rows(log: RunLog, spelled: Spelling, args: argparse.Namespace) -> Iterator[
     return (
         row
         for row in sample_rows(log, spelled)
-        if args.purpose in ("", row["purpose"])
-        and (args.min_reward is None or row["reward"] >= args.min_reward)
+        if (args.min_reward is None or row["reward"] >= args.min_reward)
         and (args.step is None or row.get("step") == args.step)
     )
 

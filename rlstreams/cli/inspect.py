@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import re
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = re.compile(r"(\d+|e\d+-\d+)/\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
-_MEASURES = ("mismatch", "reward", "staleness", "tokens", "duration")  # `choose.Measure`
+_MEASURES = ("mismatch", "reward", "staleness", "tokens", "duration")
 _PIPE_WIDTH = 160
 _WHICH = "SAMPLE: 12/3, or 12 for all samples of group 12; "
 
@@ -39,13 +38,11 @@ def add(subparsers: Commands) -> None:
         --step N     only samples that step N trained on
         --limit K  list at most K (%(default)s)
         --full     show each listed sample in full, not as a line
-        --html FILE      write one page of them
-        --json           one complete JSON object per line
         --tokenizer DIR  where tokenizer.json is, if it has moved
 
         rlstreams inspect runs/demo
         rlstreams inspect 12/3 runs/demo
-        rlstreams inspect recordings/demo --worst reward --step 8 --html worst.html
+        rlstreams inspect recordings/demo --worst reward --step 8
         """,
         usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
         step_={"type": int},
@@ -81,17 +78,39 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lineages(log: RunLog, args: argparse.Namespace, wanted: Sequence[str]) -> list[Lineage]:
-    from rlstreams.debug.inspect.choose import Measure, choose
     from rlstreams.streams.log.errors import ConfigError
 
     if wanted and (args.worst or args.step is not None):
         raise ConfigError("name samples, or rank them by --worst or --step")
-    if wanted:
-        return log.samples(*wanted)
-    named = args.worst or ("" if args.step is not None else Measure.MISMATCH)
-    by = Measure(named) if named else None
-    found = [str(sample) for sample in choose(log, by=by, step=args.step, limit=args.limit)]
+    found = wanted or worst(log, args.worst, args.step, args.limit)
     return log.samples(*found) if found else []
+
+
+def worst(log: RunLog, measure: str | None, step: int | None, limit: int) -> list[str]:
+    """Names of samples, the worst first; of a step without a measure those of its batch, in order.
+
+    Raises:
+        ConfigError: a step that the log does not have; names those that it has. No limit.
+        DeadlineError: a partition did not deliver up to its end.
+    """
+    from rlstreams.show.report.rows import SampleRows, Wanted
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.streams.log.topics import SCORED, STEPS, TRAJECTORIES
+
+    if limit < 1:
+        raise ConfigError(f"limit must be at least 1, got {limit}")
+    rows, numbers = SampleRows(), [event.step for event in log.steps()]
+    if step is not None and step not in numbers:
+        there = f"it has steps {numbers[0]} to {numbers[-1]}" if numbers else "it has no step"
+        raise ConfigError(f"step {step} is not in {log.name}: {there}")
+    by = measure or ("mismatch" if step is None else "")
+    for topic in (STEPS, SCORED if by == "mismatch" else TRAJECTORIES):
+        for record in log.read_topic(topic, skip_unreadable=True):
+            rows.apply(record.event)
+    if not by:
+        return [row.name for row in rows.of_step(step or 0)][:limit]
+    ranked = rows.find(Wanted(sort=by, ascending=by == "reward", step=step))
+    return [row.name for row in ranked if getattr(row, by) is not None][:limit]
 
 
 def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
@@ -104,24 +123,10 @@ def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
 
 
 def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
-    if args.json:
-        from rlstreams.debug.inspect.as_json import json_line
-
-        for detail in details:
-            print(json_line(detail))
-        return
     from rich.console import Console
 
     from rlstreams.debug.inspect.terminal import table, whole
 
-    if args.html:  # the same as on a terminal, all of each
-        console = Console(width=_PIPE_WIDTH, file=io.StringIO(), record=True, highlight=False)
-        console.print(table(details, title))
-        for detail in details:
-            console.print(whole(detail, _PIPE_WIDTH))
-        console.save_html(args.html)
-        print(f"page: {args.html}")
-        return
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     if args.full or len(details) == 1:

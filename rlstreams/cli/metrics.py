@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
 
 if TYPE_CHECKING:
-    from rlstreams.show.metrics.reading import Sink
+    from rlstreams.show.metrics.rows import Sink
     from rlstreams.streams.log.bus import Bus
 
-FORMATS = ("jsonl", "csv", "tensorboard", "prometheus")
+FORMATS = ("jsonl", "csv", "prometheus")
 STDOUT = "-"
 
 
@@ -27,19 +27,18 @@ def add(subparsers: Commands) -> None:
         "metrics",
         run,
         """
-        figures by step as JSON lines, CSV, TensorBoard files or for Prometheus
+        figures by step as JSON lines, CSV or for Prometheus; for trackers: `track`
 
         Reads the log and touches nothing: while the run goes on, afterwards, or again from the
         beginning, each time with the same figures. Files have a row for each step and each
         evaluation; prometheus answers scrapes with the present state until Ctrl-C.
 
         --follow   go on until the run is over or Ctrl-C
-        --to PATH  a file, or the folder of tensorboard (-)
+        --to FILE  (%(default)s: standard output)
         --port N   of prometheus (%(default)s)
 
         rlstreams metrics runs/demo --to steps.csv --format csv
         rlstreams metrics runs/demo --follow
-        rlstreams metrics runs/demo --follow --format tensorboard --to tb/demo
         rlstreams metrics runs/demo --format prometheus --port 9400
         """,
         to_={"default": STDOUT},
@@ -51,15 +50,16 @@ def add(subparsers: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write what was asked for; 0 also after Ctrl-C, which is how following ends."""
+    from rlstreams.streams.log.errors import ConfigError
 
-    _check(args)
+    if args.format == "csv" and args.follow:
+        raise ConfigError("a CSV table is written when its last row is known: follow with jsonl")
     config = configuration(args.config, args.overrides)
     with opened_run(config) as log:
         if args.format == "prometheus":
             _serve(log.bus, config.run.id, args.port)
             return 0
-        from rlstreams.show.metrics.reading import read_rows
-        from rlstreams.show.metrics.rows import MetricRows
+        from rlstreams.show.metrics.rows import MetricRows, read_rows
         from rlstreams.streams.log.text import counted
 
         with _sink(args) as sink, suppress(KeyboardInterrupt):
@@ -69,15 +69,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
-    from rlstreams.streams.log.errors import ConfigError
-
-    if args.format == "csv" and args.follow:
-        raise ConfigError("a CSV table is written when its last row is known: follow with jsonl")
-    if args.format == "tensorboard" and args.to == STDOUT:
-        raise ConfigError("--format tensorboard needs --to DIR, the folder of its files")
-
-
 @contextmanager
 def _sink(args: argparse.Namespace) -> Iterator[Sink]:
     """Where rows go, finished at the end whatever ends it."""
@@ -85,12 +76,6 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
 
     from rlstreams.show.metrics.rows import CsvTable, JsonLines
 
-    if args.format == "tensorboard":
-        from rlstreams.show.track.sinks import TensorBoardSink
-
-        with closing(TensorBoardSink({"folder": args.to})) as files:
-            yield files
-        return
     kind = CsvTable if args.format == "csv" else JsonLines
     if args.to == STDOUT:
         with closing(kind(sys.stdout)) as table:

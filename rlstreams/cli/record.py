@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
-from rlstreams.cli.ranges import add_selection
 
 if TYPE_CHECKING:
     from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
-    from rlstreams.streams.log.bus import Bus
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.recording.recorder import Progress
-    from rlstreams.workers.config.run import RunConfig
 
 ACTIONS = ("list", "verify")
 
@@ -40,13 +37,11 @@ def add(subparsers: Commands) -> None:
 
         rlstreams record runs/demo
         rlstreams record run.toml --follow --weights --checkpoints
-        rlstreams record runs/demo --steps 10:20 --out ten-steps
         rlstreams record list
         rlstreams record verify recordings/demo
         """,
     )
     add_run(parser, before="list or verify, and folders (recordings); or ")
-    add_selection(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.config[0] in ACTIONS:
         return _list(args.config[1:], is_read=args.config[0] == "verify")
-    from rlstreams.debug.replay.record import record
+    from rlstreams.debug.replay.record import RecordingOptions, record
     from rlstreams.workers.loop.runtime import Stop
 
     config = configuration(args.config, args.overrides)
@@ -64,7 +59,12 @@ def run(args: argparse.Namespace) -> int:
     if args.follow:
         stop.on_signals()
     with opened_run(config) as log:
-        options = _recording_options(args, log.bus, config)
+        options = RecordingOptions(
+            folder=Path(args.out or f"recordings/{config.run.id}"),
+            is_followed=args.follow,
+            with_weights=args.weights,
+            with_checkpoints=args.checkpoints,
+        )
         result = record(
             log.bus,
             config,
@@ -73,29 +73,6 @@ def run(args: argparse.Namespace) -> int:
             on_progress=_show if sys.stderr.isatty() else lambda _: None,
         )
     return _tell(result, options)
-
-
-def _recording_options(args: argparse.Namespace, bus: Bus, config: RunConfig) -> RecordingOptions:
-    from dataclasses import replace
-
-    from rlstreams.cli.ranges import selection_of, words_of
-    from rlstreams.debug.replay.record import RecordingOptions, groups_of_steps
-    from rlstreams.streams.log.errors import ConfigError
-
-    selection = selection_of(args)
-    if selection.steps is not None:
-        groups = groups_of_steps(bus, selection.steps)
-        if not groups:
-            raise ConfigError(f"--steps {args.steps}: the run has completed none of these steps")
-        selection = replace(selection, groups=(selection.groups or groups) & groups)
-    return RecordingOptions(
-        folder=Path(args.out or f"recordings/{config.run.id}"),
-        selection=selection,
-        words=words_of(args),
-        is_followed=args.follow,
-        with_weights=args.weights,
-        with_checkpoints=args.checkpoints,
-    )
 
 
 def _show(progress: Progress) -> None:

@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import Commands, Progress, command, options, set_threads
-from rlstreams.cli.ranges import add_selection, selection_of
 from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
     from rlstreams.debug.replay.player import Played
     from rlstreams.debug.replay.target import Target
-    from rlstreams.debug.rerun.steps import StepAgain
+    from rlstreams.debug.rerun.rebuilt import StepAgain
     from rlstreams.streams.recording import Recording
-    from rlstreams.streams.recording.selection import Selection
+    from rlstreams.streams.recording.selection import Range, Selection
 
 INTO = ("trainer", "logprob")
 SPEED = "max"
-_PLAYBACK = ("--bootstrap", "--speed", "--dry-run")
 _UNUSED = {  # options that do nothing with an --into
     "": ("--weights", "--keep-weights"),
-    "trainer": (*_PLAYBACK, "--weights", "--topics", "--steps", "--groups"),
-    "logprob": (*_PLAYBACK, "--as", "--dir", "--keep-weights"),
+    "trainer": ("--bootstrap", "--speed", "--weights"),
+    "logprob": ("--bootstrap", "--speed", "--as", "--dir", "--keep-weights"),
 }
 
 
@@ -47,12 +45,14 @@ def add(subparsers: Commands) -> None:
         --as RUN_ID            id of the fresh run (default: the recorded id plus -replay)
         --dir DIR              its folder (runs/RUN_ID)
         --bootstrap HOST:PORT  a broker; default: an embedded one
+        --speed X              1 as recorded, 10, ... (max)
+        --steps A:B            only these steps, and all their groups; the trainer begins with 1
 
-        rlstreams replay recordings/demo --as slow --speed 2 --from step:5
+        rlstreams replay recordings/demo --as slow --speed 2 --steps 5:
         rlstreams replay recordings/demo --into trainer
-        rlstreams replay recordings/demo --dry-run --steps 3:7
         """,
         as_={"dest": "run_id"},
+        speed_={"default": SPEED},
     )
     parser.add_argument("recording", metavar="RECORDING", help="its folder")
     role = parser.add_argument_group("one role alone")
@@ -65,30 +65,18 @@ def add(subparsers: Commands) -> None:
         """,
         weights_={"action": "append", "default": []},
     )
-    options(
-        parser.add_argument_group("playback"),
-        """
-        --speed X    1 as recorded, 10, ... (max)
-        --from WHEN  begin there: step:7, version:5, +30 (seconds), or an ISO time
-        --to WHEN    the same; stop there
-        --dry-run    only count what would be played
-        """,
-        speed_={"default": SPEED},
-        from_={"dest": "begin"},
-        to_={"dest": "end"},
-    )
-    add_selection(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Play; 0 if everything asked for was played and nothing of the recording is missing, and with
     --into only if nothing differs.
     """
-    from rlstreams.debug.replay.filters import resolve
+    from rlstreams.debug.replay.player import range_of, selection_of
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.run.places import RECORDINGS, check_checkpoints, check_place
 
     _refuse_unused(args)
+    steps = range_of(args.steps)
     check_place(args.recording, [RECORDINGS])
     for name in args.weights:
         check_checkpoints(name, "--weights", or_weights=True)
@@ -96,14 +84,11 @@ def run(args: argparse.Namespace) -> int:
         for problem in recording.problems:
             print(f"warning: {problem}", file=sys.stderr)
         if args.into == "trainer":
-            return _trainer(args, recording)
-        selection = resolve(recording, selection_of(args), args.begin, args.end)
+            return _trainer(args, recording, steps)
+        selection = selection_of(recording, steps)
         if args.into:
             return _logprob(args, recording, selection)
-        if args.dry_run:
-            _count(recording, selection)
-        else:
-            _play(args, recording, selection)
+        _play(args, recording, selection)
         if recording.problems:
             print("records are missing in the recording: see the warnings above", file=sys.stderr)
             return 1
@@ -151,20 +136,8 @@ def _fresh(args: argparse.Namespace, recording: Recording) -> AbstractContextMan
     return fresh_run(config, schemas=[*recording.schemas.values()])
 
 
-def _count(recording: Recording, selection: Selection) -> None:
-    from collections import Counter
-
-    from rlstreams.debug.replay.filters import chosen
-
-    counts = Counter(raw.position.topic for raw in chosen(recording, selection))
-    for topic, count in sorted(counts.items()):
-        print(f"{topic:<20} {count:>10,}")
-    print(f"{counted(counts.total(), 'record')} would be played")
-
-
 def _play(args: argparse.Namespace, recording: Recording, selection: Selection) -> None:
-    from rlstreams.debug.replay.filters import chosen
-    from rlstreams.debug.replay.player import Player
+    from rlstreams.debug.replay.player import Player, chosen
 
     speed, progress = speed_of(args.speed), Progress()
     with _fresh(args, recording) as target:
@@ -203,13 +176,16 @@ def _logprob(args: argparse.Namespace, recording: Recording, selection: Selectio
     return 0 if made.is_equal else 1
 
 
-def _trainer(args: argparse.Namespace, recording: Recording) -> int:
+def _trainer(args: argparse.Namespace, recording: Recording, steps: Range | None) -> int:
     """Do the recorded steps again; 0 only if every one is equal."""
     from rlstreams.debug.replay.target import recorded_config, replay_config
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.recording.bus import RecordingBus
     from rlstreams.streams.run.places import CONFIG_FILE
 
+    if steps is not None and steps.first > 1:
+        raise ConfigError("--steps: the trainer begins with step 1; rerun-step begins elsewhere")
+    last = 0 if steps is None or steps.last == math.inf else int(steps.last)
     config, weights = recorded_config(recording), None
     if args.keep_weights:
         fresh = replay_config(recording, run_id=args.run_id, folder=args.dir, bootstrap="")
@@ -217,12 +193,11 @@ def _trainer(args: argparse.Namespace, recording: Recording) -> int:
             raise ConfigError(f"{fresh.folder} is the folder of a run: name another with --dir DIR")
         weights = Path(fresh.folder) / "weights"
     set_threads(config.model.threads)
-    from rlstreams.debug.rerun.steps import steps_again
+    from rlstreams.debug.rerun.rebuilt import steps_again
 
     print(f"{'step':>5}  {'samples':>7}  {'batch':<14} {'loss':>22}  {'weights':<14} compared")
     num_equal = num_steps = num_samples = 0
-    bus, last = RecordingBus(recording), _last_step(args)
-    for step in steps_again(bus, config, last=last, keep_weights=weights):
+    for step in steps_again(RecordingBus(recording), config, last=last, keep_weights=weights):
         _print_step(step)
         num_steps += 1
         num_equal += not step.differences
@@ -233,17 +208,6 @@ def _trainer(args: argparse.Namespace, recording: Recording) -> int:
         f"{counted(num_samples, 'scored trajectory', 'scored trajectories')} trained on again"
     )
     return 0 if num_equal == num_steps else 1
-
-
-def _last_step(args: argparse.Namespace) -> int:
-    from rlstreams.streams.log.errors import ConfigError
-
-    if args.begin:
-        raise ConfigError("--from: the trainer begins with step 1; rerun-step begins elsewhere")
-    kind, _, number = args.end.partition(":")
-    if args.end and (kind != "step" or not number.isdecimal()):
-        raise ConfigError(f"--to must be step:N for the trainer, got {args.end!r}")
-    return int(number or 0)
 
 
 def _print_step(step: StepAgain) -> None:

@@ -56,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
     """Re-run; 0 if everything is equal to what was recorded."""
     import json
 
-    from rlstreams.debug.rerun.change import changed_config
     from rlstreams.streams.run.places import check_checkpoints
     from rlstreams.workers.config.load import from_json
 
@@ -69,9 +68,7 @@ def run(args: argparse.Namespace) -> int:
         path = args.model or found_config.model.path
         config = replace(found_config, model=replace(found_config.model, path=path))
         set_threads(config.model.threads)
-        from rlstreams.debug.rerun.profile import profile
-        from rlstreams.debug.rerun.rerun import rerun
-        from rlstreams.debug.rerun.text import lines
+        from rlstreams.debug.rerun.rerun import changed_config, lines, profile, rerun
 
         extra = [Path(name) for name in args.checkpoints]
         folders = [found_run.folder / "checkpoints", *extra]

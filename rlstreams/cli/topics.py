@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
 from collections.abc import Mapping
@@ -32,7 +31,6 @@ POLL_S = 0.5
 READ_DEADLINE_S = 30.0  # longest wait for the next record below a known end
 _BATCH = 500
 _SHOWN = 60  # characters of a value in a line
-_RECORD = "value"  # field of a dead letter: the record that it is about
 
 
 def add(subparsers: Commands) -> None:
@@ -167,44 +165,15 @@ def _between(reader: Reader, ends: Mapping[Partition, int]) -> list[RawRecord]:
 
 def record_row(raw: RawRecord, schemas: SchemaTexts) -> dict[str, Any]:
     """A record with its envelope; what is no event of ours has a `problem` instead of `fields`."""
+    from rlstreams.debug.letters.text import event_row
+
     return {
         **raw.position._asdict(),
         "at_ms": raw.timestamp_ms,
         "key": raw.key.decode("utf-8", "backslashreplace"),
         "headers": {k: v.decode("utf-8", "backslashreplace") for k, v in raw.headers.items()},
-        **_event(bytes(raw.value), schemas),
+        **event_row(bytes(raw.value), schemas),
     }
-
-
-def _event(value: bytes, schemas: SchemaTexts) -> dict[str, Any]:
-    from rlstreams.schemas import DecodeError, decode
-
-    try:
-        event = decode(value, schemas)
-    except DecodeError as err:
-        text = value.decode("utf-8", "backslashreplace")
-        return {"event": None, "problem": str(err), "value": text}
-    return {"event": type(event).__name__, "fields": _plain(event, schemas)}
-
-
-def _plain(value: Any, schemas: SchemaTexts) -> Any:  # noqa: ANN401
-    """A field as JSON has it; bytes are the record that a dead letter is about, or its key."""
-    from rlstreams.schemas.events import Tensor
-
-    if isinstance(value, Tensor):
-        return value.numpy().tolist()
-    if dataclasses.is_dataclass(value):
-        names = (field.name for field in dataclasses.fields(value))
-        return {
-            name: _event(bytes(inner), schemas)
-            if name == _RECORD and isinstance(inner, bytes | memoryview)
-            else _plain(inner, schemas)
-            for name in names
-            for inner in [getattr(value, name)]
-        }
-    if isinstance(value, tuple):
-        return [_plain(item, schemas) for item in value]
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def _show(row: dict[str, Any], *, as_json: bool) -> None:

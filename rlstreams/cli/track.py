@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from rlstreams.show.track.sinks import About
     from rlstreams.streams.run.run_log import RunLog
     from rlstreams.workers.config.run import RunConfig
+    from rlstreams.workers.loop.runtime import Stop
 
 NICE = 10  # the run goes first
-AGAIN_S = 5.0  # until a log that could not be read is opened anew
 PREDECESSOR_S = 45.0  # of an `up` that was killed: its tracker is about to end
 
 
@@ -45,14 +46,17 @@ def add(subparsers: Commands) -> None:
         """,
     )
     add_run(parser)
-    # Set by `up`: a pipe that closes when its process is gone.
+    # Set by `up`: a pipe that closes when its process is gone. And by us: for one tracker.
     parser.add_argument("--caller-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write all; 0 if no tracker lacks a row."""
+    from rlstreams.show.track.tracker import TRIES, keep
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.log.owner_lock import OwnedError, held
+    from rlstreams.workers.loop.runtime import Stop
 
     config = configuration(args.config, args.overrides)
     if not config.track.used:
@@ -60,56 +64,58 @@ def run(args: argparse.Namespace) -> int:
             "the section [track] names no tracker: set track.wandb.project, track.mlflow.uri, "
             "track.trackio.project or track.tensorboard.folder"
         )
-    with suppress(OSError):
-        os.nice(NICE)
-    Path(config.folder).mkdir(parents=True, exist_ok=True)
-    wait_s = PREDECESSOR_S if args.caller_fd >= 0 else 0.0
-    try:
-        # Two would end each other's processes.
-        with held(Path(config.folder) / "track.lock", wait_s=wait_s):
-            return _track(args, config)
-    except OwnedError as err:
-        raise ConfigError(f"{config.folder} is tracked by process {err.owner} already") from None
-
-
-def _track(args: argparse.Namespace, config: RunConfig) -> int:
-    from rlstreams.debug.inspect.words import spelling
-    from rlstreams.show.metrics.picks import SamplePicks
-    from rlstreams.show.metrics.reading import read_rows
-    from rlstreams.show.metrics.rows import MetricRows
-    from rlstreams.show.track.tracker import Tracker
-    from rlstreams.streams.log.errors import StreamsError
-    from rlstreams.workers.loop.runtime import Stop
-
-    stop, tracker, has_held_out = Stop(), None, config.data.has_held_out
+    stop = Stop()
     stop.on_signals()
     if args.caller_fd >= 0:
         stop.when_closed(args.caller_fd)
-    spelled = spelling("", config.model.path)
-    while True:
-        picks = SamplePicks(spelled, shlex.join(args.config), has_held_out=has_held_out)
-        steps = config.trainer.steps if args.follow else 0
-        view = MetricRows(has_held_out=has_held_out, step_target=steps, picks=picks)
-        is_read = False
+    if args.only:
+        return _write(args, config, stop)
+    with suppress(OSError):
+        os.nice(NICE)
+    folder = Path(config.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "rlstreams", "track", *args.config, *args.overrides]
+    words += ["--caller-fd", "0", *(["--follow"] if args.follow else []), "--only"]
+    commands = {name: [*words, name] for name in config.track.used}
+    wait_s = PREDECESSOR_S if args.caller_fd >= 0 else 0.0
+    tries = math.inf if args.follow else TRIES
+    try:
+        # Two would end each other's processes.
+        with held(folder / "track.lock", wait_s=wait_s):
+            lacking = keep(
+                commands, str(folder.absolute()), _say, lambda: stop.requested, tries=tries
+            )
+    except OwnedError as err:
+        raise ConfigError(f"{config.folder} is tracked by process {err.owner} already") from None
+    for name in lacking:
+        _say(f"{name}: lacks rows, or did not confirm them; they are in the log")
+    return 1 if lacking else 0
+
+
+def _write(args: argparse.Namespace, config: RunConfig, stop: Stop) -> int:
+    """What one tracker lacks; 0 once it has all."""
+    from rlstreams.debug.inspect.words import spelling
+    from rlstreams.show.metrics.rows import MetricRows, SamplePicks, read_rows
+    from rlstreams.show.track.sinks import SINKS
+    from rlstreams.show.track.tracker import Timely
+    from rlstreams.streams.log.errors import StreamsError
+
+    has_held_out, spelled = config.data.has_held_out, spelling("", config.model.path)
+    picks = SamplePicks(spelled, shlex.join(args.config), has_held_out=has_held_out)
+    steps = config.trainer.steps if args.follow else 0
+    view = MetricRows(has_held_out=has_held_out, step_target=steps, picks=picks)
+    with opened_run(config, lambda _: None) as log:
+        about, settings = _about(config, log, args), config.track.used[args.only]
         try:
-            with opened_run(config, lambda _: None) as log:
-                tracker = tracker or Tracker(config.track.used, _about(config, log, args), _say)
-                read_rows(
-                    log.bus, tracker, view, follow=args.follow, stopped=lambda: stop.requested
-                )
-            is_read = not args.follow or view.is_over or stop.requested
-        except StreamsError as err:
-            if tracker is None or not args.follow:
-                raise
-            _say(f"the log cannot be read: {err}")
-        if not args.follow or view.is_over or stop.wait(AGAIN_S):
-            break
-    tracker.close(lambda: stop.requested)
-    for name, num in tracker.missing.items():
-        _say(f"{name}: lacks {num} rows or did not confirm them; they are in the log")
-    if not is_read:
-        _say("the log was not read to its end")
-    return 1 if tracker.missing or not is_read else 0
+            sink = Timely(lambda: SINKS[args.only](settings, about))
+            read_rows(log.bus, sink, view, follow=args.follow, stopped=lambda: stop.requested)
+            sink.close()
+        except StreamsError:
+            raise
+        except Exception as err:  # noqa: BLE001 - a library's: told, and tried again
+            _say(f"{args.only}: {type(err).__name__}: {' '.join(str(err).split())[:300]}")
+            return 1
+    return 0 if not args.follow or view.is_over or stop.requested else 1
 
 
 def _about(config: RunConfig, log: RunLog, args: argparse.Namespace) -> About:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import Commands, add_config, command, whole
@@ -29,17 +28,12 @@ def add(subparsers: Commands) -> None:
 
         --rows N            rows of data.train, from the first (%(default)s)
         --samples N         answers per row (%(default)s)
-        --tokens            show the tokens too
-        --reward-only FILE  score completions from a file, no model: lines {"completion": TEXT,
-                            "row": N}
 
         rlstreams try
-        rlstreams try run.toml --rows 10 --samples 1 --tokens
-        rlstreams try --reward-only completions.jsonl
+        rlstreams try run.toml --rows 10 --samples 1
         """,
         rows_={"type": whole(1), "default": 3},
         samples_={"type": whole(1), "default": 4},
-        reward_only_={"type": Path},
     )
     add_config(parser)
 
@@ -51,22 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = load(args.config, args.overrides)
     with make_verifier(config.reward) as verifier:  # first: what is wrong with it shows at once
-        if args.reward_only is not None:
-            return _reward_only(config, verifier, args.reward_only)
         return _rows(config, verifier, args)
-
-
-def _reward_only(config: RunConfig, verifier: Verifier, file: Path) -> int:
-    from rlstreams.start.trial.completions_file import judge_completions, read_completions
-    from rlstreams.start.trial.show import given_lines
-
-    given = read_completions(config, file)
-    completions = judge_completions(verifier, given)
-    for line in given_lines(given, completions):
-        print(line)
-    failed = sum(completion.judgement is None for completion in completions)
-    print(f"{len(completions) - failed} of {len(completions)} judged by {config.reward.verifier}")
-    return int(failed > 0)
 
 
 def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> int:
@@ -98,6 +77,6 @@ def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> in
         trial.close()
     print()
     for index, row in enumerate(tried, 1):
-        print("\n".join(row_lines(row, index, len(tried), trial.decode, tokens=args.tokens)))
+        print("\n".join(row_lines(row, index, len(tried), trial.decode)))
     print("\n".join(summary(tried, trial.times)))
     return int(any(c.judgement is None for row in tried for c in row.completions))

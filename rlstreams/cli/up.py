@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import signal
 import sys
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import Commands, add_config, add_no_live, command, whole
 
 if TYPE_CHECKING:
     from rlstreams.up.live.figures import Figures
-    from rlstreams.workers.config.load import Loaded
     from rlstreams.workers.config.run import RunConfig
 
 
@@ -35,7 +32,6 @@ def add(subparsers: Commands) -> None:
 
         --steps N  optimizer steps; short for --trainer.steps
         --resume   continue a run that has steps
-        --dry-run  write the configuration of each process, and start nothing
         --web PORT  show the run in a browser, at this port of this machine; 0: a free one
         --json     print each step, each evaluation and the end as a JSON object a line;
                    everything else goes to stderr
@@ -66,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_with_origins(args.config, overrides)
     config = loaded.config
     check_secrets(loaded)
-    if args.dry_run:
-        return _dry_run(loaded)
     if args.caller_fd >= 0:
         _drain_when_closed(args.caller_fd)
     if not args.json:
@@ -114,24 +108,3 @@ def _drain_when_closed(fd: int) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     Interrupt().when_closed(fd)
-
-
-def _dry_run(loaded: Loaded) -> int:
-    """One TOML file a process, in `dry-run` below the run's folder; secrets stay references."""
-    from rlstreams.cli.config import toml_lines
-    from rlstreams.up.supervisor.fleet import num_workers
-    from rlstreams.workers.config.load import resolved_json
-
-    broker = loaded.config.broker.bootstrap or "an embedded one, not started"
-    print(f"nothing is started; broker: {broker}")
-    folder = Path(loaded.config.folder) / "dry-run"
-    folder.mkdir(parents=True, exist_ok=True)
-    body = toml_lines(json.loads(resolved_json(loaded.config)), loaded.origins)
-    for role, count in num_workers(loaded.config).items():
-        for ordinal in range(count):
-            path = folder / f"{role}-{ordinal}.toml"
-            words = ["rlstreams", "worker", role, str(path), "--ordinal", str(ordinal)]
-            command = shlex.join(words)
-            path.write_text("\n".join([f"# {command}", "", *body]) + "\n", encoding="utf-8")
-            print(f"{path}\n  {command}")
-    return 0

@@ -96,9 +96,9 @@ def test_the_command_writes_what_was_asked_for(
 ) -> None:
     """Filtered, and it says how many rows there are."""
     out = tmp_path / "right.parquet"
-    words = ["export", folder, "--out", str(out), "--min-reward", "1", "--purpose", "train"]
+    words = ["export", folder, "--out", str(out), "--min-reward", "1"]
     assert 0 == main(words)
-    assert "4 rows in " in capsys.readouterr().err
+    assert "5 rows in " in capsys.readouterr().err
     assert {1.0} == set(pq.read_table(out)["reward"].to_pylist())
 
 

@@ -12,7 +12,7 @@ from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.open_transactions import open_transactions
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import PROMPTS
-from rlstreams.up.supervisor.stall_facts import held_by
+from rlstreams.up.supervisor.stall_watch import held_by
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.contract.polling import within
 

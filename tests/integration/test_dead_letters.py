@@ -195,10 +195,10 @@ def test_strangers_stop_nobody_and_are_all_named(
 def operators_see_them(
     site: Site, found: list[DeadLetter], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`list` in both forms, filtered; `show` by place."""
-    assert 0 == cli("list", str(folder), "--json", "--role", "logprob")
+    """`list` in both forms; `show` by place."""
+    assert 0 == cli("list", str(folder), "--json")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {("logprob-0", TRAJECTORIES.name)} == {(x["worker"], x["origin_topic"]) for x in lines}
+    assert ("logprob-0", TRAJECTORIES.name) in {(x["worker"], x["origin_topic"]) for x in lines}
     assert 0 == cli("list", str(folder))
     out = capsys.readouterr().out
     assert f"{len(found)} dead letters: decode {len(found)}" in out

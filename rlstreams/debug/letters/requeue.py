@@ -58,23 +58,21 @@ class Selection:
 
 def select(view: LettersView, groups: Sequence[str], max_replacements: int) -> Selection:
     """Groups that were named one by one: each may be asked for, or is refused with the reason."""
-    wanted = list(dict.fromkeys(groups))
-    refused = {group: why_not(view, group, max_replacements) for group in wanted}
+    refused = {group: why_not(view, group, max_replacements) for group in groups}
     return Selection(
-        groups=tuple(group for group in wanted if not refused[group]),
-        refused=tuple(sentence for sentence in refused.values() if sentence),
+        groups=tuple(group for group, why in refused.items() if not why),
+        refused=tuple(filter(None, refused.values())),
     )
 
 
 def select_by_reason(view: LettersView, reason: str, max_replacements: int) -> Selection:
-    """Every group that may be asked for and has a letter; with a reason, one of that reason."""
+    """Every group that may be asked for and has a letter of that reason."""
     named = {
         letter.event.group_id
         for letter in view.letters
-        if reason in ("", letter.event.reason) and is_group_number(letter.event.group_id)
+        if reason == letter.event.reason and is_group_number(letter.event.group_id)
     }
-    groups = sorted(named, key=int)
-    return Selection(groups=tuple(g for g in groups if not why_not(view, g, max_replacements)))
+    return Selection(groups=select(view, sorted(named, key=int), max_replacements).groups)
 
 
 def why_not(view: LettersView, group_id: str, max_replacements: int) -> str:

@@ -1,10 +1,11 @@
-"""Dead letters as text: a table with totals, JSON lines, and one letter with all that is in it."""
+"""Dead letters and other events as text: a table with totals, JSON, one with all that is in it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rlstreams.schemas import DecodeError, SchemaTexts, decode
 from rlstreams.schemas.binary import NO_TEXTS
@@ -13,8 +14,9 @@ from rlstreams.streams.log.text import counted, plain_json, utc_text
 from rlstreams.streams.views.letters import Letter, LettersView
 from rlstreams.up.live.words import visible
 
-DUMP_BYTES = 256
 SHOWN_VALUES = 12  # of an array
+SHOWN_TEXT = 2000  # characters of a value
+_RECORD = "value"  # field of a dead letter: the record that it is about
 _COLUMNS = ("when (UTC)", "worker", "reason", "permanent", "sample", "group", "origin", "detail")
 
 
@@ -60,24 +62,67 @@ def whole(view: LettersView, letter: Letter, schemas: SchemaTexts = NO_TEXTS) ->
         schemas: of the log that holds them: a newer release's record has become readable since.
     """
     event = letter.event
-    lines = [
-        f"{field.name}: {_short(getattr(event, field.name))}"
-        for field in dataclasses.fields(event)
-        if field.name != "value"
-    ]
-    state = view.group(event.group_id)
-    lines.append(f"when: {_when(event)} UTC")
-    lines.append(f"group: {state}" + (f" ({state.dropped.detail})" if state.dropped else ""))
-    lines.append(f"record at {letter.origin}, {letter.num_bytes} bytes:")
-    return visible("\n".join([*lines, *(f"  {line}" for line in _origin(event, schemas))]))
+    fields = plain_fields(event, schemas)
+    record, state = fields.pop(_RECORD), view.group(event.group_id)
+    more = {
+        "when": f"{_when(event)} UTC",
+        "group": f"{state}" + (f" ({state.dropped.detail})" if state.dropped else ""),
+        f"record at {letter.origin}, {letter.num_bytes} bytes": record,
+    }
+    return visible("\n".join(_lines({**fields, **more})))
 
 
-def hex_dump(data: bytes) -> Iterator[str]:
-    """Offset, sixteen bytes in hexadecimal, the same as ASCII."""
-    for at in range(0, len(data), 16):
-        row = data[at : at + 16]
-        seen = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        yield f"{at:06x}  {row.hex(' '):<47}  {seen}"
+def plain_fields(event: Any, schemas: SchemaTexts) -> dict[str, Any]:  # noqa: ANN401
+    """Fields as JSON has them; of a dead letter with the record that it is about, or its key."""
+    names = (field.name for field in dataclasses.fields(event))
+    return {name: _plain(name, getattr(event, name), schemas) for name in names}
+
+
+def event_row(value: bytes, schemas: SchemaTexts) -> dict[str, Any]:
+    """A record's value; what is no event of ours has a `problem` instead of `fields`."""
+    try:
+        event = decode(value, schemas)
+    except DecodeError as err:
+        text = value.decode("utf-8", "backslashreplace")
+        return {"event": None, "problem": str(err), "value": text}
+    return {"event": type(event).__name__, "fields": plain_fields(event, schemas)}
+
+
+def _plain(name: str, value: Any, schemas: SchemaTexts) -> Any:  # noqa: ANN401
+    if isinstance(value, Tensor):
+        try:
+            return value.numpy().tolist()
+        except TensorError as err:
+            return f"{value.dtype} {list(value.shape)}: {err}"
+    if dataclasses.is_dataclass(value):
+        return plain_fields(value, schemas)
+    if isinstance(value, tuple):
+        return [_plain("", item, schemas) for item in value]
+    if isinstance(value, bytes | memoryview):
+        data = bytes(value)
+        is_record = name == _RECORD
+        return event_row(data, schemas) if is_record else data.decode("utf-8", "backslashreplace")
+    return value
+
+
+def _lines(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for name, value in fields.items():
+        nested = {name: value} if isinstance(value, dict) else {}
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            nested = {f"{name}[{number}]": item for number, item in enumerate(value)}
+        for title, inner in nested.items():
+            yield f"{indent}{title}:"
+            yield from _lines(inner, indent + "  ")
+        if not nested:
+            yield f"{indent}{name}: {_short(value)}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        more = " ..." if len(value) > SHOWN_VALUES else ""
+        return f"[{len(value)}] {' '.join(map(str, value[:SHOWN_VALUES]))}{more}"
+    text = str(value)
+    return f"{text[:SHOWN_TEXT]}..." if len(text) > SHOWN_TEXT else text or "(empty)"
 
 
 def _row(view: LettersView, letter: Letter) -> tuple[str, ...]:
@@ -97,52 +142,3 @@ def _row(view: LettersView, letter: Letter) -> tuple[str, ...]:
 
 def _when(event: DeadLetter) -> str:
     return utc_text(event.at_ms)
-
-
-def _origin(event: DeadLetter, schemas: SchemaTexts) -> Iterator[str]:
-    try:
-        decoded = decode(event.value, schemas)
-    except DecodeError as err:
-        yield f"no event: {err}"
-        yield from hex_dump(event.value[:DUMP_BYTES])
-        if len(event.value) > DUMP_BYTES:
-            yield f"... and {len(event.value) - DUMP_BYTES} bytes more"
-        return
-    yield type(decoded).__name__
-    yield from _fields(decoded, "  ")
-
-
-def _fields(value: object, indent: str) -> Iterator[str]:
-    assert dataclasses.is_dataclass(value)
-    for field in dataclasses.fields(value):
-        inner = getattr(value, field.name)
-        inners = inner if isinstance(inner, tuple) else (inner,)
-        if inners and all(_is_record(item) for item in inners):
-            for index, item in enumerate(inners):
-                name = f"{field.name}[{index}]" if isinstance(inner, tuple) else field.name
-                yield f"{indent}{name}:"
-                yield from _fields(item, indent + "  ")
-        else:
-            yield f"{indent}{field.name}: {_short(inner)}"
-
-
-def _is_record(value: object) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, Tensor)
-
-
-def _short(value: object) -> str:
-    if isinstance(value, Tensor):
-        return _tensor(value)
-    if isinstance(value, bytes):
-        return repr(value[:SHOWN_VALUES]) + ("..." if len(value) > SHOWN_VALUES else "")
-    return str(value) if value != "" else "(empty)"
-
-
-def _tensor(tensor: Tensor) -> str:
-    head = f"{tensor.dtype} {list(tensor.shape)}"
-    try:
-        values = tensor.numpy().reshape(-1)
-    except TensorError as err:
-        return f"{head}: {err}"
-    shown = " ".join(str(value) for value in values[:SHOWN_VALUES])
-    return f"{head}: {shown}" + (" ..." if values.size > SHOWN_VALUES else "")

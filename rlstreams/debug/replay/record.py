@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rlstreams.schemas.events import StepCompleted, TrainerStarted
+from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError, OffsetGoneError
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
 from rlstreams.streams.recording.recorder import DONE, ORDER, Progress, Recorder
-from rlstreams.streams.recording.selection import Range, Selection
-from rlstreams.streams.run.run_log import BusLog
+from rlstreams.streams.recording.selection import Selection
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 
@@ -34,8 +33,6 @@ class RecordingOptions:
     """What is to be recorded, and where."""
 
     folder: Path
-    selection: Selection
-    words: dict[str, str]  # the selection as typed, for the manifest
     is_followed: bool = False
     with_weights: bool = False
     with_checkpoints: bool = False
@@ -78,9 +75,9 @@ def record(
         on_progress(now)
 
     copies = Copies(Path(config.folder), options)
-    manifest = _manifest(bus, config, options)
+    manifest = _manifest(bus, config)
     with RecordingWriter(options.folder, manifest) as writer:
-        with Recorder(bus, writer, options.selection, on_progress=progress) as recorder:
+        with Recorder(bus, writer, Selection(), on_progress=progress) as recorder:
             try:
                 if options.is_followed:
                     _follow(recorder, copies, stopped)
@@ -161,15 +158,13 @@ def _copy(source: Path, target: Path) -> None:
     temporary.rename(target)
 
 
-def _manifest(bus: Bus, config: RunConfig, options: RecordingOptions) -> Manifest:
-    selected = options.selection.topics
-    names = [topic.name for topic in ORDER if not selected or topic.name in selected]
+def _manifest(bus: Bus, config: RunConfig) -> Manifest:
+    names = [topic.name for topic in ORDER]
     ids = bus.topic_ids(names)
     return Manifest(
         run=config.run.id,
         started_at_ms=now_ms(),
         cluster_id=bus.cluster_id(),
-        selection=options.words,
         config=resolved_json(config),
         versions=_versions(),
         topics={
@@ -204,18 +199,3 @@ def _with_claim(writer: RecordingWriter, unread: Mapping[str, int]) -> Manifest:
         hashes=newest.hashes,
         versions=writer.manifest.versions | trained,
     )
-
-
-def groups_of_steps(bus: Bus, steps: Range) -> frozenset[str]:
-    """The groups that these steps trained on: one pass over `steps`.
-
-    Raises:
-        DeadlineError: the broker stopped delivering.
-    """
-    with BusLog(bus, "steps") as log:
-        return frozenset(
-            ref.group_id
-            for record in log.read(StepCompleted, skip_unreadable=True)
-            if record.event.step in steps
-            for ref in record.event.samples
-        )

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from rlstreams.debug.replay.diff import Pair, Summary, field_lines, pair_lines
-from rlstreams.debug.replay.fields import differing
+from rlstreams.debug.replay.diff import Pair, Summary, differing, field_lines, pair_lines
 from rlstreams.schemas.events import NO_VERSION, Endpoint, PolicyPublished, ScoredTrajectory
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import Record

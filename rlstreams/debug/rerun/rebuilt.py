@@ -1,16 +1,19 @@
 """A trainer's weights as they were before a step, rebuilt from the log; writes nothing into it.
 
 The nearest confirmed checkpoint is loaded, or the model folder, and the steps in between are redone
-as a restarted trainer would. All that does steps again begins here.
+as a restarted trainer would. All that does steps again begins here; `steps_again` gives them one by
+one. Under the recorded versions of hardware and libraries each hash is the ledger's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from rlstreams.schemas.events import TrainerStarted
+from rlstreams.debug.rerun.findings import Finding, compare
+from rlstreams.schemas.events import StepCompleted, TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
@@ -28,8 +31,72 @@ from rlstreams.workers.trainer.parallel.team import team_of
 from rlstreams.workers.trainer.redo.redo import RedoneStep, differences, redo_steps, run_now
 from rlstreams.workers.trainer.redo.retention import check_redo
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
-from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.trainer.training.training import Trained, Training
 from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.file import FileWeightServer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAgain:
+    """One step, as it was recorded and as it came out now."""
+
+    recorded: StepCompleted
+    again: Trained
+    is_equal: bool  # the weights are those that the run went on with
+    differences: tuple[Finding, ...]
+
+    @property
+    def number(self) -> int:
+        """Of the step."""
+        return self.recorded.step
+
+
+def steps_again(
+    bus: Bus,
+    config: RunConfig,
+    *,
+    first: int = 1,
+    last: int = 0,
+    checkpoints: Sequence[Path] = (),
+    keep_weights: Path | None = None,
+) -> Iterator[StepAgain]:
+    """Each committed step from `first` to `last` (0: the newest), in order.
+
+    Args:
+        checkpoints: see `rebuilt`; step 1 begins with the model folder in any case.
+        keep_weights: a folder for every version that is made, the one before `first` included.
+
+    Raises:
+        RerunError: as `rebuilt`; or a redo drifted on the way, and no redo elsewhere makes the
+            weights that the run went on with.
+        RetentionError, OffsetGoneError: retention removed records that it needs.
+    """
+    with rebuilt(bus, config, first, last, checkpoints=checkpoints) as before:
+        ledger, training = before.ledger, before.training
+        last = last or ledger.last_step
+        if first <= ledger.drifted_step < last:
+            raise RerunError(
+                f"at step {ledger.drifted_step} the run went on with other weights than its log "
+                f"makes (RedoDrifted): steps can be done again up to it, or from a checkpoint "
+                "behind it"
+            )
+        before.go_to(first - 1)
+        server = FileWeightServer(keep_weights, keep=last - first + 2) if keep_weights else None
+        if server:
+            version = ledger.steps[first].policy_version - 1
+            server.publish(version, training.learner.weights(), training.weight_hash)
+        for number in range(first, last + 1):
+            step = before.again(number)
+            recorded = from_json(ledger.claims[step.fact.epoch].config)
+            if server:
+                version = step.recorded.policy_version
+                server.publish(version, training.learner.weights(), training.weight_hash)
+            yield StepAgain(
+                recorded=step.recorded,
+                again=step.again,
+                is_equal=step.is_equal,
+                differences=tuple(one for one in compare(step, recorded) if not one.is_equal),
+            )
 
 
 class RerunError(ConfigError):

@@ -2,14 +2,17 @@
 
 Everything is compared with `StepCompleted`. A changed re-run starts from the same state and trains
 on the same records: its result holds for this one gradient only, because the samples of later steps
-came from the original policy.
+came from the original policy. `lines` is for the terminal, `profile` a trace of the same.
 """
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +21,181 @@ from rlstreams.debug.rerun.findings import Finding, compare, differing
 from rlstreams.debug.rerun.rebuilt import RerunError, rebuilt
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.layers import leaves
-from rlstreams.workers.config.load import from_json
+from rlstreams.workers.config.load import from_json, resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.intake.validation import check_reference
 from rlstreams.workers.trainer.training.training import Trained, Training
+
+_HEAVIEST = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One step's; of several ranks rank 0's."""
+
+    is_equal: bool  # the profiled step made the recorded weights
+    seconds: float  # of the step, the profiler's own work included
+    heaviest: tuple[tuple[str, int, float], ...]  # kernel, calls, seconds
+
+    def lines(self, step: int, out: Path) -> list[str]:
+        """For the terminal."""
+        same = "the recorded weights" if self.is_equal else "OTHER weights than the recorded ones"
+        return [
+            f"{'seconds':>9} {'calls':>7}  the kernels of step {step} that take longest",
+            *(f"{own_s:>9.4f} {calls:>7}  {name[:100]}" for name, calls, own_s in self.heaviest),
+            f"the step took {self.seconds:.3f} s under the profiler and made {same}; trace: {out}",
+        ]
+
+
+def profile(
+    bus: Bus, config: RunConfig, step: int, *, checkpoints: Sequence[Path], out: Path
+) -> Profile:
+    """Do the step twice, the second time under `torch.profiler`: compiling is not in it.
+
+    Args:
+        out: for the trace, in Chrome's JSON.
+
+    Raises:
+        RerunError, RetentionError, OffsetGoneError: as `rerun`.
+        OSError: `out` cannot be written.
+    """
+    with rebuilt(bus, config, step, step, checkpoints=checkpoints) as before:
+        before.go_to(step - 1)
+        state = State(before.training, step - 1)
+        before.again(step)
+        state.back()
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities) as found:
+            again = before.again(step)
+    found.export_chrome_trace(str(out))
+
+    def own_us(row: torch.autograd.profiler_util.FunctionEventAvg) -> float:
+        return float(row.self_device_time_total or row.self_cpu_time_total)
+
+    on_gpu = [row for row in found.key_averages() if row.self_device_time_total]
+    rows = sorted(on_gpu or found.key_averages(), key=own_us, reverse=True)[:_HEAVIEST]
+    return Profile(
+        is_equal=again.is_equal,
+        seconds=again.again.seconds,
+        heaviest=tuple((row.key, row.count, own_us(row) / 1e6) for row in rows),
+    )
+
+
+# What a step computes with, once its samples are chosen. Everything else was decided before.
+CHANGEABLE = ("trainer.loss.", "trainer.optimizer.")
+ALSO = (
+    "trainer.micro_batch_tokens",
+    "trainer.minibatches",
+    "trainer.batch_epochs",
+    "trainer.control",
+)
+
+
+def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
+    """`config` with `["trainer.loss.clip_high=0.3"]`.
+
+    Raises:
+        ConfigError: an unknown or impossible setting, or one that changes nothing in a step whose
+            samples are chosen already.
+    """
+    tree = json.loads(resolved_json(config))
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes NAME=VALUE, got {setting!r}")
+        if not name.startswith(CHANGEABLE) and name not in ALSO:
+            raise ConfigError(
+                f"--set {name}: the samples of a recorded step are chosen already, so only "
+                f"{', '.join(f'{n}*' for n in CHANGEABLE)}, {', '.join(ALSO)} can change it"
+            )
+        section = tree
+        *path, leaf = name.split(".")
+        for part in path:
+            section = section.setdefault(part, {})
+        section[leaf] = _value(text)
+    return from_json(json.dumps(tree))
+
+
+def _value(text: str) -> Any:  # noqa: ANN401
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+LABEL = "offline experiment on recorded data: true for the gradient of this step alone"
+
+
+def lines(found: Rerun) -> list[str]:
+    """For the terminal."""
+    between = f", {found.num_redone} steps redone on the way" if found.num_redone else ""
+    head = [
+        f"step {found.step}, from {found.started_from}{between}",
+        f"{len(found.recorded.samples)} samples in {len(found.recorded.micro_batches)} "
+        f"micro-batches, from version {found.recorded.policy_version - 1} to "
+        f"{found.recorded.policy_version}",
+        "",
+        f"{'':<15} {'recorded':<22} {'again':<22}",
+    ]
+    body = [line for finding in found.findings for line in _finding(finding)]
+    verdict = (
+        "every one is equal, bit for bit"
+        if found.is_equal
+        else "NOT equal; " + (f"since it was recorded {found.environment}" if found.environment else
+                              "of what the claim records, nothing differs")
+    )  # fmt: skip
+    tail = ["", verdict]
+    return [*head, *body, *tail, *(_change_lines(found, found.change) if found.change else [])]
+
+
+def _finding(finding: Finding) -> list[str]:
+    verdict = "equal" if finding.is_equal else "DIFFERS"
+    line = (
+        f"{finding.name:<15} {_short(finding.recorded):<22} {_short(finding.again):<22} {verdict}"
+    )
+    if finding.is_equal or not finding.place:
+        return [line]
+    return [line, f"{'':<15} first: {finding.place}"]
+
+
+def _change_lines(found: Rerun, change: Change) -> list[str]:
+    rows = [("loss", found.again.loss, change.loss)]
+    rows += [
+        (name, value, change.metrics.get(name, float("nan")))
+        for name, value in found.again.metrics.items()
+        if name not in MEASURED
+    ]
+    rows.append(("norm of the update", found.update_norm, change.update_norm))
+    return [
+        "",
+        f"CHANGED: {'; '.join(change.settings) or 'nothing'}",
+        LABEL,
+        f"{'':<20} {'as it was':>14} {'changed':>14} {'difference':>14}",
+        *(
+            f"{name:<20} {was:>14.6g} {now:>14.6g} {now - was:>+14.3g}"
+            + ("" if was == now else "  *")
+            for name, was, now in rows
+        ),
+        f"weights {found.again.weight_hash[:12]} as it was, {change.weight_hash[:12]} changed; "
+        f"cosine between the two updates {change.cosine:.6f}",
+        *(
+            ["the same weights, bit for bit: in this step the change makes no difference"]
+            if found.again.weight_hash == change.weight_hash
+            else []
+        ),
+    ]
+
+
+def _short(text: str) -> str:
+    if len(text) == 64 and not text.startswith("("):
+        return text[:12]
+    return text if len(text) <= 22 else f"{text[:19]}..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

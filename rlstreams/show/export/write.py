@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import os
 import sys
@@ -65,12 +64,9 @@ def write(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, name: str) -> in
 
 
 def batches(rows: Iterator[Mapping[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows as Arrow record batches."""
+    """Rows as Arrow record batches; a missing value is null."""
     while chunk := list(itertools.islice(rows, _BATCH_ROWS)):
-        columns = [
-            pa.array([row.get(field.name) for row in chunk], type=field.type) for field in schema
-        ]
-        yield pa.record_batch(columns, schema=schema)
+        yield pa.RecordBatch.from_pylist(chunk, schema=schema)
 
 
 def _write_parquet(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, path: Path) -> int:
@@ -86,14 +82,6 @@ def _write_json(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, file: Text
     num_rows = 0
     for batch in batches(rows, schema):
         for row in batch.to_pylist():
-            file.write(plain_json(row, default=_json_value) + "\n")
+            file.write(plain_json(row, default=datetime.isoformat) + "\n")
         num_rows += batch.num_rows
     return num_rows
-
-
-def _json_value(value: object) -> str:
-    """Times as ISO 8601, bytes as base64."""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    assert isinstance(value, bytes), type(value)
-    return base64.b64encode(value).decode()

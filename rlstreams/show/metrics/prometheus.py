@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rlstreams.show.metrics.rows import step_row
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.views.feed import ViewState
 
@@ -112,14 +113,11 @@ def _steps(state: ViewState) -> Iterator[Family]:
     if not run.steps:
         return
     point = run.steps[-1]
-    seconds = (point.finished_at_ms - point.started_at_ms) / 1000
-    own = {"loss": point.loss, "reward": point.reward, "seconds": seconds}
+    row = step_row(point).values
+    own = {name: row[name] for name in ("loss", "reward", "seconds")}
     about = "What the newest step says of itself"
     yield _by("metric", "step_metric", about, {**point.metrics, **own})
-    distances = {d: n for d, n in point.staleness.items() if n}
-    trained = sum(distances.values())
-    mean = sum(d * n for d, n in distances.items()) / trained if trained else 0.0
-    stats = {"mean": mean, "max": max(distances, default=0)}
+    stats = {"mean": row["staleness_mean"], "max": row["staleness_max"]}
     yield _by("stat", "staleness_versions", "Of the newest step's tokens", stats)
     finished_s = point.finished_at_ms / 1000
     yield _one("step_finished_timestamp_seconds", "When the newest step was done", finished_s)

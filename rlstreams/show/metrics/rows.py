@@ -1,4 +1,4 @@
-"""Figures by step as rows: the fold that files and trackers get, and two kinds of file.
+"""Figures by step as rows: the fold that files and trackers get, its reader, two kinds of file.
 
 The log alone decides what is in them, so a row is the same whether it was read while the run went
 on, afterwards, or a second time.
@@ -8,17 +8,172 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
-from rlstreams.schemas.events import EVALUATE, TRAIN, Event, StepCompleted
-from rlstreams.show.metrics.picks import SamplePicks
+from rlstreams.debug.inspect.words import NUMBERS, Spelling
+from rlstreams.schemas.events import EVALUATE, TRAIN, Event, StepCompleted, Trajectory
 from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import BrokerError, DeadlineError
+from rlstreams.streams.log.fencing import FirstRecords
+from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.streams.log.record import Position
-from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationView
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
+from rlstreams.streams.views.evaluation import Answer, EvaluationPoint, EvaluationView, answer_of
+from rlstreams.streams.views.feed import Feed
 from rlstreams.streams.views.run import StepPoint, step_point
+
+EVERY = 10  # versions, where no held-out rows are answered
+COLUMNS = ("which", "sample", "reward", "version", "finish", "prompt", "answer", "look")
+
+
+class SamplePicks:
+    """Folds `trajectories`: samples of each evaluation, or, without, of each tenth version.
+
+    Args:
+        spelling: how tokens become text.
+        place: what commands call the run.
+    """
+
+    def __init__(self, spelling: Spelling, place: str, *, has_held_out: bool) -> None:
+        self._spelling = spelling
+        self._place = place
+        self._has_held_out = has_held_out
+        self._first = FirstRecords()
+        self._kept: dict[tuple[str, int], dict[str, tuple[str, Answer, int]]] = {}
+        self._shown: set[tuple[str, int]] = set()
+
+    def apply(self, event: Event) -> None:
+        """Take one event; the first record of a sample counts."""
+        if not isinstance(event, Trajectory):
+            return
+        version = self._version(event)
+        if version is None or (event.purpose, version) in self._shown:
+            return
+        if not self._first.admits(event):
+            return
+        try:
+            answer = answer_of(event, version)
+        except ValueError:  # a foreign writer's: nothing of it can be shown
+            return
+        found = (f"{event.group_id}/{event.sample}", answer, event.finished_at_ms)
+        kept = self._kept.setdefault((event.purpose, version), {})
+        _, best, _ = kept.setdefault("best", found)
+        _, worst, _ = kept.setdefault("worst", found)
+        _, _, newest_ms = kept.setdefault("newest", found)
+        if answer.reward > best.reward:
+            kept["best"] = found
+        if answer.reward < worst.reward:
+            kept["worst"] = found
+        if event.finished_at_ms > newest_ms:
+            kept["newest"] = found
+
+    def _version(self, event: Trajectory) -> int | None:
+        """Under which a sample is kept; None: it is not."""
+        if event.purpose == EVALUATE:
+            identity = evaluation_id(event.group_id)
+            return identity[0] if identity else None
+        versions = [s.policy_version for s in event.segments if s.author == "policy"]
+        is_kept = versions and not self._has_held_out and (max(versions) + 1) % EVERY == 0
+        return max(versions) if is_kept else None
+
+    def of(self, drawn: tuple[str, int]) -> Sequence[Mapping[str, str]]:
+        """Rows with `COLUMNS` of samples with this purpose and version; they are dropped then."""
+        self._shown.add(drawn)
+        return [
+            {
+                "which": which,
+                "sample": name,
+                "reward": f"{answer.reward:.4g}",
+                "version": str(answer.policy_version),
+                "finish": answer.finish_reason,
+                "prompt": self._text(answer.prompt_ids),
+                "answer": self._text([token for run in answer.runs for token in run.token_ids]),
+                "look": shlex.join(["rlstreams", "inspect", name, self._place]),
+            }
+            for which, (name, answer, _) in self._kept.pop(drawn, {}).items()
+        ]
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        try:
+            return self._spelling.decode(token_ids)
+        except (OverflowError, TypeError):
+            return NUMBERS.decode(token_ids)
+
+
+TOPICS = (STEPS, PROMPTS, TRAJECTORIES, DEAD_LETTERS)
+POLL_S = 0.5
+READ_DEADLINE_S = 60.0
+LAST_S = 10.0  # the same once it is stopped: who stops it waits
+
+
+class Sink(Protocol):
+    """Where rows go."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Take rows; those of a step come once."""
+
+    def close(self) -> None:
+        """Finish what was begun."""
+
+
+def read_rows(
+    bus: Bus,
+    sink: Sink,
+    view: MetricRows,
+    *,
+    follow: bool,
+    stopped: Callable[[], bool] = lambda: False,
+) -> int:
+    """Give the sink all rows of a fresh view, oldest first; with `follow` also those to come.
+
+    Consumes: `steps`, `prompts`, `trajectories`, `dead-letters`, as a reader that commits nothing.
+    Produces: nothing in the log. Waits for: records; with `follow` until the run has reached its
+    target and is evaluated, `stopped()` is true, or its broker, once read to the end, is gone; what
+    lies in the log when it is stopped is read. Unblocked by: the roles.
+
+    Returns:
+        How many rows there were.
+
+    Raises:
+        DeadlineError: nothing came of what lies in the log, at first or once it is stopped.
+        BrokerError: the broker went before everything in it was read.
+    """
+    feed = Feed(bus, view, TOPICS)
+    num_rows = 0
+
+    def give(*, is_caught_up: bool, is_last: bool = False) -> None:
+        nonlocal num_rows
+        rows = view.take(is_caught_up=is_caught_up, is_last=is_last)
+        if rows:
+            sink.write(rows)
+        num_rows += len(rows)
+
+    try:
+        feed.catch_up(READ_DEADLINE_S)
+        is_last = not follow
+        give(is_caught_up=True, is_last=is_last)
+        while not (is_last or view.is_over):
+            if is_last := stopped():
+                feed.catch_up(LAST_S)
+                break
+            try:
+                while feed.poll(POLL_S):
+                    give(is_caught_up=False)
+                is_caught_up = not feed.behind(feed.ends())
+            except (BrokerError, DeadlineError):
+                break  # `up` has stopped its broker: the run is drained
+            give(is_caught_up=is_caught_up)
+        if is_last or view.is_over:
+            give(is_caught_up=True, is_last=True)
+    finally:
+        feed.close()
+    return num_rows
+
 
 STEP, EVALUATION = "step", "evaluation"
 _FIRST = ("kind", "step", "at")  # columns of a table

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlstreams.show.metrics.rows import step_row
 from rlstreams.show.report.fold import Life, RunFold
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import PARTS
@@ -134,11 +135,9 @@ def series(fold: RunFold, kills: Sequence[KillMark] = (), after: int = 0) -> dic
 
 
 def _derived(steps: Sequence[StepPoint], n: int, p: StepPoint) -> dict[str, float | None]:
-    tokens = sum(p.staleness.values())
-    values: dict[str, float | None] = {**p.metrics, "reward": p.reward, "loss": p.loss}
-    if tokens:
-        values["staleness_mean"] = sum(d * num for d, num in p.staleness.items()) / tokens
-        values["staleness_max"] = max(p.staleness)
+    row = step_row(p).values
+    own = ("reward", "loss", *(("staleness_mean", "staleness_max") if p.staleness else ()))
+    values: dict[str, float | None] = {**p.metrics, **{name: row[name] for name in own}}
     first = max(0, n - SMOOTH)
     span_ms = p.finished_at_ms - steps[first].finished_at_ms
     trained = sum(point.num_tokens for point in steps[first + 1 : n + 1])

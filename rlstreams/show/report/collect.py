@@ -15,7 +15,6 @@ from rlstreams.show.report.page import (
     ReportInput,
     curve_title,
     kill_marks,
-    render_comparison,
     render_report,
     steps_csv,
 )
@@ -30,7 +29,6 @@ from rlstreams.streams.views.feed import Feed
 from rlstreams.up.live.words import KillMark
 
 PAGE_FILE, CURVE_FILE, STEPS_FILE = "report.html", "curve.png", "steps.csv"
-COMPARISON_FILE = "comparison.html"
 READ_DEADLINE_S = 60.0
 
 
@@ -122,11 +120,3 @@ def write(given: ReportInput, folder: Path) -> Written:
     (folder / STEPS_FILE).write_text(steps_csv(state.run.steps), encoding="utf-8")
     save_curve(state, given.kills, curve_title(given), written.curve)
     return written
-
-
-def write_comparison(given: Sequence[ReportInput], folder: Path) -> Path:
-    """Write `comparison.html` into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / COMPARISON_FILE
-    page.write_text(render_comparison(given), encoding="utf-8")
-    return page

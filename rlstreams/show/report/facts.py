@@ -8,6 +8,7 @@ from typing import Any
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.show.metrics.rows import step_row
 from rlstreams.show.report.html import clock_time, short
 from rlstreams.streams.views.evaluation import Answer
 from rlstreams.streams.views.feed import ViewState
@@ -19,7 +20,10 @@ from rlstreams.workers.config.layers import leaves
 VERSION_COLORS = 5  # classes v0 to v4
 STEP_HEAD = ("step", "version", "reward", "loss", "KL", "entropy", "gradient", "clipped",
              "mismatch", "staleness", "samples", "tokens", "seconds", "finished")  # fmt: skip
-_METRICS = ("kl", "entropy", "grad_norm", "clip_fraction", "mismatch_mean")
+_SHOWN = (
+    "reward", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "mismatch_mean",
+    "staleness_mean",
+)  # fmt: skip
 _LEVELS = {"logprob": (0.1, 0.7, 2.3, 4.6), "mismatch": (1e-3, 1e-2, 0.05, 0.2)}  # nats
 LEGENDS = {
     "version": "a small number before a piece is the policy version that sampled it",
@@ -110,20 +114,16 @@ def pace_of(state: ViewState) -> str:
     return "; ".join(text for text in parts if text)
 
 
-def step_row(p: StepPoint) -> list[str]:
+def step_cells(p: StepPoint) -> list[str]:
     """A step's cells, as `STEP_HEAD` names them."""
-    tokens = sum(p.staleness.values())
-    stale = sum(d * num for d, num in p.staleness.items()) / tokens if tokens else None
+    values = step_row(p).values
     return [
         str(p.step),
         str(p.policy_version),
-        *(
-            short(value)
-            for value in (p.reward, p.loss, *(p.metrics.get(n) for n in _METRICS), stale)
-        ),
+        *(short(values.get(name)) for name in _SHOWN),
         f"{p.num_samples:,}",
         f"{p.num_tokens:,}",
-        f"{(p.finished_at_ms - p.started_at_ms) / 1000:.2f}",
+        f"{values['seconds']:.2f}",
         clock_time(p.finished_at_ms),
     ]
 

@@ -82,21 +82,7 @@ def render_report(given: ReportInput) -> str:
         workers=facts.workers(state),
         pulls=facts.pulls_line(state),
         dropped=dropped,
-        rows=[facts.step_row(point) for point in reversed(state.run.steps)],
-    )
-
-
-def render_comparison(given: Sequence[ReportInput]) -> str:
-    """Several runs in the same charts, one page that needs nothing else."""
-    found = {one.run: series(one.fold) for one in given}
-    return render(
-        "compare.html",
-        title="comparison",
-        runs=list(found),
-        inline=inlined({"runs": found, "timeline": None}),
-        charts=chart_values(found),
-        summary=[facts.summary(one.run, one.fold.state) for one in given],
-        differences=facts.differences([one.fold.state.run.claims for one in given]),
+        rows=[facts.step_cells(point) for point in reversed(state.run.steps)],
     )
 
 

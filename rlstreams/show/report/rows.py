@@ -40,9 +40,12 @@ class SampleRow:
     advantage: float | None = None
     ended: str = ""  # finish reason of its last segment
     at_ms: int = 0  # when it was sampled
+    duration: int | None = None  # of the rollout, ms
 
 
-SORTED_BY = ("reward", "tokens", "version", "staleness", "mismatch", "step", "at_ms")
+SORTED_BY = (
+    "reward", "tokens", "version", "staleness", "mismatch", "duration", "step", "at_ms",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,7 @@ class SampleRows:
             return
         sampled = [s for s in event.segments if s.author == "policy" and len(s.token_ids)]
         row.purpose, row.reward, row.at_ms = event.purpose, event.reward, event.finished_at_ms
+        row.duration = event.finished_at_ms - event.started_at_ms
         row.tokens = sum(len(segment.token_ids) for segment in sampled)
         row.version = min((s.policy_version for s in sampled), default=None)
         row.newest = max((s.policy_version for s in sampled), default=None)

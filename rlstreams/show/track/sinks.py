@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlstreams.show.metrics.picks import COLUMNS
-from rlstreams.show.metrics.rows import Row, row_key
+from rlstreams.show.metrics.rows import COLUMNS, Row, row_key
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 
 MARK = "rlstreams run"  # says in a tracker which run it is
@@ -74,15 +73,15 @@ def _library(name: str, extra: str) -> Any:  # noqa: ANN401
 class TensorBoardSink:
     """One more event file in a folder; an event, which is one record of the file, is a whole row.
 
-    Settings: `folder`, where `{id}` is the run's id. `about` None: figures alone, of any run.
+    Settings: `folder`, where `{id}` is the run's id.
     """
 
-    def __init__(self, settings: Mapping[str, str], about: About | None = None) -> None:
+    def __init__(self, settings: Mapping[str, str], about: About) -> None:
         """Read what is there, then begin a file. Raises ConfigError: files of another run."""
         writer = _library("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._events = _library("tensorboard.compat.proto.event_pb2", "tensorboard")
         self._summaries = _library("tensorboard.compat.proto.summary_pb2", "tensorboard")
-        folder = Path(settings["folder"].replace("{id}", about.run if about else "{id}"))
+        folder = Path(settings["folder"].replace("{id}", about.run))
         self.has: set[str] = set()
         marks: set[str] = set()
         for event in self._read(folder):
@@ -92,13 +91,13 @@ class TensorBoardSink:
             texts = {v.tag: v.tensor.string_val for v in event.summary.value}
             marks |= {text.decode() for text in texts.get(MARK, ())}
             self.has |= {row_key(event.step, tags)} - {""}
-        if about is not None and (others := marks - {about.identity}):
+        if others := marks - {about.identity}:
             raise ConfigError(
                 f"{folder} has event files of run {', '.join(sorted(others))}, and "
                 f"{about.identity} would be drawn over it: name another folder"
             )
         self._writer = writer.EventFileWriter(str(folder))
-        if about is not None and not marks:
+        if not marks:
             config = json.dumps(about.config, indent=2)
             values = (
                 self._text(MARK, about.identity),

@@ -1,182 +1,143 @@
-"""What gives rows to trackers: a thread and a process for each, so that none waits for another.
+"""Keeps a process for each tracker, so that none waits for another.
 
-A tracker itself says which rows it has, whenever its process starts; what it lacks is written. So
-nothing is noted beside it, and a kill between a write and a note cannot be.
+Each reads the log by itself, and asks its tracker which rows it has: what it lacks is written
+whenever it starts. So nothing is queued or noted beside the log, and nothing is lost with it.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import Pipe
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from rlstreams.show.metrics.rows import Row
-from rlstreams.show.track.sinks import About
+from rlstreams.show.track.sinks import Sink
+from rlstreams.up.supervisor.restart import described
 from rlstreams.workers.sandbox.descendants import VARIABLE, end_descendants
 
-DEADLINE_S = 120.0  # of an answer: to import a library and ask a server, or to write a batch
-CLOSE_S = 15.0  # without a row taken, once it is stopped
+DEADLINE_S = 120  # of a library: to be imported and ask a server, or to write a batch
+CLOSE_S = 30.0  # for all to write what is left, once it is stopped
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # until a tracker that failed is tried again
-_BATCH, _LOOK_S = 100, 0.05  # rows; between two looks at sinks that end
+TRIES = 3  # of a tracker to which a finished log is written
+_BATCH, _LOOK_S = 100, 0.05  # rows; between two looks at processes
 
 
-class SinkError(Exception):
-    """A tracker refused, hung or ended; says how."""
+@contextmanager
+def deadline() -> Iterator[None]:
+    """End this process by SIGALRM if the block takes longer than `DEADLINE_S`."""
+    signal.alarm(DEADLINE_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
-class Tracker:
-    """Gives rows to every sink; a `Sink` of `read_rows`.
+class Timely:
+    """A sink of which no call takes longer than the deadline."""
 
-    Args:
-        settings: of each tracker, by name.
-        say: told what fails, from any thread.
-        deadline_s: of an answer; then a sink's process is killed, and started again.
-    """
-
-    def __init__(
-        self,
-        settings: Mapping[str, Mapping[str, str]],
-        about: About,
-        say: Callable[[str], None],
-        *,
-        deadline_s: float = DEADLINE_S,
-    ) -> None:
-        self._rows: dict[str, Row] = {}  # the queue; a log that is read again adds nothing
-        self._news = threading.Condition()
-        self._closing = False
-        self._given_up = threading.Event()
-        self.say, self.about, self.deadline_s = say, about, deadline_s
-        self._threads = [_Sink(self, name, dict(given)) for name, given in settings.items()]
-        for thread in self._threads:
-            thread.start()
+    def __init__(self, made: Callable[[], Sink]) -> None:
+        with deadline():
+            self._sink = made()
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Queue rows; never waits."""
-        with self._news:
-            for row in rows:
-                self._rows.setdefault(row.key, row)
-            self._news.notify_all()
+        """As `Sink`."""
+        for start in range(0, len(rows), _BATCH):
+            with deadline():
+                self._sink.write(rows[start : start + _BATCH])
 
-    def rows(self, after: int) -> Sequence[Row]:
-        """The next batch behind the first `after` rows, waited for; empty: there will be none."""
-        with self._news:
-            self._news.wait_for(lambda: len(self._rows) > after or self._closing)
-            return list(self._rows.values())[after : after + _BATCH]
+    def close(self) -> None:
+        """As `Sink`."""
+        with deadline():
+            self._sink.close()
 
-    def pause(self, seconds: float) -> bool:
-        """Wait before a sink is tried again; False: do not."""
-        return not self._given_up.wait(seconds)
 
-    def close(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Let every sink write what it lacks, and end it; `missing` says what did not go.
+def keep(
+    commands: Mapping[str, Sequence[str]],
+    mark: str,
+    say: Callable[[str], None],
+    stopped: Callable[[], bool],
+    *,
+    tries: float = math.inf,
+) -> list[str]:
+    """Run the command of each tracker until it ends well, again with pauses where it fails.
 
-        Args:
-            stopped: who is stopped gives up sinks that take nothing for `CLOSE_S`; others wait
-                for two deadlines.
-        """
-        with self._news:
-            self._closing = True
-            self._news.notify_all()
-        taken, since_s = self.taken, time.monotonic()
-        while any(thread.is_alive() for thread in self._threads):
-            if self.taken != taken:
-                taken, since_s = self.taken, time.monotonic()
-            if time.monotonic() - since_s > (CLOSE_S if stopped() else 2 * self.deadline_s):
+    Args:
+        commands: by tracker; each hears by its standard input that this process is gone.
+        mark: of the run: what an earlier process for it left behind is ended first.
+        say: told what fails.
+        stopped: from then on the processes end, and have `CLOSE_S` for what they lack.
+
+    Returns:
+        The trackers whose process never ended well.
+    """
+    left = {name: _Writer(name, words, f"track {mark} {name}") for name, words in commands.items()}
+    until_s = math.inf
+    try:
+        while left and time.monotonic() < until_s:
+            if until_s == math.inf and stopped():
+                until_s = time.monotonic() + CLOSE_S
+                for writer in left.values():
+                    writer.stop()
+            for name, writer in list(left.items()):
+                status = writer.tick()
+                if status:
+                    say(f"{name}: its process {described(status)}; what it lacks waits")
+                if status == 0:
+                    del left[name]
+            if all(writer.num_failures >= tries for writer in left.values()):
                 break
             time.sleep(_LOOK_S)
-        self._given_up.set()
-        for thread in self._threads:
-            thread.kill()
-            thread.join()
-
-    @property
-    def taken(self) -> Mapping[str, int]:
-        """By sink: how many of the rows it has."""
-        return {thread.sink: thread.num_taken for thread in self._threads}
-
-    @property
-    def missing(self) -> Mapping[str, int]:
-        """Rows by sink that it lacks; those that have all, and said so, are left out."""
-        return {t.sink: len(self._rows) - t.num_taken for t in self._threads if not t.is_done}
+    finally:
+        for writer in left.values():
+            writer.kill()
+    return sorted(left)
 
 
-class _Sink(threading.Thread):
-    """One tracker: a process is started, fed, and started again when it fails."""
+class _Writer:
+    """The processes of one tracker, one after another."""
 
-    def __init__(self, tracker: Tracker, sink: str, settings: Mapping[str, str]) -> None:
-        super().__init__(name=f"sink {sink}", daemon=True)
-        self.sink, self.num_taken, self.is_done = sink, 0, False
-        self._tracker, self._settings = tracker, settings
-        self._mark = f"track {tracker.about.identity} {sink}"
+    def __init__(self, name: str, words: Sequence[str], mark: str) -> None:
+        self._name, self._words, self._mark = name, words, mark
         self._process: subprocess.Popen[bytes] | None = None
-        self._link: Any = None
+        self._due_s = 0.0
+        self.num_failures = 0
 
-    def run(self) -> None:
-        """Until all rows are there, or the tracker is closed."""
-        pause_s, go_on = PAUSE_S, True
-        while go_on and not self.is_done:
-            before = self.num_taken
-            try:
-                self._deliver()
-            except (SinkError, OSError) as err:
-                pause_s = PAUSE_S if self.num_taken > before else pause_s
-                text = " ".join(str(err).split())[:300]
-                self._tracker.say(f"{self.sink}: {text}; the run goes on, and what it lacks waits")
-            finally:
-                self.kill()
-            if not self.is_done:
-                go_on = self._tracker.pause(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    def tick(self) -> int | None:
+        """Start one when it is time; the status of one that ended now."""
+        if self._process is None:
+            if time.monotonic() >= self._due_s:
+                end_descendants(self._mark)
+                self._process = subprocess.Popen(
+                    self._words,
+                    stdin=subprocess.PIPE,
+                    stdout=sys.stderr.fileno(),
+                    env={**os.environ, VARIABLE: self._mark},
+                    start_new_session=True,
+                )
+            return None
+        if (status := self._process.poll()) is None:
+            return None
+        self.kill()
+        self.num_failures += 1
+        self._due_s = time.monotonic() + min(PAUSE_S * self.num_failures, LONGEST_PAUSE_S)
+        return status
 
-    def _deliver(self) -> None:
-        self._start()
-        self._ask("open", self.sink, self._settings, self._tracker.about)
-        self.num_taken = 0
-        while rows := self._tracker.rows(self.num_taken):
-            self._ask("write", rows)
-            self.num_taken += len(rows)
-        self._ask("close")
-        self.is_done = True
-
-    def _start(self) -> None:
-        end_descendants(self._mark)  # of a tracker that was killed
-        self._link, theirs = Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "rlstreams.show.track.process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
-                env={**os.environ, VARIABLE: self._mark},
-                start_new_session=True,
-            )
-
-    def _ask(self, *question: object) -> None:
-        """Have the process do it.
-
-        Raises:
-            SinkError: it refused, ended, or did not answer in time.
-        """
-        if not self._tracker.pause(0):
-            raise SinkError("it was given up")
-        try:
-            self._link.send(question)
-            if not self._link.poll(limit_s := self._tracker.deadline_s):
-                raise SinkError(f"no answer to {question[0]!r} within {limit_s:g} s")
-            problem = self._link.recv()
-        except (EOFError, OSError) as err:
-            raise SinkError(f"its process ended at {question[0]!r}") from err
-        if problem:
-            raise SinkError(problem)
+    def stop(self) -> None:
+        """Ask it to end."""
+        if self._process is not None:
+            self._process.terminate()
 
     def kill(self) -> None:
         """End the process, and what its library started; idempotent."""
-        if (process := self._process) is not None:
-            process.kill()
-            process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
             end_descendants(self._mark)
+            self._process = None

@@ -169,7 +169,7 @@ def steps(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
     return _page(
         reader, "steps", "steps.html", "steps of", all_runs=all_runs, page=page, pages=pages,
         total=len(state.steps), claims=len(state.claims),
-        rows=[facts.step_row(point) for point in points],
+        rows=[facts.step_cells(point) for point in points],
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def step(reader: RunReader, _: Query, all_runs: Sequence[str], number: int) -> s
         raise NotThereError(f"the log of {reader.name} has no step {number}")
     metrics = [(name, short(value)) for name, value in sorted(point.metrics.items())]
     told = [
-        *zip(facts.STEP_HEAD, facts.step_row(point), strict=True),
+        *zip(facts.STEP_HEAD, facts.step_cells(point), strict=True),
         ("epoch of its trainer", str(point.epoch)),
         ("weight hash", fact.weight_hash),
         ("masked segments", str(point.num_masked)),

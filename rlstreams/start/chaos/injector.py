@@ -13,23 +13,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.start.chaos.damage import Vandal, filled
-from rlstreams.start.chaos.journal import Conclude, Injection, Journal, Struck
 from rlstreams.start.chaos.plan import (
     BROKER,
     DISK,
     RECORDS,
     SERVER,
     UP,
+    Conclude,
     Fault,
     FaultKind,
+    Injection,
+    Journal,
+    Struck,
     injected_by_step,
 )
-from rlstreams.start.chaos.step_deadline import StepDeadline
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.up.supervisor.child import Child
 from rlstreams.up.supervisor.fault_hook import FaultTargets
 from rlstreams.up.supervisor.fleet import Worker
+from rlstreams.up.supervisor.stall_watch import StallClock
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.process import pid_file
 
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 10.0  # a victim that does not run for so long has its turn later
 SUCCESSOR_S = 60.0  # longest sleep beyond the planned one, so that the successor is at work
 FAULTS_PER_STEP = 4  # by time alone; more would stop the run by themselves
+PATIENT = 1.5  # times `deadlines.stall_s`: the detector of `up` comes first, it knows the culprit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +67,14 @@ class FaultInjector:
     """A `FaultHook`: injects the planned faults while the run runs.
 
     Args:
-        faults: in the order in which they strike.
+        faults: in the order in which they strike; those of kind ARMED wait in their workers, each
+            process of which is started with the next one.
         before: what an `up` that was killed as planned left; this one goes on with its plan.
         state_file: where that is left; without one `up` itself cannot be struck.
         vandal: writes damaged records; None: there is no such fault.
         folder: whose disk is filled.
-        stall_s: see `StepDeadline`.
+        stall_s: without a step for somewhat longer the run is given up, though every stage makes
+            progress; 0: never.
     """
 
     def __init__(
@@ -87,9 +93,10 @@ class FaultInjector:
         self._vandal = vandal
         self._folder = folder
         self.journal = self._before.journal
-        self._left = deque(self._before.left)
+        self._left = deque(f for f in self._before.left if f.kind is not FaultKind.ARMED)
         self._doomed: list[_Doomed] = []
-        self._deadline = StepDeadline(stall_s)
+        self._limit_s, self._clock = PATIENT * stall_s, StallClock()
+        self._num_exits = 0  # that were read
         self._conclude = conclude
         self._sleepers: list[_Sleeper] = []
         self._targets: FaultTargets | None = None
@@ -104,12 +111,15 @@ class FaultInjector:
         first_step = self._before.first_step
         self._first_step = targets.watcher.step if first_step is None else first_step
         self._struck_s = time.monotonic()
+        for fault in self._armed():
+            targets.fleet.of(fault.role)[fault.ordinal].crash_at.append(fault.crash_at)
 
     def tick(self, *, is_running: bool) -> None:
         """See `FaultHook`."""
         targets = self._targets
         assert targets is not None, "tick before enter"
         now_s = time.monotonic()
+        self._note_armed(targets)
         for sleeper in [s for s in self._sleepers if not is_running or self._is_over(s, now_s)]:
             self._wake(sleeper, now_s)
         if not is_running:
@@ -117,7 +127,7 @@ class FaultInjector:
         for doomed in list(self._doomed):
             if self._kill_successor(doomed, targets, now_s):
                 self._doomed.remove(doomed)
-        self._deadline.tick(targets, self.journal, counts=not self._sleepers)
+        self._check_steps(targets)
         if targets.watcher.step > self._step:
             self._step, self._num_since_step = targets.watcher.step, 0
         if self._left and self._is_due(self._left[0], targets, now_s):
@@ -128,15 +138,39 @@ class FaultInjector:
         assert self._targets is not None, "conclude before enter"
         return self._conclude(bus, ended, status, self.journal, self._targets)
 
+    def _armed(self) -> list[Fault]:
+        return [fault for fault in self.journal.planned if fault.kind is FaultKind.ARMED]
+
+    def _note_armed(self, targets: FaultTargets) -> None:
+        """What died at its crash point."""
+        for exited in targets.fleet.exits[self._num_exits :]:
+            for fault in self._armed():
+                if (fault.victim, fault.crash_at) == (exited.worker, exited.died_at):
+                    self.journal.injections.append(self._record(fault, exited.instance, targets))
+        self._num_exits = len(targets.fleet.exits)
+
+    def _check_steps(self, targets: FaultTargets) -> None:
+        """Give the run up that made no step for too long since the last step or fault."""
+        watcher, done = targets.watcher, self.journal.injections
+        counts = watcher.stall.expects_step and not watcher.progress.at_target
+        counts = counts and not self._sleepers
+        waited_s = self._clock.tick(time.monotonic(), (watcher.step, len(done)), counts=counts)
+        if 0 < self._limit_s <= waited_s:
+            last = done[-1].fault.told if done else "none yet"
+            targets.fleet.give_up(
+                f"no step for {self._limit_s:g} s ({PATIENT:g} x deadlines.stall_s) after step "
+                f"{watcher.step}; the last fault: {last}"
+            )
+
     def _is_due(self, fault: Fault, targets: FaultTargets, now_s: float) -> bool:
         if now_s - self._struck_s >= fault.wait_s and self._num_since_step < FAULTS_PER_STEP:
             return True
         watcher = targets.watcher
         number = len(self.journal.injections)
         limit = injected_by_step(
-            number, len(self.journal.planned), self._first_step, watcher.step_target
+            number, len(self.journal.planned), self._first_step, watcher.ledger.step_target
         )
-        return watcher.step_target > 0 and watcher.step >= max(limit, 1)
+        return watcher.ledger.step_target > 0 and watcher.step >= max(limit, 1)
 
     def _try(self, targets: FaultTargets, now_s: float) -> None:
         fault = self._left[0]

@@ -1,4 +1,4 @@
-"""Which fault strikes whom, and when: pure, all of it follows from a seed.
+"""Which fault strikes whom, and when: pure, all of it follows from a seed; and what came of it.
 
 Victims are dealt like cards, so that every role is struck equally often; everything else is drawn.
 Times are intervals on the wall clock. A fault whose time would come too late strikes at its share
@@ -8,11 +8,15 @@ of the steps instead, so that all of them find a run that is still going on.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeAlias
 
+from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.crash_points import CrashPoint
+from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets
+from rlstreams.up.supervisor.fleet import Exited
 
 BROKER = "broker"
 SERVER = "server"  # the model server that a rollout worker started, not the worker
@@ -190,3 +194,39 @@ def _crash_at(draw: random.Random, role: str) -> str:
     point = draw.choice(points_of(role))
     # A checkpoint is rare: its first time must do.
     return point if point.startswith("checkpoint") else f"{point}:{draw.randint(1, MAX_COUNT)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injection:
+    """A fault that happened."""
+
+    fault: Fault
+    instance: str  # of the process; "" for the broker and for model servers
+    step: int  # done by then
+    at_s: float  # monotonic
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """What happened, in order."""
+
+    planned: Sequence[Fault]
+    injections: list[Injection] = field(default_factory=list)
+    woken_s: dict[str, float] = field(default_factory=dict)  # by instance, monotonic
+    broker_kills_s: list[float] = field(default_factory=list)  # monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """What is left of an `up` that was killed as planned, for the one that goes on."""
+
+    journal: Journal
+    left: Sequence[Fault]
+    first_step: int | None = None  # None: none was killed
+    exits: Sequence[Exited] = ()  # that it saw
+    num_killed: int = 0  # processes, under it
+
+
+# What to say at the end; see `FaultHook.conclude`.
+Conclude: TypeAlias = "Callable[[Bus, Ended, int, Journal, FaultTargets], int]"

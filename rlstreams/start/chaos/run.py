@@ -15,8 +15,6 @@ from types import FrameType
 
 from rlstreams.start.chaos.damage import Vandal, check_disk
 from rlstreams.start.chaos.injector import FaultInjector
-from rlstreams.start.chaos.journal import Conclude, Journal, Struck
-from rlstreams.start.chaos.outputs import read_outputs
 from rlstreams.start.chaos.plan import (
     BROKER,
     DISK,
@@ -24,15 +22,16 @@ from rlstreams.start.chaos.plan import (
     ROLES,
     SERVER,
     UP,
+    Conclude,
     Fault,
     FaultSpace,
+    Journal,
+    Struck,
     plan,
     points_of,
     sweep,
 )
-from rlstreams.start.chaos.report import machine
-from rlstreams.start.chaos.sweep import Sweep
-from rlstreams.start.chaos.verdict import RunObservations, report
+from rlstreams.start.chaos.verdict import RunObservations, machine, read_outputs, report
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.crash_points import CrashPoint
 from rlstreams.streams.log.errors import ConfigError
@@ -74,10 +73,6 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     faults = _faults(options, space)
     _check_writable(options.json_file)
     begun = time.monotonic(), machine()
-    stall_s = up_options.config.deadlines.stall_s
-    if options.sweep:
-        conclude = _concluding(up_options.config, options, begun, None)
-        return up(up_options, Sweep(faults, conclude, stall_s=stall_s))
     state_file: Path | None = None
     before: Struck | None = None
     if any(fault.role == UP for fault in faults):
@@ -94,7 +89,7 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
         state_file=state_file,
         vandal=Vandal(up_options.config, options.seed),
         folder=Path(up_options.config.folder),
-        stall_s=stall_s,
+        stall_s=up_options.config.deadlines.stall_s,
     )
     return up(up_options, hook)
 

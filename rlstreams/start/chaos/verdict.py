@@ -1,20 +1,218 @@
-"""From the journal and the log to the report: pure, all that was seen is passed in."""
+"""From the journal and the log to the report of a run under faults, as text and as JSON.
+
+Pure but for `read_outputs` and `machine`: all that was seen is passed in.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from rlstreams.start.chaos.journal import Injection, Journal
-from rlstreams.start.chaos.outputs import LOADS, Outputs
-from rlstreams.start.chaos.plan import BROKER, RECORDS, SERVER, UP, FaultKind
-from rlstreams.start.chaos.report import ChaosReport, Redone, Spread, Zombies
+from rlstreams.schemas.events import (
+    Event,
+    PolicyLoaded,
+    Prompt,
+    ScoredTrajectory,
+    StepCompleted,
+    Trajectory,
+)
+from rlstreams.start.chaos.plan import BROKER, RECORDS, SERVER, UP, FaultKind, Injection, Journal
 from rlstreams.streams.audit.report import AuditReport, BreachKind
+from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.text import plain_json
+from rlstreams.streams.log.topics import POLICY_PULLS, PROMPTS, SCORED, STEPS, TRAJECTORIES
+from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fleet import Exited
 from rlstreams.up.supervisor.restart import OWNER_S, described
 from rlstreams.workers.loop.runtime import Exit
+
+TOPICS = (PROMPTS, TRAJECTORIES, SCORED, STEPS, POLICY_PULLS)
+LOADS = " loads"  # behind the name of a worker: the versions that it pulled
+
+
+@dataclass
+class Outputs:
+    """Folds the topics of samples and steps. Times are those at which records were handed over."""
+
+    _times: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
+    _at_ms: int = 0  # of the newest event
+
+    def __post_init__(self) -> None:
+        self._ledger = Ledger(begins_anywhere=True, on_step=self._step)
+
+    def apply(self, event: Event, at_ms: int) -> None:
+        """Take one event that was handed to the client at `at_ms`."""
+        self._at_ms = at_ms
+        if isinstance(event, Prompt):
+            self._times["prompts-0"].append((at_ms, ""))
+        elif isinstance(event, Trajectory | ScoredTrajectory):
+            self._times[event.worker].append((at_ms, event.instance))
+        elif isinstance(event, PolicyLoaded):
+            self._times[f"{event.worker}{LOADS}"].append((at_ms, event.instance))
+        else:
+            self._ledger.apply(event)
+
+    def _step(self, event: StepCompleted, _: Position) -> None:
+        self._times["trainer-0"].append((self._at_ms, event.instance))
+
+    def next_ms(self, worker: str, after_ms: int, not_by: str = "") -> int | None:
+        """When `worker` first committed something after `after_ms`, by another process than
+        `not_by`; None if it never did."""
+        found = (
+            at_ms
+            for at_ms, instance in self._times.get(worker, ())
+            if at_ms >= after_ms and (not not_by or instance != not_by)
+        )
+        return min(found, default=None)
+
+    def next_of_rollout(self, after_ms: int) -> int | None:
+        """When any rollout worker first committed something after `after_ms`."""
+        names = [n for n in self._times if n.startswith("rollout-") and not n.endswith(LOADS)]
+        found = (self.next_ms(name, after_ms) for name in names)
+        return min((at_ms for at_ms in found if at_ms is not None), default=None)
+
+
+def read_outputs(bus: Bus) -> Outputs:
+    """All that the topics hold now; what cannot be read, the audit counts.
+
+    Raises:
+        DeadlineError: a topic did not deliver up to its end.
+    """
+    outputs, log = Outputs(), BusLog(bus, "chaos")
+    for topic in TOPICS:
+        for record in log.read_topic(topic, skip_unreadable=True):
+            outputs.apply(record.event, record.raw.timestamp_ms)
+    return outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Times of one kind, seconds."""
+
+    count: int
+    median_s: float
+    worst_s: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        return cls(
+            count=len(values),
+            median_s=round(statistics.median(values), 2),
+            worst_s=round(max(values), 2),
+        )
+
+    def __str__(self) -> str:
+        """Median, worst and how many."""
+        return f"{self.median_s:.1f} s, worst {self.worst_s:.1f} s (of {self.count})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zombies:
+    """Processes that slept while a successor took over, and woke up."""
+
+    woken: int = 0
+    fenced: int = 0  # ended by themselves with status 75
+    ended_otherwise: Mapping[str, int] = field(default_factory=dict)  # by status
+    alive: int = 0  # had not noticed long after they woke up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redone:
+    """What restarted trainers executed again."""
+
+    times: int = 0
+    steps: int = 0
+    equal: int = 0  # with the recorded weight hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosReport:
+    """Everything; `problems` is empty if the run kept its promises under all faults asked for."""
+
+    run: str
+    seed: int
+    machine: Mapping[str, object]
+    seconds: float
+    faults_asked: int
+    faults: Mapping[str, Mapping[str, int]]  # by role, by kind
+    processes_killed: int  # crash points and the broker included
+    crash_points: Mapping[str, int]  # reached, by name
+    outcome: str
+    steps: int
+    step_target: int
+    audit: Mapping[str, object]
+    audit_line: str
+    redone: Redone
+    recovery: Mapping[str, Spread]  # from the death to the next committed work, by role
+    zombies: Zombies
+    unexplained: Sequence[str]  # ends that no fault accounts for
+    problems: Sequence[str]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing broke."""
+        return not self.problems
+
+    @property
+    def num_faults(self) -> int:
+        """Faults that happened."""
+        return sum(sum(kinds.values()) for kinds in self.faults.values())
+
+    def to_json(self) -> str:
+        """All of it as one JSON object."""
+        return plain_json({"ok": self.ok, **asdict(self)}, indent=2, sort_keys=True)
+
+    def lines(self) -> Sequence[str]:
+        """For people."""
+        redone, zombies = self.redone, self.zombies
+        points, others = _counts(self.crash_points), _counts(zombies.ended_otherwise)
+        return (
+            f"chaos, seed {self.seed}: {self.num_faults} of {self.faults_asked} faults in "
+            f"{self.seconds:.0f} s, {self.processes_killed} processes killed",
+            *(f"  {role:<8} {_counts(kinds)}" for role, kinds in self.faults.items()),
+            *([f"  crash points reached: {points}"] if points else []),
+            f"steps {self.steps} of {self.step_target}; {redone.steps} done again from the log in "
+            f"{redone.times} restarts of the trainer, {redone.equal} weight hashes equal",
+            self.audit_line,
+            *(["from a kill to the next committed work, median:"] if self.recovery else []),
+            *(f"  {role:<8} {spread}" for role, spread in self.recovery.items()),
+            f"zombies woken {zombies.woken}: fenced {zombies.fenced}, ended otherwise "
+            f"{others or 0}, alive {zombies.alive}",
+            *(f"unexplained: {line}" for line in self.unexplained),
+            *(f"PROBLEM: {problem}" for problem in self.problems),
+            f"chaos: {'nothing broke' if self.ok else 'not what was promised'}",
+        )
+
+
+def machine() -> dict[str, object]:
+    """What the numbers were taken on."""
+    info = Path("/proc/cpuinfo")
+    names = [
+        line.partition(":")[2].strip()
+        for line in (info.read_text("utf-8").splitlines() if info.is_file() else ())
+        if line.startswith("model name")
+    ]
+    return {
+        "cpu": names[0] if names else platform.machine(),
+        "cores": os.cpu_count() or 0,
+        "load_average": [round(load, 1) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
 
 # A woken zombie that lives longer has not noticed. It may sit in a commit (`deadlines.commit_s`,
 # 30 s), and a broker that was killed meanwhile cannot tell it who owns its id (43 s at worst).

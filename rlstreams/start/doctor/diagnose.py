@@ -1,13 +1,18 @@
-"""All checks in order: `rlstreams doctor` lists them, `up` stops at the first failure."""
+"""All checks in order: `rlstreams doctor` lists them, `up` stops at the first failure.
+
+Those of data, secrets and of a worker without `up` are here, the others beside.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Mapping
 
-from rlstreams.start.doctor.alone import alone_checks, broker_of, secrets_check
+import msgspec
+
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, probed, warn
-from rlstreams.start.doctor.data import data_checks, hash_check, verifier_check
 from rlstreams.start.doctor.devices import (
     free_mb,
     gpu_checks,
@@ -29,11 +34,158 @@ from rlstreams.start.doctor.model import (
     read_model,
 )
 from rlstreams.streams.log.errors import BrokerError, ConfigError, StreamsError
-from rlstreams.workers.bootstrap.parts import embedded_broker
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker
 from rlstreams.workers.config.across import length_warning, start_warning
+from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import found_folder
+from rlstreams.workers.config.layers import leaves, references
+from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import START, RunConfig
+from rlstreams.workers.dataset.identity import data_hashes
+from rlstreams.workers.dataset.open import first_rows, open_problems, prompt_encoder
+from rlstreams.workers.loop.agreement import check_alone, is_loopback
+from rlstreams.workers.prompts.issue import text_of
+from rlstreams.workers.rollout.turns import make_environment
+from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.sandbox.reward import RewardError, Sample
+
+# Which roles resolve the secrets of a section; of other sections every role does.
+_READERS: Mapping[str, tuple[str, ...]] = {
+    "data": ("prompts", "trainer"),
+    "engine": ("rollout",),
+    "environment": ("rollout",),
+    "reward": ("rollout",),
+    "weights": ("rollout", "logprob", "trainer"),
+}
+
+
+def alone_checks(config: RunConfig, host: Host) -> Iterator[Check]:
+    """Nothing where `up` starts the roles."""
+    if host.is_alone and host.role != "prompts":
+        yield probed("weights", lambda: _weights(config, host))
+
+
+def broker_of(config: RunConfig) -> str:
+    """Where the broker is that a worker by itself uses.
+
+    Raises:
+        ConfigError: none is named, and none runs under the run's folder on this host.
+    """
+    try:
+        return bootstrap_of(config)
+    except ConfigError as err:
+        raise ConfigError(f"{err}; or set broker.bootstrap to one that all hosts reach") from err
+
+
+def secrets_check(config: RunConfig, host: Host) -> Check:
+    """Whether what the configuration refers to as `env:NAME` or `file:PATH` is there on this host.
+
+    Each secret is resolved, none is shown.
+    """
+    lacking, found = [], []
+    for field, value in leaves(msgspec.to_builtins(config)):
+        for name, text in references(field, value):
+            if not host.has(*_READERS.get(name.partition(".")[0], (host.role,))):
+                continue
+            try:
+                if resolve_secret(text, name) != text:
+                    found.append(name)
+            except ConfigError as err:
+                lacking.append(str(err))
+    if lacking:
+        return fail("secrets", "; ".join(lacking), "set it here, as for the start of the role")
+    return ok("secrets", f"there: {', '.join(found)}" if found else "none is referred to")
+
+
+def _weights(config: RunConfig, host: Host) -> Check:
+    """How versions get from the trainer to other hosts."""
+    weights = config.weights
+    if weights.channel == "file":
+        return ok(
+            "weights",
+            f"files in {config.folder}, which the hosts of trainer, rollout and logprob must all "
+            'mount there; else set weights.channel = "gloo" or "nccl"',
+        )
+    check_alone(config)
+    if is_loopback(weights.host):
+        return warn(
+            "weights", f"weights.host is {weights.host}, which only the trainer's own host reaches",
+            "with roles on other hosts name the trainer's private interface, as they know it",
+        )  # fmt: skip
+    if host.role == "trainer":
+        check_address("weights.host", weights.host)
+        return ok("weights", f"served on {weights.host}, an address of this host")
+    try:
+        socket.getaddrinfo(weights.host, None)
+    except OSError as err:
+        return fail(
+            "weights", f"weights.host is {weights.host!r}, which this host cannot resolve: {err}",
+            "name the trainer's interface by an address, or make the name known here",
+        )  # fmt: skip
+    return ok("weights", f"pulled from {weights.host}, at a port that the trainer announces")
+
+
+def data_checks(
+    config: RunConfig, model: ModelFolder, progress: Callable[[str], None] = lambda _: None
+) -> Iterator[Check]:
+    """One check for each file that is named. A large file is indexed here, once for all starts.
+
+    Raises:
+        ConfigError: names field, file and line, and what is wrong there.
+    """
+    problems = open_problems(config.data, prompt_encoder(config), model.longest, progress)
+    yield ok("data.train", problems.told[0])
+    for told in problems.told[1:]:
+        yield ok("data.held_out", told)
+    if problems.held_out is None:
+        yield ok("data.held_out", "not named: no evaluation")
+
+
+def hash_check(config: RunConfig) -> Check:
+    """What the trainer does with the data: it puts its hash into its claim, where it has it."""
+    found = data_hashes(config.data).get("train")
+    if found is None:
+        return warn(
+            "data.train", f"{config.data.train!r} is not on this host",
+            "copy it here, or nobody notices that prompts are issued from another one",
+        )  # fmt: skip
+    return ok("data.train", f"SHA-256 {found[:12]}.., to be compared with that of `prompts`")
+
+
+def verifier_check(config: RunConfig, *, has_data: bool = True) -> Check:
+    """Load the verifier and let it judge one row's own answer; an environment is only loaded.
+
+    Args:
+        has_data: False: on a host that need not have the data, so the verifier is only loaded too.
+
+    Raises:
+        ConfigError: it cannot be loaded, raises, hangs, or returns no number.
+    """
+    name, environment = config.reward.verifier, config.environment.name
+    if environment:
+        make_environment(config).close()
+    if name == ENVIRONMENT and has_data:
+        return ok("verifier", f"the environment {environment}, which can be loaded")
+    if not has_data:
+        if name != ENVIRONMENT:
+            make_verifier(config.reward).close()
+        names = f"{name} and {environment}" if environment else name
+        return ok("verifier", f"{names} can be loaded; tried where the data is, not here")
+    row = first_rows(config.data, "data.train", 1)[0]
+    with make_verifier(config.reward) as verifier:
+        try:
+            judged = verifier.judge(
+                Sample(text_of(row.prompt), row.answer, row.answer, json.loads(row.metadata))
+            )
+        except RewardError as err:
+            raise ConfigError(
+                f"reward.verifier: tried on {row.place}, with the row's `answer` as completion: "
+                f"{err}"
+            ) from err
+    # Not wrong by itself: a verifier may want more than the bare answer.
+    return ok("verifier", f"{name} gives {judged.reward:g} to the answer of {row.place}")
 
 
 def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:

@@ -7,8 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstreams.start.project.columns import LOOKED_AT, ColumnGuess, guess_columns, value_at
-from rlstreams.start.project.scaffold import DEMO_MODEL, Plan, relative
+from rlstreams.start.project.scaffold import (
+    DEMO_MODEL,
+    LOOKED_AT,
+    ColumnGuess,
+    Plan,
+    guess_columns,
+    relative,
+    value_at,
+)
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import HUB
 from rlstreams.workers.config.nearest import meant, meant_path

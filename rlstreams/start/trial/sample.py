@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Sequence
 
 from rlstreams.schemas.events import Prompt
-from rlstreams.start.trial.completion import Completion, Times, TriedRow, judged
+from rlstreams.start.trial.show import Completion, Times, TriedRow
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.limits import PromptEncoder
@@ -22,7 +23,7 @@ from rlstreams.workers.prompts.issue import prompt_of
 from rlstreams.workers.rollout.episode import Played
 from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.rollout.turns import Turns
-from rlstreams.workers.sandbox.reward import Verifier
+from rlstreams.workers.sandbox.reward import RewardError, Sample, Verifier
 from rlstreams.workers.sandbox.user_code import UserCodeError
 
 
@@ -144,15 +145,32 @@ class Trial:
     def _judged(self, row: Row, prompt: Prompt, answer: Played | Exception) -> Completion:
         if isinstance(answer, Exception):
             return Completion(text="", finish_reason="", rejected=str(answer))
-        ids = answer.last.token_ids
+        last, judgement, rejected = answer.last, answer.judgement, ""
+        note = "" if judgement is None else "by the environment"
+        started_s = time.monotonic()
+        try:
+            judgement = judgement or self._verifier.judge(
+                Sample(
+                    prompt.text, last.text, row.answer, json.loads(row.metadata),
+                    last.finish_reason, last.token_ids, answer.transcript,
+                )
+            )  # fmt: skip
+        except RewardError as err:
+            rejected = str(err)
+        judge_s = time.monotonic() - started_s
+        self.times.judge_s.append(judge_s)
         self.times.num_tokens += sum(len(turn.token_ids) for turn in answer.turns)
-        completion = dataclasses.replace(
-            judged(self._verifier, row, prompt.text, answer), token_ids=ids
-        )
-        self.times.judge_s.append(completion.judge_s)
-        note = "" if answer.judgement is None else "by the environment"
-        if completion.finish_reason != FinishReason.STOP:
+        if last.finish_reason != FinishReason.STOP:
             note = f"cut at rollout.max_new_tokens = {self._config.rollout.max_new_tokens}"
             if self._config.reward.require_stop:
                 note += "; a cut answer earns 0 while reward.require_stop is true"
-        return dataclasses.replace(completion, note=note)
+        return Completion(
+            text=last.text,
+            before=answer.transcript[:-1],
+            token_ids=last.token_ids,
+            finish_reason=last.finish_reason,
+            judgement=judgement,
+            rejected=rejected,
+            note=note,
+            judge_s=judge_s,
+        )

@@ -1,28 +1,59 @@
-"""The lines that `try` prints. Pure."""
+"""What `try` found, and the lines that it prints of it. Pure."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from rlstreams.start.trial.completion import Completion, Times, TriedRow
-from rlstreams.start.trial.completions_file import GivenCompletion
 from rlstreams.up.live.words import visible
+from rlstreams.workers.dataset.row import Row
+from rlstreams.workers.sandbox.reward import Judgement
 
 Decode = Callable[[Sequence[int]], str]
 _INDENT = "    "
 
 
-def row_lines(
-    tried: TriedRow, index: int, total: int, decode: Decode, *, tokens: bool
-) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One answer, and what became of it."""
+
+    text: str  # of the last turn
+    before: Sequence[Mapping[str, str]] = ()  # turns before it: author and text
+    token_ids: Sequence[int] = ()
+    finish_reason: str = "stop"
+    judgement: Judgement | None = None
+    rejected: str = ""  # why a run would set the sample aside; empty: it would not
+    note: str = ""  # what the reward alone does not say
+    judge_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedRow:
+    """A row with its answers."""
+
+    row: Row
+    prompt_ids: Sequence[int]
+    left_out: str = ""  # why a run would not issue the row; then there are no answers
+    completions: Sequence[Completion] = ()
+
+
+@dataclass(slots=True)
+class Times:
+    """Where the time went, seconds."""
+
+    load_s: float = 0.0
+    sample_s: float = 0.0
+    num_tokens: int = 0
+    judge_s: list[float] = field(default_factory=list)
+
+
+def row_lines(tried: TriedRow, index: int, total: int, decode: Decode) -> list[str]:
     """A row: the prompt as the model sees it, the answer wanted, the answers given."""
     lines = [
         f"row {index} of {total}  {tried.row.place}",
         *_block(f"prompt, {len(tried.prompt_ids)} tokens", decode(tried.prompt_ids)),
     ]
-    if tokens:
-        lines += _block("tokens", _pieces(tried.prompt_ids, decode))
     if tried.row.answer:
         lines += _block("answer wanted", tried.row.answer)
     if tried.row.metadata not in ("", "{}"):
@@ -35,20 +66,8 @@ def row_lines(
             lines += _block(who if said["author"] == "policy" else "  environment", said["text"])
         size = f"{len(completion.token_ids)} tokens, {completion.finish_reason}"
         lines += _block(f"completion {number}, {size}", completion.text)
-        if tokens:
-            lines += _block("tokens", _pieces(completion.token_ids, decode))
         lines.append(f"  {verdict(completion)}")
     return [*lines, ""]
-
-
-def given_lines(
-    given: Sequence[GivenCompletion], completions: Sequence[Completion]
-) -> Iterator[str]:
-    """A line or two for each completion of a file."""
-    for one, completion in zip(given, completions, strict=True):
-        wanted = f", wanted {one.row.answer!r}" if one.row.answer else ""
-        yield f"{one.place}  {_short(one.completion)!r}{wanted}"
-        yield f"  {verdict(completion)}"
 
 
 def verdict(completion: Completion) -> str:
@@ -98,10 +117,6 @@ def _block(title: str, text: str) -> list[str]:
     if len(rows) == 1:
         return [f"  {title}: {text}"]
     return [f"  {title}:", *(f"{_INDENT}{row}" for row in rows)]
-
-
-def _pieces(token_ids: Sequence[int], decode: Decode) -> str:
-    return " ".join(f"{token}={decode([token])!r}" for token in token_ids)
 
 
 def _short(text: str) -> str:

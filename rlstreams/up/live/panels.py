@@ -1,10 +1,14 @@
-"""The panes of the live view: each takes the input and gives what rich draws."""
+"""The panes of the live view: each takes the input and gives what rich draws.
+
+Curves are of braille dots: two columns and four rows of dots to each character cell.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -19,8 +23,74 @@ from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
 from rlstreams.streams.views.pace import STEPS, bottleneck, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
-from rlstreams.up.live.curve import KILL, Line, chart
 from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, number, spelled, visible
+
+KILL = "\u250a"  # a dotted stroke
+_BLANK = 0x2800
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row][column] of one cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Points of one quantity, x ascending, and the style of its dots."""
+
+    points: Sequence[tuple[float, float]]
+    style: str
+    marker: str = ""  # a character at each point: lines differ without colour too
+
+
+def chart(
+    lines: Sequence[Line],
+    *,
+    width: int,
+    height: int,
+    x_max: float,
+    y_min: float = 0.0,
+    y_max: float = 1.0,
+    marks: Sequence[float] = (),
+) -> list[Text]:
+    """`height` rows of `width` cells; x from 0 to `x_max`, y from `y_min` to `y_max`.
+
+    Args:
+        lines: later ones are drawn over earlier ones, cell by cell.
+        marks: x of vertical strokes, drawn under everything.
+    """
+    cells: dict[tuple[int, int], tuple[str, str]] = {}  # style and character of a cell
+
+    def dot(x: int, y: int, style: str) -> None:
+        owner, char = cells.get((y // 4, x // 2), ("", " "))
+        # Mixed dots would take the wrong colour: the newer line owns the cell.
+        dots = ord(char) if owner == style and char >= chr(_BLANK) else _BLANK
+        cells[y // 4, x // 2] = (style, chr(dots | _DOTS[y % 4][x % 2]))
+
+    for x in marks:
+        for row in range(height):
+            cells[row, _scale(x, x_max, width * 2) // 2] = ("red", KILL)
+    for line in lines:
+        spots = [
+            (
+                _scale(x, x_max, width * 2),
+                height * 4 - 1 - _scale(y - y_min, y_max - y_min, height * 4),
+            )
+            for x, y in line.points
+            if math.isfinite(y)
+        ]
+        for (x0, y0), (x1, y1) in zip(spots, spots[1:] or spots, strict=False):
+            num = max(abs(x1 - x0), abs(y1 - y0), 1)
+            for i in range(num + 1):
+                dot(x0 + round((x1 - x0) * i / num), y0 + round((y1 - y0) * i / num), line.style)
+        for x, y in spots if line.marker else ():
+            cells[y // 4, x // 2] = (line.style, line.marker)
+    return [
+        Text.assemble(*((char, style) for style, char in row), no_wrap=True)
+        for row in ([cells.get((y, x), ("", " ")) for x in range(width)] for y in range(height))
+    ]
+
+
+def _scale(value: float, most: float, num_dots: int) -> int:
+    share = min(1.0, max(0.0, value / most)) if most > 0 else 0.0
+    return round(share * (num_dots - 1))
+
 
 # Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue")
@@ -79,25 +149,8 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
         Line(points=rewards, style=REWARD_STYLE),
         Line(points=accuracies, style=ACCURACY_STYLE, marker=MARKER),
     ]
-    span = _span([y for _, y in (*rewards, *accuracies)])
-    rows = plotted(given, lines, width, height - 1, span)
-    axis = f"step {max(given.target, given.views.run.step, 1)}"
-    legend = _legend(steps, curve, bool(given.kills))
-    room = width - legend.cell_len
-    if room >= len(axis) + 2:
-        legend.append(f"{axis:>{room}}", "bright_black")
-    return Group(*rows, legend)
-
-
-def plotted(
-    given: LiveInput,
-    lines: Sequence[Line],
-    width: int,
-    height: int,
-    span: tuple[float, float],
-) -> list[Text]:
-    """`height` rows of lines by step, with kills and the labels of the y axis."""
-    height, (y_min, y_max) = max(1, height), span
+    y_min, y_max = _span([y for _, y in (*rewards, *accuracies)])
+    height = max(1, height - 1)
     rows = chart(
         lines,
         width=max(8, width - _MARGIN),
@@ -109,10 +162,16 @@ def plotted(
     )
     values = {0: y_max, height // 2: (y_min + y_max) / 2, height - 1: y_min}
     labels = (number(values[index]) if index in values else "" for index in range(height))
-    return [
+    labelled = [
         Text(f"{label:<{_MARGIN}}"[:_MARGIN], "bright_black") + row
         for label, row in zip(labels, rows, strict=True)
     ]
+    axis = f"step {max(given.target, given.views.run.step, 1)}"
+    legend = _legend(steps, curve, bool(given.kills))
+    room = width - legend.cell_len
+    if room >= len(axis) + 2:
+        legend.append(f"{axis:>{room}}", "bright_black")
+    return Group(*labelled, legend)
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
@@ -215,19 +274,13 @@ def queues(given: LiveInput, height: int) -> RenderableType:
     """Lag of the readers in samples, by topic; below, staleness of the last step."""
     lag = [(topic, f"{samples:,}") for topic, samples in given.views.flow.waiting.items()]
     bars = staleness_lines(given.views.run.steps)[: max(0, height - 1 - len(lag))]
-    return Group(figures_table(("topic", "lag"), lag), *bars)
-
-
-def figures_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Names on the left, figures on the right."""
     table = Table.grid(padding=(0, 1), expand=True)
-    for index, _ in enumerate(titles):
-        table.add_column(no_wrap=True, overflow="ellipsis", justify="right" if index else "left",
-                         ratio=None if index else 1)  # fmt: skip
-    table.add_row(*titles, style="bright_black")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column(no_wrap=True, overflow="ellipsis", justify="right")
+    table.add_row("topic", "lag", style="bright_black")
+    for row in lag:
+        table.add_row(*row)
+    return Group(table, *bars)
 
 
 def staleness_lines(steps: Sequence[StepPoint]) -> list[Text]:
@@ -254,8 +307,6 @@ def footer(given: LiveInput) -> RenderableType:
     style = "bold red" if news else "bright_black"
     message = Text(f" {visible(line)}", style, no_wrap=True, overflow="ellipsis")
     hint = Text.assemble(
-        (" ? ", "reverse"),
-        " keys  ",
         (" Ctrl-C ", "reverse"),
         " drain; resume later with --resume",
         no_wrap=True,

@@ -1,14 +1,19 @@
 """What a run looks like in a terminal: one screen that is drawn again, or plain lines.
 
-`LiveView` is told everything (`LiveInput`): frozen view states, processes. It asks nobody but
-the keyboard, and reads no clock.
+`LiveView` is told everything (`LiveInput`): frozen view states, processes. It reads no clock.
+What is drawn is not in the log file of `up`, which has every line.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO, cast
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -17,50 +22,77 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from rlstreams.show.metrics.rows import step_row
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
-from rlstreams.up.live.details import (
-    FIGURES,
-    events_page,
-    figure,
-    happened,
-    help_page,
-    memory,
-    pulls,
-    reward_parts,
-)
-from rlstreams.up.live.keys import ESCAPE, Keys
-from rlstreams.up.live.output import Output
 from rlstreams.up.live.panels import footer, header, learning, problems, queues, workers
 from rlstreams.up.live.words import LiveInput, clock, over, visible
+
+_GONE = (errno.EPIPE, errno.EIO)
+
+
+@contextmanager
+def output_to(log: Path) -> Iterator[Output]:
+    """`sys.stdout` as an `Output` in the block."""
+    before, output = sys.stdout, Output(sys.stdout, log)
+    sys.stdout = cast(TextIO, output)
+    try:
+        yield output
+    finally:
+        sys.stdout = before
+
+
+class Output:
+    """A text stream that writes to its log file, and to its reader."""
+
+    def __init__(self, reader: TextIO, log: Path) -> None:
+        self.reader = reader
+        self._log = log  # made with its first line: a start that is refused changes nothing
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.reader, name)
+
+    def write(self, text: str) -> int:
+        """Into the log file, and to the reader.
+
+        Raises:
+            OSError: the reader is gone. A full disk loses the line for whoever is on that disk.
+        """
+        self.note(text)
+        try:
+            self.reader.write(text)
+            self.reader.flush()
+        except OSError as err:
+            if err.errno in _GONE:
+                raise
+        return len(text)
+
+    def note(self, text: str) -> None:
+        """Into the log file alone."""
+        with suppress(OSError):
+            self._log.parent.mkdir(exist_ok=True)
+            fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(fd, text.encode("utf-8", "backslashreplace"))
+            finally:
+                os.close(fd)
+
 
 _FRAME = 2  # rows and columns that a panel's border takes
 _HEADER = 2
 _FOOTER = 2
 _FEWEST_ROWS = 24
 _FEWEST_COLUMNS = 64
-_LARGE, _HUGE = (110, 32), (180, 50)  # columns, and rows of the body, with room for more
-_EVENTS = 7  # rows of the pane of what happened
 _KEPT = 200  # lines of what happened
 
 
 class Screen:
-    """One screenful: header, body, footer. The body is what the terminal has room for.
+    """One screenful: header, learning, workers, footer; from 64 columns on a problem and the topics
+    are beside them."""
 
-    A narrow one has learning above the workers; from 64 columns on the problem and the topics are
-    beside them; a large one has charts of the optimizer and what happened; a huge one parts of the
-    reward, weight pulls and memory. A key shows another page instead.
-
-    Args:
-        events: lines of what happened, the newest last.
-        page: the key that was pressed; "": none that counts.
-    """
-
-    def __init__(self, given: LiveInput, events: Sequence[str] = (), page: str = "") -> None:
+    def __init__(self, given: LiveInput) -> None:
         self._given = given
-        self._events = events
-        self._page = page
         self._footer = _FOOTER + (given.views.dead.num > 0)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -73,53 +105,20 @@ class Screen:
         yield from console.render(layout, options.update_height(height))
 
     def _body(self, width: int, height: int) -> RenderableType:
-        given, events = self._given, self._events
-        if self._page == "?":
-            return _framed("keys, marks, words", help_page())
-        if self._page == "e":
-            page = events_page(given, events, height - _FRAME)
-            return _framed("dead letters, what happened", page)
+        given = self._given
         num_workers = max(len(given.processes), len(given.views.throughput.workers))
         bottom = min(height // 2, max(10, num_workers + 1 + _FRAME))
-        team = _framed("workers", workers(given))
+        top, team = height - bottom, _framed("workers", workers(given))
         if width < _FEWEST_COLUMNS:  # side by side neither of two could be read
-            curve = learning(given, width - _FRAME - 2, height - bottom - _FRAME)
+            curve = learning(given, width - _FRAME - 2, top - _FRAME)
             return _split((_framed("learning", curve), 0), (team, bottom))
-        is_large = width >= _LARGE[0] and height >= _LARGE[1]
-        is_huge = width >= _HUGE[0] and height >= _HUGE[1]
+        curve = learning(given, width // 2 - _FRAME - 2, top - _FRAME)
+        found = _framed("the same problem, then and now", problems(given, top - _FRAME))
         lag = _framed("topics", queues(given, bottom - _FRAME))
-        room = (bottom if is_huge else _EVENTS) - _FRAME
-        news = _framed("what happened", happened(events, room))
-        rows: list[tuple[RenderableType, int]] = []
-        if is_large:
-            rows.append((self._optimizer(width, height // 4), height // 4))
-        if is_huge:
-            resources = {
-                "parts of the reward": reward_parts(given),
-                "weight pulls": pulls(given, bottom - _FRAME),
-                "memory": memory(given),
-            }
-            panes = ((_framed(title, pane), 0) for title, pane in resources.items())
-            rows.append((_split(*panes, is_row=True), bottom))
-            beside = (team, width * 2 // 5), (lag, width // 5), (news, 0)
-            rows.append((_split(*beside, is_row=True), bottom))
-        else:
-            rows.append((_split((team, width * 2 // 3), (lag, 0), is_row=True), bottom))
-        if is_large and not is_huge:
-            rows.append((news, _EVENTS))
-        top = self._learning(width, height - sum(size for _, size in rows))
-        return _split((top, 0), *rows)
-
-    def _learning(self, width: int, height: int) -> Layout:
-        left = width // 2
-        curve = learning(self._given, left - _FRAME - 2, height - _FRAME)
-        found = _framed("the same problem, then and now", problems(self._given, height - _FRAME))
-        return _split((_framed("learning", curve), left), (found, 0), is_row=True)
-
-    def _optimizer(self, width: int, height: int) -> Layout:
-        room = width // len(FIGURES) - _FRAME - 2, height - _FRAME
-        charts = ((_framed(*figure(self._given, name, *room)), 0) for name in FIGURES)
-        return _split(*charts, is_row=True)
+        return _split(
+            (_split((_framed("learning", curve), width // 2), (found, 0), is_row=True), 0),
+            (_split((team, width * 2 // 3), (lag, 0), is_row=True), bottom),
+        )
 
 
 def _split(*parts: tuple[RenderableType, int], is_row: bool = False) -> Layout:
@@ -183,8 +182,7 @@ def _step_line(point: StepPoint, given: LiveInput) -> str:
     done = [p for p in given.views.run.steps if p.step <= point.step]
     mean = pace(done)
     rate = mean.sampled_per_s if mean else 0.0
-    tokens = sum(point.staleness.values())
-    staleness = sum(d * n for d, n in point.staleness.items()) / tokens if tokens else 0.0
+    staleness = step_row(point).values["staleness_mean"]
     return (
         f"step {point.step:>4}/{given.target or '?'}  reward {point.reward:.3f}  "
         f"held-out {held_out}  {rate:,.0f} tokens/s  staleness {staleness:.2f}  "
@@ -212,21 +210,17 @@ class LiveView:
         if self._live is None and console is None:
             self._console = Console(force_terminal=False)  # lines are in the log file too
         self._lines = PlainLines()
-        self._keys = Keys()
-        self._page = ""
         self._given: LiveInput | None = None
         self._events: deque[str] = deque(maxlen=_KEPT)
 
     def __enter__(self) -> LiveView:
         if self._live is not None:
-            self._keys.__enter__()
             self._live.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._live is None:
             return
-        self._keys.__exit__()
         self._live.stop()
         # The screen is gone with what it showed: the curve and what happened stay to scroll back.
         if self._given is not None:
@@ -240,14 +234,6 @@ class LiveView:
         """Where a run that goes on begins; a screen shows its whole curve all the same."""
         self._lines.skip_to(views)
 
-    def has_key(self) -> bool:
-        """Whether a key was pressed that shows another page."""
-        key = self._keys.pressed() if self._live is not None else ""
-        page = {"?": "?", "e": "e", ESCAPE: ""}.get(key, self._page)
-        page = "" if key and page == self._page else page  # the same key closes what it opened
-        is_other, self._page = page != self._page, page
-        return is_other
-
     def update(self, given: LiveInput) -> None:
         """Show this now."""
         lines = tuple(visible(line) for line in self._lines.new(given))
@@ -259,4 +245,4 @@ class LiveView:
             self._output.note("".join(f"{line}\n" for line in lines))
         self._given = given
         self._events.extend(line for line in lines if not line.startswith(("step ", "last ")))
-        self._live.update(Screen(given, tuple(self._events), self._page), refresh=True)
+        self._live.update(Screen(given), refresh=True)

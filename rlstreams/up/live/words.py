@@ -49,7 +49,6 @@ class ProcessInfo:
     restarts: int = 0
     instance: str = ""  # of the process; empty while there is none
     started_s: float | None = None  # monotonic; None: there is none, and none is about to start
-    memory_bytes: int = 0  # resident; 0: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""One worker process, and the two ways to start it.
+"""One worker process, the two ways to start it, and why it died as far as log and disk tell.
 
 Children are forked from a server that has imported the heavy libraries once (`forkserver`), or are
 plain Python processes where that does not exist. Either way a child lives in its own session, as
@@ -9,10 +9,13 @@ one end of a pipe, which closes when its supervisor is gone, however that ended.
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.process
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +27,45 @@ from pathlib import Path
 from typing import Protocol
 
 from rlstreams.streams.log.text import tail
+
+LONGEST = 300  # characters of a cause
+FULL_BYTES = 1 << 20  # with less free nothing can be written that is worth it
+_READ_BYTES = 1 << 16
+# `module.NameError: text`, as Python prints it and as `runtime.explain` does; or the interpreter.
+_ERROR = re.compile(r"^(Fatal Python error\b|[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b).*")
+_NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def last_error(log: Path, start: int = 0) -> str:
+    """The last error in a log behind its first `start` bytes; empty if it names none."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - _READ_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    found = behind = ""
+    for line in reversed(lines):
+        if _ERROR.match(line):  # of some the text begins on a line of its own
+            found = line + behind if line.endswith(": ") else line
+            break
+        behind = line.strip() or behind
+    return found if len(found) <= LONGEST else f"{found[:LONGEST]}..."
+
+
+def is_about_room(text: str) -> bool:
+    """Whether an error says that a disk or a quota is full."""
+    return any(words in text for words in _NO_ROOM)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk under a folder is; False for a folder that is not there."""
+    try:
+        return shutil.disk_usage(folder).free < FULL_BYTES
+    except OSError:
+        return False
+
 
 PRELOAD = "rlstreams.workers.bootstrap.preload"
 LIGHT_ROLES = frozenset({"prompts"})  # import no torch

@@ -131,7 +131,7 @@ class DeviceScheduler(Closing):
         if not why:
             return None
         if role in demands and is_idle:
-            version = self._watcher.policy_version
+            version = self._watcher.ledger.policy_version
             self._idle[role] = (demands[role].samples, version, time.monotonic())
         return self._event(device, lease, RECALLED, why, demands)
 
@@ -199,7 +199,7 @@ class DeviceScheduler(Closing):
         known = self._idle.get(role)
         if known is None or time.monotonic() - known[2] > AGAIN_S:
             return False
-        return known[:2] == (samples, self._watcher.policy_version)
+        return known[:2] == (samples, self._watcher.ledger.policy_version)
 
     def _worker(self, role: str) -> Worker:
         return self._fleet.of(role)[0]  # one worker a role: configuration sees to it

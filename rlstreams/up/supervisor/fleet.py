@@ -9,8 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlstreams.up.supervisor.cause import is_about_room, is_full, last_error
-from rlstreams.up.supervisor.child import Child, ChildSpec, Spawner, log_tail
+from rlstreams.up.supervisor.child import (
+    Child,
+    ChildSpec,
+    Spawner,
+    is_about_room,
+    is_full,
+    last_error,
+    log_tail,
+)
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.restart import Action, Death, Decision, RestartPolicy, described
 from rlstreams.workers.config.run import RunConfig

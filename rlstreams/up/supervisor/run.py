@@ -1,4 +1,4 @@
-"""The loop of `up`: watch, reap and restart, kill when asked, and end in good order.
+"""The loop of `up`: watch, reap and restart, kill when asked, and drain in good order.
 
 running --last step--> saving --trainer done--> finishing --last version evaluated--> draining
    \\--Ctrl-C, or a worker that cannot go on-----------------------------------------> draining
@@ -7,11 +7,9 @@ running --last step--> saving --trainer done--> finishing --last version evaluat
 from __future__ import annotations
 
 import math
-import resource
 import signal
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Self
 
@@ -19,13 +17,88 @@ from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.up.live.words import ProcessInfo
 from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
-from rlstreams.up.supervisor.drain import SAY_S, Drain
 from rlstreams.up.supervisor.fault_hook import FaultHook, Outcome
-from rlstreams.up.supervisor.fleet import Fleet, Worker
+from rlstreams.up.supervisor.fleet import DRAIN_ORDER, GRACE_S, Fleet, Worker
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.operation import Kill
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import DRAINING
+
+SAY_S = 5.0  # a wait for a checkpoint that takes longer is told
+
+
+class Drain:
+    """Lets the roles finish, one after another. `tick` often; it never waits.
+
+    Args:
+        drain_s: how long a role may take, but for `GRACE_S` and for a checkpoint.
+        save_s: how long a checkpoint may take, whenever it began: nobody is killed within it.
+    """
+
+    def __init__(
+        self, fleet: Fleet, drain_s: float, say: Callable[[str], None], *, save_s: float
+    ) -> None:
+        self._fleet = fleet
+        self._limit_s = drain_s + GRACE_S
+        self._save_s = save_s
+        self._say = say
+        self._left = list(DRAIN_ORDER)
+        self._deadline_s: float | None = None
+        self._saving_since_s: float | None = None  # as far as this drain has seen it
+        self._is_save_told = False
+        self.abandoned: list[str] = []  # workers that had to be killed
+        fleet.is_draining = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no process is left."""
+        return not self._left
+
+    def tick(self) -> None:
+        """Ask the next role to drain once the one before is gone; kill it at its deadline."""
+        now_s = time.monotonic()
+        while self._left:
+            role = self._left[0]
+            if not self._fleet.is_gone(role) and self._deadline_s is None:
+                self._deadline_s = now_s + self._limit_s
+                self._fleet.stop(role, signal.SIGTERM)
+            if not self._fleet.is_gone(role):
+                self._await_checkpoint(role, now_s)
+                self._kill_late(role, now_s)
+                return
+            self._left.pop(0)
+            self._deadline_s = self._saving_since_s = None
+
+    def _await_checkpoint(self, role: str, now_s: float) -> None:
+        """Follow whether a checkpoint is written; behind its end there is the time for an exit."""
+        saving = self._fleet.saving(role)
+        if not saving:
+            if self._saving_since_s is not None and self._deadline_s is not None:
+                self._deadline_s = max(self._deadline_s, now_s + GRACE_S)
+            self._saving_since_s = None
+            return
+        if self._saving_since_s is None:
+            self._saving_since_s = now_s
+        if not self._is_save_told and now_s - self._saving_since_s >= SAY_S:
+            self._is_save_told = True
+            self._say(
+                f"{', '.join(saving)} writes a checkpoint: the drain waits for it, at most "
+                f"{self._save_s:g} s; a second Ctrl-C kills"
+            )
+
+    def _kill_late(self, role: str, now_s: float) -> None:
+        if self._deadline_s is None or now_s < self._deadline_s:
+            return
+        problem = f"did not drain within {self._limit_s:g} s"
+        if self._saving_since_s is not None:
+            if now_s < self._saving_since_s + self._save_s + GRACE_S:
+                return
+            problem = f"has not finished its checkpoint within {self._save_s:g} s"
+        late = [worker.name for worker in self._fleet.of(role) if worker.is_alive]
+        self._say(f"{', '.join(late)} {problem}: killed")
+        self.abandoned += late
+        self._deadline_s = now_s + self._limit_s
+        self._fleet.stop(role, signal.SIGKILL)
 
 
 class Interrupts:
@@ -179,7 +252,7 @@ class Supervisor:
 
     def _finish(self) -> None:
         """The trainer is done: wait for the last evaluation, as long as it goes on."""
-        step, step_target = self._watcher.step, self._watcher.step_target
+        step, step_target = self._watcher.step, self._watcher.ledger.step_target
         if step < step_target:
             self._begin_drain(f"the trainer drained at step {step} of {step_target}")
             return
@@ -198,7 +271,7 @@ class Supervisor:
         elif now_s > self._finish_until_s and not self._watcher.stall.is_starting("rollout"):
             self.outcome = Outcome.FAILED
             waited_s = self._config.deadlines.stall_s
-            version = self._watcher.policy_version
+            version = self._watcher.ledger.policy_version
             self._begin_drain(
                 f"the evaluation of version {version} has made no progress for "
                 f"{waited_s:g} s: " + self._watcher.stall.told("rollout")
@@ -214,7 +287,7 @@ class Supervisor:
 
     def _kill_for_show(self) -> None:
         step = self._watcher.step
-        due = self._kills.due(step, self._watcher.step_target)
+        due = self._kills.due(step, self._watcher.ledger.step_target)
         if due is not None and self._kill(self._fleet.of(due.role)[0], step):
             self._kills.done(due)
 
@@ -238,17 +311,7 @@ def _info(worker: Worker) -> ProcessInfo:
         restarts=max(0, worker.num_starts - 1),
         instance=child.spec.instance if child is not None else "",
         started_s=child.started_s if child is not None else time.monotonic() if is_due else None,
-        memory_bytes=_memory_bytes(child.pid) if child is not None else 0,
     )
-
-
-def _memory_bytes(pid: int) -> int:
-    """Resident memory of a process, as Linux tells it; 0 elsewhere, or if it is gone."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * resource.getpagesize()
 
 
 class KillPlan:

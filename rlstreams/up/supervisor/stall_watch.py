@@ -1,7 +1,7 @@
 """Detects that a run makes no progress, and asks which stage is blocked.
 
 Only time in which a step can be expected counts: the run's state is running, and the trainer is not
-in redo. What the topics do not contain (`stall_facts`) is queried in a separate thread, because the
+in redo. What the topics do not contain (`StallFacts`) is queried in a separate thread, because the
 answer waits for open transactions.
 """
 
@@ -9,21 +9,86 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from rlstreams.schemas.events import Event
+from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import StreamsError
-from rlstreams.streams.log.record import Record
+from rlstreams.streams.log.record import Committed, Partition, Record
+from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
 from rlstreams.streams.views.hops import HopsState, HopsView
-from rlstreams.streams.views.stalls import Blocked, Evidence, diagnose, told
+from rlstreams.streams.views.stalls import Blocked, Evidence, Held, diagnose, told
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.up.live.words import ProcessInfo
-from rlstreams.up.supervisor.stall_facts import StallFacts
+from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
 from rlstreams.workers.loop.stall import limits_of
+
+_GROUPS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallFacts:
+    """The answers, as far as they came."""
+
+    committed: Mapping[str, Mapping[Partition, Committed]] = field(default_factory=dict)
+    held: tuple[Held, ...] = ()
+
+
+def ask_facts(bus: Bus, config: RunConfig) -> StallFacts:
+    """Ask; the groups' positions only where no old transaction would have to be waited for.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+        DeadlineError: a transaction on a group's positions stays open.
+    """
+    held = held_by(bootstrap_of(config), config)
+    if any(one.age_s > SILENT_S for one in held):
+        return StallFacts(held=held)
+    return StallFacts(committed=positions(bus), held=held)
+
+
+def positions(bus: Bus) -> Mapping[str, Mapping[Partition, Committed]]:
+    """Where the groups of rollout and logprob are."""
+    return {group: bus.committed(group, topic) for group, topic in _GROUPS.items()}
+
+
+def held_by(bootstrap: str, config: RunConfig) -> tuple[Held, ...]:
+    """Open transactions in the run's topics, one for each transactional id.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+    """
+    from rlstreams.streams.kafka.open_transactions import open_transactions
+
+    run = config.run.id
+    ages: dict[str, float] = {}
+    partitions: dict[str, list[str]] = {}
+    for found in open_transactions(bootstrap, run, client_options(config)):
+        ages[found.transactional_id] = max(found.age_s, ages.get(found.transactional_id, 0.0))
+        named = found.partition.removeprefix(f"{run}.")
+        partitions.setdefault(found.transactional_id, []).append(named)
+    return tuple(
+        Held(
+            worker=worker_of(full_id, run),
+            transactional_id=full_id,
+            partitions=tuple(partitions[full_id]),
+            age_s=age_s,
+        )
+        for full_id, age_s in ages.items()
+    )
+
+
+def worker_of(transactional_id: str, run: str) -> str:
+    """`{run}.{role}.{ordinal}` as `{role}-{ordinal}`; "" for an id that is no worker's."""
+    role, dot, ordinal = transactional_id.removeprefix(f"{run}.").partition(".")
+    is_ours = transactional_id.startswith(f"{run}.") and dot and ordinal.isdecimal()
+    return f"{role}-{ordinal}" if is_ours else ""
+
 
 ASK_S = 10.0  # longest wait for the facts; without them the sentence says less
 AGAIN_S = 5.0  # between two looks at a run that stands

@@ -20,7 +20,7 @@ from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.topics import CONTROL, STEPS
 from rlstreams.streams.run.run_lock import locked_run
 from rlstreams.streams.run.run_log import BusLog
-from rlstreams.up.live.output import output_to
+from rlstreams.up.live.screen import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.child import make_spawner
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
@@ -72,9 +72,9 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             watcher.catch_up()
             watcher.begin()
             _say_changes(watcher, config, is_resumed=options.is_resumed)
-            epoch = watcher.epoch
+            epoch = watcher.ledger.epoch
             # Nothing was changed before: it may have been refused.
-            stack.enter_context(configured(config, lambda: watcher.epoch))
+            stack.enter_context(configured(config, lambda: watcher.ledger.epoch))
             stack.enter_context(web_page(folder, options.web_port, watcher.say))
             stack.enter_context(trackers(folder, config.track.used, watcher.say, show))
             stack.enter_context(_nothing_lost(options))
@@ -101,7 +101,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             failure=fleet.failure,
             num_killed=fleet.num_killed,
             kills=tuple(watcher.kills),
-            is_claimed=watcher.epoch != epoch,
+            is_claimed=watcher.ledger.epoch != epoch,
             audit=audited(bus),
         )
         status = summarize(ended, watcher.state, BusLog(bus, config.run.id))

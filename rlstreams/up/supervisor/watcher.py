@@ -15,6 +15,7 @@ from rlstreams.schemas.events import (
     Event,
     StepsRedone,
 )
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
@@ -28,8 +29,7 @@ from rlstreams.up.live.screen import LiveView
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
 from rlstreams.up.supervisor.poison import PoisonWatch
 from rlstreams.up.supervisor.progress import Progress
-from rlstreams.up.supervisor.stall_facts import ask_facts
-from rlstreams.up.supervisor.stall_watch import StallWatch
+from rlstreams.up.supervisor.stall_watch import StallWatch, ask_facts
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
 
@@ -115,24 +115,14 @@ class Watcher:
         return self._views.flow.state.waiting
 
     @property
+    def ledger(self) -> Ledger:
+        """Steps and claims: asked in each turn, in which no snapshot needs to be made."""
+        return self._views.run.ledger
+
+    @property
     def step(self) -> int:
-        """The newest step: asked for in each turn, in which no snapshot needs to be made."""
-        return self._views.run.ledger.last_step
-
-    @property
-    def step_target(self) -> int:
-        """Where the run ends, as the newest claim says; 0 before the first."""
-        return self._views.run.ledger.step_target
-
-    @property
-    def epoch(self) -> int:
-        """Of the newest claim; 0 before the first."""
-        return self._views.run.ledger.epoch
-
-    @property
-    def policy_version(self) -> int:
-        """The newest version that the ledger made; -1 before the first claim."""
-        return self._views.run.ledger.policy_version
+        """The newest step."""
+        return self.ledger.last_step
 
     def poll(self) -> None:
         """Take what is new and see whether the run stands; waits at most `POLL_S`, longer only for
@@ -172,7 +162,7 @@ class Watcher:
 
     def is_evaluated(self) -> bool:
         """Whether every held-out row was answered for the newest version."""
-        version = self.policy_version
+        version = self.ledger.policy_version
         if not self._is_complete(version):
             return False
         # Only with everything read is the number of rows that were issued known.
@@ -207,7 +197,7 @@ class Watcher:
         """Show the state, at most twice a second unless something was said."""
         self._processes = processes
         now_s = time.monotonic()
-        if now_s < self._next_draw_s and not self._live.has_key():
+        if now_s < self._next_draw_s:
             return
         self._next_draw_s = now_s + DRAW_S
         if self._figures is not None:

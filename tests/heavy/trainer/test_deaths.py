@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.rerun.steps import steps_again
+from rlstreams.debug.rerun.rebuilt import steps_again
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, PolicyPublished, StepsRedone
 from rlstreams.streams.log.crash_points import CrashPoint, Hook, arm
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS

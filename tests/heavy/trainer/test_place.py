@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.cli.explain import numbers
-from rlstreams.debug.rerun.steps import steps_again
+from rlstreams.debug.rerun.rebuilt import steps_again
 from rlstreams.schemas.events import PolicyPublished, ScoredTrajectory, StepsRedone
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.log.codec import outgoing

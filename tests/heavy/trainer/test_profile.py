@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlstreams.debug.rerun.profile import profile
+from rlstreams.debug.rerun.rerun import profile
 from rlstreams.streams.memory.bus import MemoryBus
 from tests.heavy.trainer.trainer_stand import (
     make_config,

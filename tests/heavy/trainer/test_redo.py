@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.rerun.steps import steps_again
+from rlstreams.debug.rerun.rebuilt import steps_again
 from rlstreams.schemas.events import PolicyPublished, RedoDrifted, StepsRedone
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
 from rlstreams.streams.memory.bus import MemoryBus

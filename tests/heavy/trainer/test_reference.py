@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlstreams.debug.rerun.change import changed_config
-from rlstreams.debug.rerun.rerun import RerunError, rerun
+from rlstreams.debug.rerun.rerun import RerunError, changed_config, rerun
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS

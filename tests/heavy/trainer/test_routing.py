@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlstreams.debug.rerun.change import changed_config
-from rlstreams.debug.rerun.rerun import rerun
+from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
 from rlstreams.streams.memory.bus import MemoryBus

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstreams.debug.rerun.change import changed_config
-from rlstreams.debug.rerun.rerun import rerun
+from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, StepsRedone
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.memory.bus import MemoryBus

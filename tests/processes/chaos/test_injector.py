@@ -21,7 +21,6 @@ from rlstreams.schemas.events import Event
 from rlstreams.start.chaos import injector as module
 from rlstreams.start.chaos.injector import FaultInjector, kill_server
 from rlstreams.start.chaos.plan import BROKER, SERVER, UP, Fault, FaultKind
-from rlstreams.start.chaos.sweep import Sweep
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS, Topic
 from rlstreams.streams.memory.bus import MemoryBus
@@ -222,19 +221,18 @@ def test_time_alone_cannot_stop_the_run(stage: Stage) -> None:
     stage.until(one, lambda: len(one.journal.injections) == len(kills))
 
 
-@pytest.mark.parametrize("is_sweep", [False, True])
-def test_a_run_that_makes_no_step_is_given_up(stage: Stage, is_sweep: bool) -> None:
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_run_that_makes_no_step_is_given_up(stage: Stage, is_quiet: bool) -> None:
     """Not while a role is asleep; the last fault is named."""
-    faults = [] if is_sweep else [fault("rollout", FaultKind.STOP, stop_s=0.3)]
-    kind = Sweep if is_sweep else FaultInjector
-    one = kind(faults, lambda *_: 0, stall_s=0.02)
+    faults = [] if is_quiet else [fault("rollout", FaultKind.STOP, stop_s=0.3)]
+    one = FaultInjector(faults, lambda *_: 0, stall_s=0.02)
     stage.begin(one)
     stage.until(one, lambda: stage.fleet.failure is not None)
     assert stage.fleet.failure is not None
     told = "no step for 0.03 s (1.5 x deadlines.stall_s) after step"
     assert told in stage.fleet.failure.reason
     assert len(faults) == len(one.journal.woken_s)
-    assert ("the last fault: SIGSTOP to rollout-0" in stage.fleet.failure.reason) != is_sweep
+    assert ("the last fault: SIGSTOP to rollout-0" in stage.fleet.failure.reason) != is_quiet
 
 
 def test_a_trainer_that_saves_after_the_last_step_is_not_given_up(stage: Stage) -> None:
@@ -252,7 +250,7 @@ def test_a_sweep_arms_one_process_after_another(stage: Stage) -> None:
     stage.spawner.scripts["rollout"] = "import os; print('up', flush=True); os.kill(os.getpid(), 9)"
     points = ["poll.before:1", "commit.after:2"]
     faults = [fault("rollout", FaultKind.ARMED, crash_at=point) for point in points]
-    one = Sweep(faults, lambda *_: 0)
+    one = injector(*faults)
     stage.begin(one)
     stage.until(one, lambda: len(one.journal.injections) == 2)
     assert points == [injection.fault.crash_at for injection in one.journal.injections]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.up.supervisor import drain as drain_module
 from rlstreams.up.supervisor import restart
+from rlstreams.up.supervisor import run as drain_module
 from rlstreams.up.supervisor.child import log_tail
-from rlstreams.up.supervisor.drain import Drain
 from rlstreams.up.supervisor.fleet import DRAIN_ORDER
+from rlstreams.up.supervisor.run import Drain
 from tests.processes.supervisor.small import DEAF, OBEDIENT, Log, all_up, fleet_of, until
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 _UP = """
 import sys
 from pathlib import Path
-from rlstreams.up.live.output import output_to
+from rlstreams.up.live.screen import output_to
 from rlstreams.up.live.screen import LiveView
 from rlstreams.up.supervisor.summary import show
 from tests.processes.supervisor.test_output import step

@@ -1,19 +1,20 @@
-"""Rows for trackers, and a tracker that is killed while it writes: `python made_rows.py FOLDER`."""
+"""Rows, and a process that writes them to a tracker: `made_rows.py FOLDER TRACKER UNTIL...`.
+
+At each row UNTIL it is killed, once.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
-from rlstreams.show.metrics.picks import COLUMNS
-from rlstreams.show.metrics.rows import EVALUATION, STEP, Row
-from rlstreams.show.track.sinks import About
-from rlstreams.show.track.tracker import Tracker
+from rlstreams.show.metrics.rows import COLUMNS, EVALUATION, STEP, Row
+from rlstreams.show.track.sinks import SINKS, About
+from rlstreams.show.track.tracker import Timely
 
-STEPS, EVERY, AHEAD = 30, 10, 10
+STEPS, EVERY = 30, 10
 
 
 def about(folder: Path) -> About:
@@ -50,16 +51,17 @@ def evaluation(step: int) -> Row:
     return Row(kind=EVALUATION, step=step, at_ms=at_ms, values=values, samples=[sample])
 
 
-def main(folder: Path, until: int) -> None:
-    """Write until all trackers have `until` rows, some of them more: then die in the middle."""
-    tracker = Tracker(settings(folder), about(folder), print)
+def main(folder: Path, name: str, kills: list[int]) -> None:
+    """Write all rows, one at a time."""
+    sink = Timely(lambda: SINKS[name](settings(folder)[name], about(folder)))
     for number, row in enumerate(rows()):
-        tracker.write([row])
-        while (least := min(tracker.taken.values())) < number - AHEAD:
-            time.sleep(0.001)
-        if least >= until:
+        sink.write([row])
+        mark = folder / f"{name}-{number}"
+        if number in kills and not mark.exists():
+            mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+    sink.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2], [int(word) for word in sys.argv[3:]])

@@ -7,17 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from rlstreams.show.track import tracker as module
 from rlstreams.show.track.sinks import TensorBoardSink, records
-from rlstreams.show.track.tracker import Tracker
 from rlstreams.streams.log.errors import ConfigError
 from tests.contract.polling import within
 from tests.processes.track import made_rows
@@ -88,61 +86,65 @@ def trackio(folder: Path) -> list[Point]:
     "kills", [(12,), pytest.param((5, 12, 20), marks=pytest.mark.slow)], ids=["once", "thrice"]
 )
 def test_each_row_is_written_once_by_trackers_that_are_killed(
-    tmp_path: Path, kills: tuple[int, ...]
+    tmp_path: Path, kills: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With whatever their libraries were about to write; each tracker is read by its own reader."""
-    for until in kills:
-        killed = subprocess.run(
-            [sys.executable, made_rows.__file__, str(tmp_path), str(until)],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=170, check=False,
-        )  # fmt: skip
-        assert -signal.SIGKILL == killed.returncode
+    monkeypatch.setattr(module, "PAUSE_S", 0.1)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     said: list[str] = []
-    tracker = Tracker(made_rows.settings(tmp_path), made_rows.about(tmp_path), said.append)
-    tracker.write(made_rows.rows())
-    tracker.close()
-    assert ({}, []) == (tracker.missing, said)
+    names = made_rows.settings(tmp_path)
+    words = [sys.executable, made_rows.__file__, str(tmp_path)]
+    commands = {name: [*words, name, *map(str, kills)] for name in names}
+    assert [] == module.keep(commands, str(tmp_path), said.append, lambda: False)
+    killed = "its process was ended by SIGKILL; what it lacks waits"
+    assert sorted(f"{name}: {killed}" for name in names for _ in kills) == sorted(said)
     wanted = sorted((n, r.step, v) for r in made_rows.rows() for n, v in r.tags.items())
     readers: tuple[Callable[[Path], list[Point]], ...] = (tensorboard, mlflow, wandb, trackio)
     for reader in readers:
         assert wanted == sorted(reader(tmp_path)), reader.__name__
 
 
-class Late:
-    """The link to a process that does not answer; the deadline is over when a test says so."""
-
-    def __init__(self, link: Any) -> None:
-        self.send, self.close, self.is_over = link.send, link.close, threading.Event()
-
-    def poll(self, _limit_s: float) -> bool:
-        assert self.is_over.wait(WAIT_S)
-        return False
+HANGS = """
+import sys, time
+from rlstreams.show.track import tracker
+tracker.DEADLINE_S = 1
+with tracker.deadline():
+    time.sleep(600)
+"""
 
 
-def test_a_sink_that_hangs_costs_the_others_nothing_and_gets_what_it_missed(tmp_path: Path) -> None:
-    """It is stopped in its sleep; past its deadline, here once the others are done, another
-    process goes on where it was."""
-    said: list[str] = []
-    given = {name: made_rows.settings(tmp_path)[name] for name in ("tensorboard", "trackio")}
-    tracker = Tracker(given, made_rows.about(tmp_path), said.append)
-    first, *others = made_rows.rows()
-    tracker.write([first])
-    within(WAIT_S, lambda: min(tracker.taken.values()) or None, "the first row everywhere")
-    stuck = tracker._threads[0]
-    stuck._process.send_signal(signal.SIGSTOP)
-    late = stuck._link = Late(stuck._link)
-    tracker.write(others)
-    within(WAIT_S, lambda: tracker.taken["trackio"] > len(others) or None, "all rows in trackio")
-    assert (1, []) == (tracker.taken["tensorboard"], said)
-    late.is_over.set()
-    within(WAIT_S, lambda: tracker.taken["tensorboard"] > len(others) or None, "what it missed")
-    tracker.close()
-    assert [
-        f"tensorboard: no answer to 'write' within {tracker.deadline_s:g} s; the run goes on, and "
-        "what it lacks waits"
-    ] == said
-    assert {} == tracker.missing
-    assert len(tensorboard(tmp_path)) == sum(len(row.tags) for row in made_rows.rows())
+def test_one_that_hangs_or_fails_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended at its deadline and tried again; a finished log not for ever."""
+    monkeypatch.setattr(module, "PAUSE_S", 0.01)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done, said = tmp_path / "done", list[str]()
+    scripts = {"hangs": HANGS, "fails": "raise SystemExit(3)", "works": f"open({str(done)!r}, 'w')"}
+    commands = {name: [sys.executable, "-c", script] for name, script in scripts.items()}
+    lacking = module.keep(commands, str(tmp_path), said.append, lambda: False, tries=2)
+    assert (["fails", "hangs"], True) == (lacking, done.exists())
+    assert 2 <= said.count("hangs: its process was ended by SIGALRM; what it lacks waits")
+    assert 2 <= said.count("fails: its process failed (exit 3); what it lacks waits")
+
+
+def test_who_is_stopped_lets_them_finish_and_waits_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not heed it lacks rows, and is gone."""
+    monkeypatch.setattr(module, "CLOSE_S", 1.0)
+    heeds = "import signal, sys; signal.signal(15, lambda *_: sys.exit(0)); "
+    rest = f"import pathlib, time; pathlib.Path({str(tmp_path)!r}, %r).touch(); time.sleep(600)"
+    deaf = "import signal; signal.signal(15, signal.SIG_IGN); "
+    commands = {
+        "heeds": [sys.executable, "-c", heeds + rest % "heeds"],
+        "deaf": [sys.executable, "-c", deaf + rest % "deaf"],
+    }
+
+    def both_run() -> bool:
+        return all((tmp_path / name).exists() for name in commands)
+
+    assert ["deaf"] == module.keep(commands, str(tmp_path), print, both_run)
 
 
 def test_files_of_another_run_are_refused_and_rows_that_are_there_passed_by(tmp_path: Path) -> None:

@@ -6,10 +6,18 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from rlstreams.start.chaos.journal import Injection, Journal
-from rlstreams.start.chaos.outputs import Outputs
-from rlstreams.start.chaos.plan import BROKER, DISK, RECORDS, SERVER, UP, Fault, FaultKind
-from rlstreams.start.chaos.verdict import NOT_AUDITED, RunObservations, report
+from rlstreams.start.chaos.plan import (
+    BROKER,
+    DISK,
+    RECORDS,
+    SERVER,
+    UP,
+    Fault,
+    FaultKind,
+    Injection,
+    Journal,
+)
+from rlstreams.start.chaos.verdict import NOT_AUDITED, Outputs, RunObservations, report
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fleet import Exited

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.start.doctor.alone import alone_checks, secrets_check
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
+from rlstreams.start.doctor.diagnose import alone_checks, secrets_check
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 

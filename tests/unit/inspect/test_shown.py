@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable, Sequence
 
 import pytest
 from rich.console import Console, RenderableType
 
-from rlstreams.debug.inspect.as_json import json_line
 from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
 from rlstreams.debug.inspect.terminal import seconds_text, table, whole
 from rlstreams.debug.inspect.words import NUMBERS, Spelling
@@ -70,13 +68,12 @@ def said(word: str) -> Callable[[Sequence[int]], str]:
 
 
 def test_what_is_missing_is_told() -> None:
-    """On the terminal and in JSON."""
+    """In a sentence."""
     trajectory = told_run.rollout("7", 0, 0)[1]
     (found,) = told_run.bus_log([trajectory]).samples("7/0")
     shown = sample_detail(found, SPELLING)
     expected = "not in this log, removed or not recorded: its prompt, load rollout-0/0"
     assert expected in printed(whole(shown))
-    assert "its prompt" == json.loads(json_line(shown))["missing"][0]
 
 
 def test_a_narrow_terminal_has_the_places_too() -> None:
@@ -91,27 +88,6 @@ def test_a_narrow_terminal_has_the_places_too() -> None:
 def test_every_fate_can_be_shown(sample: str) -> None:
     """Also of what was never sampled."""
     assert sample in printed(whole(details(sample)[0]))
-
-
-def test_json_has_everything() -> None:
-    """One line; nulls where nobody gave a number; floats as short as they were sent."""
-    line = json_line(details("1/0")[0])
-    assert "\n" not in line
-    told = json.loads(line)
-    assert ("trained", 2, [0, 1], [1, 0]) == (
-        told["outcome"],
-        told["made_version"],
-        told["versions"],
-        told["staleness"],
-    )
-    assert [None, 0.0, -0.125, 0.5] == told["tokens"]["difference"][4:8]
-    assert told["stages"][0]["position"] is None or "@" in told["stages"][0]["position"]
-    unsampled = json.loads(json_line(details("3/0")[0]))
-    assert (None, None, "issued") == (
-        unsampled["tokens"],
-        unsampled["mismatch"],
-        unsampled["outcome"],
-    )
 
 
 def test_another_tokenizer_is_noticed() -> None:

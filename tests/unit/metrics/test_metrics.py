@@ -15,11 +15,9 @@ import pytest
 
 from rlstreams.debug.inspect.words import NUMBERS
 from rlstreams.schemas.events import EVALUATE, Event
-from rlstreams.show.metrics import reading
-from rlstreams.show.metrics.picks import SamplePicks
+from rlstreams.show.metrics import rows as reading
 from rlstreams.show.metrics.prometheus import families, served
-from rlstreams.show.metrics.reading import read_rows
-from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row
+from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row, SamplePicks, read_rows
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition
@@ -289,7 +287,6 @@ def test_an_empty_run_has_figures_too() -> None:
     ("words", "said"),
     [
         (["metrics", DEMO, "--format", "csv", "--follow"], "follow with jsonl"),
-        (["metrics", DEMO, "--format", "tensorboard"], "needs --to DIR"),
         (["track", DEMO], "the section [track] names no tracker: set track.wandb.project"),
     ],
 )

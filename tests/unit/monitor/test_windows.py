@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlstreams.schemas.events import DroppedGroup, Event
-from rlstreams.show.monitor.windows import MINUTE_MS, WindowsView, start_of
+from rlstreams.show.monitor.answers import MINUTE_MS, WindowsView, start_of
 from rlstreams.streams.views.run import RunView
 from rlstreams.streams.views.workers import PullsView
 from tests import factories

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.start.project.columns import guess_columns
+from rlstreams.start.project.scaffold import guess_columns
 from rlstreams.start.project.start import SMALL_MODEL, from_file, from_gsm8k, read_rows
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import DataSection

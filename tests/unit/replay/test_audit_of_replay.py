@@ -72,7 +72,7 @@ def recorded(
 
 
 def audited(folder: Path, *, follow: bool = False) -> int:
-    options = {"follow": follow, "every": 0.0, "settle": 0.0, "json": False, "bootstrap": None}
+    options = {"follow": follow, "json": False, "bootstrap": None}
     return audit_command(argparse.Namespace(config=[str(folder)], overrides=[], **options))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.rerun.change import changed_config
+from rlstreams.debug.rerun.rerun import changed_config
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
 

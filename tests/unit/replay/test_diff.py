@@ -13,13 +13,11 @@ from tests import factories
 from tests.unit.recording.recordings import raw_of, record
 
 
-def summaries(
-    folder: Path, one: Iterable[Event], other: Iterable[Event], **options: float
-) -> list[Summary]:
+def summaries(folder: Path, one: Iterable[Event], other: Iterable[Event]) -> list[Summary]:
     for name, events in (("one", one), ("other", other)):
         record(folder / name, [raw_of(event, n) for n, event in enumerate(events)])
     with Recording(folder / "one") as left, Recording(folder / "other") as right:
-        return diff(left, right, **options)  # type: ignore[arg-type]
+        return diff(left, right)
 
 
 def scored(sample: int, value: float = -0.5, **changes: object) -> Event:
@@ -51,15 +49,6 @@ def test_the_first_difference_is_shown_in_its_place(tmp_path: Path) -> None:
     assert "scores[0].proximal_logprobs[0]: -0.5  and  -0.25" in text
     assert "3 differ" in text
     assert "scores.proximal_logprobs: in 1, at most 0.25 apart" in text
-
-
-def test_a_tolerance_lets_small_distances_pass(tmp_path: Path) -> None:
-    """And only those."""
-    (found,) = summaries(
-        tmp_path, [scored(0), scored(1)], [scored(0, -0.50001), scored(1, -0.6)], tolerance=1e-3
-    )
-
-    assert (1, 1) == (found.num_equal, found.num_different)
 
 
 def test_missing_and_extra_records_are_counted(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_commands_are_not_misled_by_checkpoints(
     """Whatever they read; nor are they listed as recordings that are damaged."""
     one = f"{checkpoints}/000001-00000012"
     for words in (
-        ["replay", one, "--dry-run"],
+        ["replay", one],
         ["inspect", "3/4", one],
         ["diff", one, one],
         ["rerun-step", "3", one],

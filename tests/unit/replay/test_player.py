@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.replay.filters import chosen, moment, resolve
-from rlstreams.debug.replay.player import REPLAY_HEADER, Player
+from rlstreams.debug.replay.player import REPLAY_HEADER, Player, chosen, range_of, selection_of
 from rlstreams.schemas.events import StepCompleted, Trajectory
-from rlstreams.streams.log.errors import AbortedError, BrokerError
+from rlstreams.streams.log.errors import AbortedError, BrokerError, ConfigError
 from rlstreams.streams.log.record import Outgoing, Position, RawRecord
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.streams.memory.bus import MemoryBus, MemoryProducer
 from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.streams.recording.selection import Range, Selection
 from tests import factories
 from tests.unit.recording.recordings import raw_of, record, trajectories
 
@@ -146,41 +144,22 @@ def test_a_stream_that_is_aborted_again_and_again_ends_the_replay() -> None:
         player.play(trajectories(20))
 
 
-def test_filters_choose_samples_with_all_that_is_about_them(tmp_path: Path) -> None:
-    """By step and group; a step's groups come with it."""
+def test_steps_choose_samples_with_all_that_is_about_them(tmp_path: Path) -> None:
+    """A step's groups come with it, its neighbours do not; what is not there is said."""
     record(tmp_path / "r", a_run())
     with Recording(tmp_path / "r") as recording:
 
-        def groups(selection: Selection) -> set[str]:
-            selected = chosen(recording, resolve(recording, selection))
-            events = map(recording.event, selected)
-            return {e.group_id for e in events if isinstance(e, Trajectory)}
+        def told(text: str) -> tuple[set[str], list[int]]:
+            selected = chosen(recording, selection_of(recording, range_of(text)))
+            events = [recording.event(raw) for raw in selected]
+            groups = {e.group_id for e in events if isinstance(e, Trajectory)}
+            return groups, [e.step for e in events if isinstance(e, StepCompleted)]
 
-        assert {"2", "3"} == groups(Selection(steps=Range(first=2)))
-        assert {"1"} == groups(Selection(groups=frozenset("1")))
-        assert {"2"} == groups(Selection(steps=Range(first=2), groups=frozenset("12")))
-
-
-def test_moments_are_steps_versions_seconds_and_times(tmp_path: Path) -> None:
-    """And outside of the recording, the message says what is there."""
-    record(tmp_path / "r", a_run())
-    with Recording(tmp_path / "r") as recording:
-        assert factories.NOW_MS + 8 == moment(recording, "step:2")
-        assert factories.NOW_MS == moment(recording, "step:1")
-        assert factories.NOW_MS + 16 == moment(recording, "version:2")
-        assert factories.NOW_MS + 10 == moment(recording, "+0.01")
-        with pytest.raises(NotRecordedError, match=r"step:7 is outside.*steps 1 to 2"):
-            moment(recording, "step:7")
-        with pytest.raises(NotRecordedError, match=r"outside the recording, which goes from"):
-            moment(recording, "+99")
+        assert ({"2", "3"}, [2]) == told("2:") == told("2")
+        assert ({"0", "1"}, [1]) == told(":1")
+        assert {"0", "1", "2", "3"} == told("")[0]
         with pytest.raises(NotRecordedError, match="there is steps 1 to 2"):
-            resolve(recording, Selection(steps=Range(first=9)))
-
-
-def test_step_events_are_found_in_a_selection_of_steps(tmp_path: Path) -> None:
-    """The step itself, not its neighbours."""
-    record(tmp_path / "r", a_run())
-    with Recording(tmp_path / "r") as recording:
-        selection = resolve(recording, Selection(steps=Range(first=2, last=2)))
-        steps = [recording.event(raw) for raw in chosen(recording, selection)]
-    assert [2] == [event.step for event in steps if isinstance(event, StepCompleted)]
+            told("9:")
+    for text in ("3:2", "a:", "1:b"):
+        with pytest.raises(ConfigError, match="--steps"):
+            range_of(text)

@@ -21,7 +21,6 @@ from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.consumer import MemoryReader
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.recorder import DONE
-from rlstreams.streams.recording.selection import Selection
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests import factories
 from tests.logs import made_log
@@ -53,12 +52,9 @@ class World:
         stopped: Callable[[], bool] = lambda: False,
         *,
         follow: bool = True,
-        selection: Selection | None = None,
     ) -> RecordingResult:
         options = RecordingOptions(
             folder=self.folder,
-            selection=selection or Selection(),
-            words={},
             is_followed=follow,
             with_weights=True,
         )
@@ -169,21 +165,20 @@ def unread(world: World) -> list[Outgoing]:
     return [beat, odd, odd, beat]
 
 
-@pytest.mark.parametrize("groups", [None, frozenset({"7"})])
 def test_a_record_whose_schema_nobody_can_be_asked_for_is_kept(
-    world: World, monkeypatch: pytest.MonkeyPatch, groups: frozenset[str] | None
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And counted; also where nobody knows whether it is one of those that were meant."""
+    """And counted."""
     world.say(factories.trainer_started())
     values = [b"".join(record.value) for record in unread(world)]
     monkeypatch.setattr(world.bus, "schemas", Away)
-    made = world.record(selection=Selection(groups=groups))
+    made = world.record()
     assert {b"12345678".hex(): 2} == made.unread
     assert [f"schema {b'12345678'.hex()} of 2 records"] == made.manifest.missing
     assert made.manifest.is_sealed
     with Recording(world.folder) as recording:
         (claim, *found) = [bytes(raw.value) for raw in recording.partition(Partition("steps", 0))]
-    assert (values if groups is None else values[1:3]) == found
+    assert values == found
     assert claim
 
 

@@ -46,11 +46,10 @@ def stand(tmp_path: Path) -> Stand:
     return stand
 
 
-def again(stand: Stand, folder: Path, selection: Selection | None = None) -> ScoreReplay:
-    options = RecordingOptions(folder=folder, selection=Selection(), words={})
-    record(stand.bus(), stand.config, options)
+def again(stand: Stand, folder: Path) -> ScoreReplay:
+    record(stand.bus(), stand.config, RecordingOptions(folder=folder))
     with Recording(folder) as recording:
-        return scores_again(recording, stand.config, [], selection or Selection())
+        return scores_again(recording, stand.config, [], Selection())
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,9 @@ from rlstreams.debug.replay.player import Played
 from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
 from rlstreams.debug.replay.scores_again import ScoreReplay
 from rlstreams.debug.replay.target import Target
-from rlstreams.schemas.events import Event
 from rlstreams.streams.recording import Manifest
 from rlstreams.streams.recording.recorder import Progress
-from rlstreams.streams.recording.selection import Selection
 from rlstreams.workers.config.run import RunConfig
-from tests import factories
-from tests.unit.recording.recordings import raw_of, record
 
 Said = pytest.CaptureFixture[str]
 
@@ -41,7 +37,7 @@ def made(num: int, *, new: int = 0) -> RecordingResult:
 
 def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None:
     """`num_records` is of the whole recording, also where it was continued."""
-    options = RecordingOptions(folder=Path("rec"), selection=Selection(), words={})
+    options = RecordingOptions(folder=Path("rec"))
     record_command._tell(made(1), options)
     record_command._tell(made(2000, new=3), options)
     said = capsys.readouterr().out
@@ -55,7 +51,7 @@ def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None
 
 def test_record_says_which_schemas_it_lacks(capsys: Said) -> None:
     """By schema, and what to do: sealed all the same, and not what was asked for."""
-    options = RecordingOptions(folder=Path("rec"), selection=Selection(), words={})
+    options = RecordingOptions(folder=Path("rec"))
     unread = replace(made(9), unread={"3132333435363738": 1, "6162636465666768": 20})
     assert 0 == record_command._tell(made(9), options)
     assert not capsys.readouterr().err
@@ -63,17 +59,6 @@ def test_record_says_which_schemas_it_lacks(capsys: Said) -> None:
     said = capsys.readouterr().err
     assert "schema 3132333435363738 (1 record), schema 6162636465666768 (20 records)" in said
     assert "before it could be asked for" in said
-
-
-@pytest.mark.parametrize(("num", "told"), [(1, "1 record would"), (2, "2 records would")])
-def test_a_dry_run_counts_by_topic(tmp_path: Path, capsys: Said, num: int, told: str) -> None:
-    """And in all."""
-    events: list[Event] = [factories.heartbeat(), factories.worker_report()]
-    record(tmp_path / "r", [raw_of(event, 0) for event in events[:num]])
-    assert 0 == main(["replay", str(tmp_path / "r"), "--dry-run"])
-    *topics, total = capsys.readouterr().out.splitlines()
-    assert [["steps", "1"], ["worker-events", "1"]][:num] == [line.split() for line in topics]
-    assert total.startswith(told)
 
 
 def test_a_replay_says_what_it_wrote(capsys: Said) -> None:
@@ -100,11 +85,11 @@ def test_scores_again_say_what_was_equal(capsys: Said) -> None:
     ("words", "told"),
     [
         (
-            "--into=logprob --as=x --dir=y --speed=2 --dry-run --bootstrap=h:1",
-            "--bootstrap, --speed, --dry-run, --as, --dir: of no use with --into logprob",
+            "--into=logprob --as=x --dir=y --speed=2 --bootstrap=h:1",
+            "--bootstrap, --speed, --as, --dir: of no use with --into logprob",
         ),
         ("--into=trainer --as=x", "--as: of no use with --into trainer and no --keep-weights"),
-        ("--into=trainer --keep-weights --as=x --steps=1:2", "--steps: of no use with --into tra"),
+        ("--into=trainer --keep-weights --speed=2", "--speed: of no use with --into tra"),
         ("--keep-weights", "--keep-weights: of no use with no --into"),
     ],
 )

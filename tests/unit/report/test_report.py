@@ -15,7 +15,7 @@ from rlstreams.show.report.charts import charts_of, series
 from rlstreams.show.report.facts import facts
 from rlstreams.show.report.fold import RunFold
 from rlstreams.show.report.html import STATIC
-from rlstreams.show.report.page import kill_marks, render_comparison, steps_csv
+from rlstreams.show.report.page import kill_marks, steps_csv
 from rlstreams.show.report.page import render_report as render
 from rlstreams.streams.audit.report import Breach, BreachKind
 from rlstreams.streams.log.errors import ConfigError
@@ -217,15 +217,6 @@ def test_the_steps_are_a_table_for_others() -> None:
     head, *rows = steps_csv(views_at(5).run.steps).splitlines()
     assert {"step", "reward", "entropy", "lr"} <= set(head.split(","))
     assert [1, 2, 3, 4, 5] == [int(row.split(",")[1]) for row in rows]
-
-
-def test_runs_are_compared_in_the_same_charts() -> None:
-    """And by what their configurations have otherwise."""
-    page = render_comparison([report_input(), report_input(run="<other>", fold=fold_at(5))])
-    assert "&lt;other&gt;" in page
-    assert {"demo", "<other>"} == set(
-        json.loads(page.partition('id="data">')[2].partition("</script>")[0])["runs"]
-    )
 
 
 def light_of(color: str) -> float:

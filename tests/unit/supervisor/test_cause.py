@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.up.supervisor.cause import last_error
+from rlstreams.up.supervisor.child import last_error
 
 
 @pytest.mark.parametrize(

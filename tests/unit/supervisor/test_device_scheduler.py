@@ -199,8 +199,8 @@ class World:
     control, progress = "running", SimpleNamespace(at_target=False)
 
     @property
-    def policy_version(self) -> int:
-        return self.card.steps
+    def ledger(self) -> SimpleNamespace:
+        return SimpleNamespace(policy_version=self.card.steps)
 
     def say(self, text: str) -> None:
         self.said.append(text)

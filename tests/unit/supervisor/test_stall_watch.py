@@ -25,8 +25,13 @@ from rlstreams.streams.log.topics import (
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.views.stalls import Held
 from rlstreams.up.live.words import ProcessInfo
-from rlstreams.up.supervisor.stall_facts import StallFacts, positions, worker_of
-from rlstreams.up.supervisor.stall_watch import StallClock, StallWatch
+from rlstreams.up.supervisor.stall_watch import (
+    StallClock,
+    StallFacts,
+    StallWatch,
+    positions,
+    worker_of,
+)
 from rlstreams.workers.config.operation import DeadlinesSection
 from rlstreams.workers.config.run import PromptsSection, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection

@@ -15,25 +15,11 @@ from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationState
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
-from rlstreams.up.supervisor.next_commands import model_lines, next_commands, program_name, without
+from rlstreams.up.supervisor.next_commands import model_lines, next_commands, program_name
 from rlstreams.up.supervisor.summary import accuracy_lines, summarize
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.logs import made_log
 from tests.unit.report.sample_run import audit_report
-
-
-@pytest.mark.parametrize(
-    ("words", "kept"),
-    [
-        ("a.toml --run.id=demo", "a.toml"),
-        ("a.toml --run.id demo --trainer.steps 5", "a.toml --trainer.steps 5"),
-        ("'my file.toml' --run.dir=x", "'my file.toml'"),
-        ("a.toml --run.identity=x", "a.toml --run.identity=x"),
-    ],
-)
-def test_overrides_that_a_new_run_replaces_are_left_out(words: str, kept: str) -> None:
-    """The suggested command names each field once, however the user typed it."""
-    assert kept == without(words, "run.id", "run.dir")
 
 
 def ended(
@@ -134,7 +120,6 @@ def test_commands_to_try_can_be_pasted(here: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.executable", str(here / "my tools/python"))
     commands = next_commands(ended(Outcome.COMPLETE, folder="my runs/one"))
     assert ["my tools/rlstreams", "audit", "my runs/one"] == shlex.split(commands[1])
-    assert ["--run.dir", "my runs/one-seed1"] == shlex.split(commands[2])[-2:]
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
     assert [str(tool)] == shlex.split(program_name())
@@ -153,33 +138,6 @@ def test_the_name_of_the_program_starts_us(here: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("folder", "there", "run_id", "words"),
-    [
-        ("runs/{id}", [], "mine", "--run.id mine-seed1 --run.seed 1"),
-        ("runs/{id}", ["mine-seed1"], "mine", "--run.id mine-seed2 --run.seed 2"),
-        ("runs/{id}", [], "mine-seed7", "--run.id mine-seed1 --run.seed 1"),
-        ("runs/a", [], "mine", "--run.id mine-seed1 --run.seed 1 --run.dir runs/a-seed1"),
-        ("runs/a", ["a-seed1"], "mine", "--run.id mine-seed2 --run.seed 2 --run.dir runs/a-seed2"),
-        ("runs/{id}", [], "a" * 100, f"--run.id {'a' * 80}-seed1 --run.seed 1"),
-    ],
-)
-def test_a_run_with_another_seed_is_one_that_is_not_there(
-    here: Path, folder: str, there: list[str], run_id: str, words: str
-) -> None:
-    """It goes as far, and is refused neither for its id nor for its folder."""
-    for name in there:
-        (here / "runs" / name).mkdir(parents=True)
-    made = ended(Outcome.COMPLETE, folder=folder, run_id=run_id, steps_typed=5)
-    assert next_commands(made)[-1].endswith(f"up my.toml --steps 5 {words}")
-
-
-def test_a_folder_by_id_that_was_typed_is_kept(here: Path) -> None:
-    """Else the other run would lie elsewhere, perhaps where one is."""
-    made = ended(Outcome.DRAINED, folder="d/{id}", command="up my.toml --run.dir=d/{id}")
-    assert "--run.dir=d/{id}" in shlex.split(next_commands(made)[-1])
-
-
-@pytest.mark.parametrize(
     ("command", "last"),
     [
         ("up my.toml --data.train=x", "doctor my.toml --data.train=x"),
@@ -187,8 +145,8 @@ def test_a_folder_by_id_that_was_typed_is_kept(here: Path) -> None:
         ("demo", "audit runs/mine"),
     ],
 )
-def test_a_run_that_failed_is_looked_at_before_another_is_begun(command: str, last: str) -> None:
-    """Another seed would fail as well; the demo has no file that could be looked at."""
+def test_a_run_that_failed_is_looked_at(command: str, last: str) -> None:
+    """The demo has no file that could be looked at."""
     assert next_commands(ended(Outcome.FAILED, command=command))[-1].endswith(f" {last}")
 
 

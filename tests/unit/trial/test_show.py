@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.start.trial.completion import Completion, Times, TriedRow
-from rlstreams.start.trial.completions_file import read_completions
-from rlstreams.start.trial.show import row_lines, summary
-from rlstreams.streams.log.errors import ConfigError
+from rlstreams.start.trial.show import Completion, Times, TriedRow, row_lines, summary
 from rlstreams.up.live.words import visible
-from rlstreams.workers.config.load import load
-from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.sandbox.reward import Judgement
 
@@ -39,15 +33,13 @@ def decode(token_ids: Sequence[int]) -> str:
 
 
 def test_a_row_is_shown_as_the_model_sees_it() -> None:
-    """Special tokens included; an answer with its reward and parts; tokens on request."""
-    lines = row_lines(tried(completion(1.0)), 1, 3, decode, tokens=True)
+    """Special tokens included; an answer with its reward and parts."""
+    lines = row_lines(tried(completion(1.0)), 1, 3, decode)
     assert [
         "row 1 of 3  my.jsonl:1",
         "  prompt, 2 tokens: <1><4>",
-        "  tokens: 1='<1>' 4='<4>'",
         "  answer wanted: 2",
         "  completion 1, 2 tokens, stop: 2",
-        "  tokens: 5='<5>' 2='<2>'",
         "  reward 1  right 1  [0.4 ms]",
         "",
     ] == lines
@@ -55,18 +47,16 @@ def test_a_row_is_shown_as_the_model_sees_it() -> None:
 
 def test_what_a_run_would_reject_says_why() -> None:
     """A row that is not issued, a sample that is set aside, an answer that was cut."""
-    assert "  LEFT OUT: too long" in row_lines(
-        tried(left_out="too long"), 1, 1, decode, tokens=False
-    )
+    assert "  LEFT OUT: too long" in row_lines(tried(left_out="too long"), 1, 1, decode)
     shown = tried(completion(None, rejected="r.py:3: boom"), completion(0.0, note="cut at 12"))
-    lines = row_lines(shown, 1, 1, decode, tokens=False)
+    lines = row_lines(shown, 1, 1, decode)
     assert "  SET ASIDE: r.py:3: boom" in lines
     assert "  reward 0  right 0  [0.4 ms]  (cut at 12)" in lines
 
 
 def test_an_answer_of_many_lines_is_indented() -> None:
     """Its own lines stay lines."""
-    lines = row_lines(tried(completion(1.0, text="a\nb")), 1, 1, decode, tokens=False)
+    lines = row_lines(tried(completion(1.0, text="a\nb")), 1, 1, decode)
     assert ["  completion 1, 2 tokens, stop:", "    a", "    b"] == lines[3:6]
 
 
@@ -88,47 +78,6 @@ def test_the_summary_says_whether_there_is_something_to_learn() -> None:
     )
 
 
-def given(folder: Path, *lines: str) -> Path:
-    file = folder / "completions.jsonl"
-    file.write_text("\n".join(lines), "utf-8")
-    return file
-
-
-def demo(*overrides: str) -> RunConfig:
-    return load([DEMO], overrides)
-
-
-def test_a_reward_is_tested_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Completions to rows of the data set, or with a row of their own; no model is loaded."""
-    file = given(
-        tmp_path,
-        json.dumps({"completion": "7,14,15,23", "row": 1}),
-        json.dumps({"completion": "~9", "prompt": "1+1+1=", "answer": 3}),
-    )
-    assert 0 == main(["try", str(DEMO), "--reward-only", str(file)])
-    lines = capsys.readouterr().out.splitlines()
-    assert f"{file}:1  '7,14,15,23', wanted '23'" == lines[0]
-    assert lines[1].startswith("  reward 1  ")
-    assert lines[3].startswith("  reward 0  ")
-    assert "2 of 2 judged by numeric" == lines[4]
-
-
-def test_a_reward_that_fails_is_named_and_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """File and line of what raised; the exit status says that not all were judged."""
-    code = tmp_path / "mine.py"
-    code.write_text(
-        "def reward(prompt, completion, answer, metadata):\n    return 1 / len(completion)\n"
-    )
-    file = given(tmp_path, '{"completion": "", "row": 1}', '{"completion": "ab", "row": 2}')
-    words = ["try", str(DEMO), "--reward-only", str(file), f"--reward.verifier={code}:reward"]
-    assert 1 == main(words)
-    told = capsys.readouterr().out
-    assert f"SET ASIDE: verifier {code}:2: reward raised ZeroDivisionError" in told
-    assert "1 of 2 judged" in told
-
-
 def test_a_wrong_signature_is_shown_before_anything_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,22 +88,6 @@ def test_a_wrong_signature_is_shown_before_anything_is_loaded(
     told = capsys.readouterr().err
     assert f"{code}:4: reward(completion) cannot be called with" in told
     assert "(prompt, completion, answer, metadata)" in told
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("{", r"completions\.jsonl:1:2: not a line of JSON"),
-        ('{"text": "a"}', r'completions\.jsonl:1: wanted \{"completion": TEXT, "row": N\}'),
-        ('{"completion": "a", "row": 0}', r"counts the rows of data\.train from 1, got 0"),
-        ('{"completion": "a", "row": 9999}', r"row 9999 of data\.train, which has 2048 rows"),
-        ("", r"has no lines"),
-    ],
-)
-def test_completions_that_cannot_be_read(tmp_path: Path, line: str, told: str) -> None:
-    """File, line, and what is wrong there."""
-    with pytest.raises(ConfigError, match=told):
-        read_completions(demo(), given(tmp_path, line))
 
 
 def test_an_answer_does_not_steer_the_terminal() -> None:

@@ -14,7 +14,7 @@ from rlstreams.__main__ import main
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.docs import SYMPTOMS, field_docs, json_schema, page
 from rlstreams.workers.config.layers import toml_places
-from rlstreams.workers.config.load import check_secrets, load, load_with_origins, resolved_json
+from rlstreams.workers.config.load import check_secrets, load, load_with_origins
 from tests.unit.workers.test_config_load import write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,19 +163,6 @@ def test_every_field_is_explained() -> None:
 def test_the_page_of_fields_is_fresh() -> None:
     """Else: `rlstreams config fields > infra/docs/configuration.md`."""
     assert page() == PAGE.read_text(encoding="utf-8")
-
-
-def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each process has a file, which is the whole configuration."""
-    words = [str(DEMO), f"--run.dir={tmp_path}", "--rollout.workers=2"]
-    assert 0 == main(["up", *words, "--dry-run"])
-    files = sorted((tmp_path / "dry-run").iterdir())
-    names = ["logprob-0", "prompts-0", "rollout-0", "rollout-1", "trainer-0"]
-    assert names == [file.stem for file in files]
-    config = load([DEMO], words[1:])
-    assert {resolved_json(config)} == {resolved_json(load([file])) for file in files}
-    assert ["dry-run"] == [path.name for path in tmp_path.iterdir()]
-    assert f"rlstreams worker rollout {files[3]} --ordinal 1" in capsys.readouterr().out
 
 
 def test_a_secret_that_is_not_set_is_told_before_a_start(tmp_path: Path) -> None:

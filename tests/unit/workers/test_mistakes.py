@@ -34,7 +34,6 @@ DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
         ("init new --from gsm8", "--from gsm8: cannot be read: No such file or directory; did you "
          "mean 'gsm8k'?"),
         ("init new --model modle", "--model: there is no folder '{0}/modle'; did you mean '{0}/"),
-        ("try DEMO --reward-only nope.jsonl", "nope.jsonl: cannot be read: No such file or direct"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_answered_with_what_to_do(
