@@ -238,7 +238,7 @@ def _logprob(context: Context) -> Pausable:
 
 
 def make_scorers(config: RunConfig) -> tuple[BuiltinScorer | RanksScorer, Reference | None]:
-    """What the log-prob role scores with: policies, and the reference where a KL term asks for it.
+    """What the log-prob role scores with: policies, and the reference where the loss asks for it.
 
     Raises:
         ConfigError: the reference has another vocabulary.
@@ -266,12 +266,12 @@ def make_scorers(config: RunConfig) -> tuple[BuiltinScorer | RanksScorer, Refere
 
         team = Team(gpus, host=config.weights.host, owner="scorer")
         scorer = RanksScorer(team, folder, **options)
-    has_reference = bool(config.trainer.loss.kl_coef)
+    has_reference = bool(config.trainer.loss.why_compared)
     return scorer, _reference(config, device, scorer.vocab_size) if has_reference else None
 
 
 def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
-    """The model that `trainer.loss.kl_coef` keeps the policy close to.
+    """The model that `trainer.loss.kl_coef` keeps the policy close to, or that teaches it.
 
     Raises:
         ConfigError: it has another vocabulary.
@@ -288,6 +288,7 @@ def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
         threads=config.model.threads,
         device=device,
         dtype=config.model.dtype,
+        top_k=config.trainer.loss.distill_top_k,
     )
     if scorer.vocab_size != vocab_size:
         raise ConfigError(

@@ -60,11 +60,11 @@ def check_across(config: RunConfig) -> None:
             "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "
             "reports log-probs of the uncut distribution, not of the one that it samples from"
         )
-    if config.logprob.reference != START and not trainer.loss.kl_coef:
+    if config.logprob.reference != START and not trainer.loss.why_compared:
         raise ConfigError(
             f"logprob.reference is {config.logprob.reference!r}, but trainer.loss.kl_coef is 0: "
             "nothing would be kept close to it; set trainer.loss.kl_coef, or leave it at "
-            f"{START!r}"
+            f'{START!r}; a teacher needs trainer.loss.kind = "distill"'
         )
     if trainer.routing_replay and not config.rollout.capture_experts:
         raise ConfigError(
@@ -108,15 +108,21 @@ def _check_place(config: RunConfig) -> None:
             f"{told}.proximal is {loss.proximal!r}: nobody computes these log-probs; set "
             '"behavior", the sampler\'s own, or "interpolated", from them to the policy'
         )
-    if place != "separate" and loss.kl_coef:
+    if place != "separate" and loss.why_compared:
         raise ConfigError(
-            f"{told}.kl_coef is {loss.kl_coef:g}: nobody computes log-probs of the reference; "
-            'set it to 0, or logprob.place to "separate"'
+            f"logprob.place is {place!r}, but {loss.why_compared}: nobody computes log-probs of "
+            'the reference; set logprob.place to "separate"'
         )
-    if loss.kl_coef and config.logprob.ranks > 1:
+    if loss.why_compared and config.logprob.ranks > 1:
         raise ConfigError(
-            f"trainer.loss.kl_coef is {loss.kl_coef:g} with logprob.ranks {config.logprob.ranks}: "
+            f"{loss.why_compared} with logprob.ranks {config.logprob.ranks}: "
             "the reference would lie whole on rank 0; set logprob.ranks to 1"
+        )
+    if loss.distill_top_k and config.logprob.backend == MEGATRON:
+        raise ConfigError(
+            f"trainer.loss.distill_top_k is {loss.distill_top_k} with logprob.backend "
+            f"{MEGATRON!r}, which gives the sampled token's log-prob alone: set logprob.backend to "
+            '"builtin", or trainer.loss.distill_top_k to 0'
         )
     if config.logprob.backend == MEGATRON and config.logprob.ranks > 1:
         raise ConfigError(
@@ -259,10 +265,16 @@ def without_effect(config: RunConfig) -> Iterator[str]:
         )
     if loss.kind == "sft":
         yield from _sft_problems(loss)
+    if loss.kind == "distill" and config.logprob.reference == START:
+        yield (
+            f"trainer.loss.kind is 'distill', but logprob.reference is {START!r}: the model would "
+            "be its own teacher; name the teacher's folder, or hf:ORG/NAME"
+        )
     yield from _advantage_problems(trainer)
     once = trainer.minibatches * trainer.batch_epochs == 1
+    is_bounding = loss.kind not in ("m2po", "distill")
     is_separate = config.logprob.place == "separate"  # elsewhere there is nothing better to take
-    if loss.proximal == "step_start" and once and loss.kind != "m2po" and is_separate:
+    if loss.proximal == "step_start" and once and is_bounding and is_separate:
         yield (
             "trainer.loss.proximal is 'step_start' with trainer.minibatches 1 and "
             "trainer.batch_epochs 1: policy / proximal is 1 in the only update of a batch, so "
@@ -301,7 +313,7 @@ def _advantage_problems(trainer: TrainerSection) -> Iterator[str]:
             f"{trainer.steps}: the policy would never learn"
         )
     if loss.advantage == "one" and not loss.reward_min:
-        if loss.kind != "sft":
+        if loss.kind not in ("sft", "distill"):
             yield (
                 f"trainer.loss.advantage is 'one' with trainer.loss.kind {loss.kind!r} and "
                 "trainer.loss.reward_min 0: nothing would tell a good answer from a bad one; set "

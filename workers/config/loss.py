@@ -9,7 +9,7 @@ from typing import Literal
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import not_negative, positive
 
-Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po", "sft"]
+Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po", "sft", "distill"]
 Advantage = Literal[
     "grpo", "rloo", "reinforce++", "reinforce++baseline", "maxrl", "gae", "reward", "one"
 ]
@@ -25,7 +25,8 @@ class LossSection:
     kind: Kind = "ppo"
     """What bounds a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 3e-4,
     `clip_high` 4e-4), the token's weight (CISPO), a soft gate (SAPO), a divergence (DPPO), the
-    batch's second moment (M2PO). `sft` is the likelihood of the answers alone, without a ratio."""
+    batch's second moment (M2PO). `sft` is the likelihood of the answers alone, without a ratio;
+    `distill` is the divergence from a teacher, `logprob.reference`, on the model's own answers."""
     proximal: Literal["sampled", "behavior", "step_start", "interpolated"] = "sampled"
     """Policy that the ratio is taken to: the version that sampled, scored again; the sampler
     itself; the weights before the step's first update; or an approximation of these."""
@@ -120,6 +121,12 @@ class LossSection:
     entropy_share: float = 1.0
     """Share of the batch's tokens that learn, those of highest entropy; below 1: one more forward
     pass."""
+    distill_top_k: int = 0
+    """Of `distill`: likeliest tokens of the teacher that its distribution is compared in; 0: the
+    sampled token alone. Each takes 8 bytes a sampled token in the log."""
+    distill_beta: float = 1.0
+    """Of `distill`: 1 is the reverse KL divergence, from the teacher; with `distill_top_k` also 0,
+    the forward one, or between them the generalized Jensen-Shannon divergence (GKD)."""
     mask_truncated: bool = False
     """Samples that were cut stay out of the loss; siblings are still compared with them."""
 
@@ -132,6 +139,13 @@ class LossSection:
             or self.entropy_share < 1
             or self.advantage == "gae"
         )
+
+    @property
+    def why_compared(self) -> str:
+        """The setting that asks for log-probs of `logprob.reference`, with its value; "": none."""
+        if self.kind == "distill":
+            return "trainer.loss.kind is 'distill'"
+        return f"trainer.loss.kl_coef is {self.kl_coef:g}" if self.kl_coef else ""
 
     def __post_init__(self) -> None:
         positive(
@@ -166,6 +180,8 @@ class LossSection:
             value_warmup_steps=self.value_warmup_steps,
             kl_coef=self.kl_coef,
             entropy_coef=self.entropy_coef,
+            distill_top_k=self.distill_top_k,
+            distill_beta=self.distill_beta,
         )
         if problem := next(self._problems(), ""):
             raise ConfigError(f"trainer.loss.{problem}")
@@ -204,8 +220,41 @@ class LossSection:
             yield f"veto_low must be at most 1, got {self.veto_low}"
         if self.veto_high and self.veto_high < 1:
             yield f"veto_high must be at least 1, or 0 for none, got {self.veto_high}"
+        yield from self._distill_problems()
         yield from self._critic_problems()
         yield from self._rejection_problems()
+
+    def _distill_problems(self) -> Iterator[str]:
+        if self.kind == "distill" and self.advantage not in UNCOMPARED:
+            yield (
+                f"kind is 'distill', but trainer.loss.advantage is {self.advantage!r}: the teacher "
+                'says what is better; set "one", with reward_min to learn from good answers alone, '
+                'or "reward"'
+            )
+        if self.distill_top_k and self.correction != "none":
+            yield (
+                f"correction is {self.correction!r}, but with trainer.loss.distill_top_k "
+                f"{self.distill_top_k} the loss of a token does not depend on which was sampled: "
+                'set "none"'
+            )
+        if self.kind == "distill" and self.kl_coef:
+            yield (
+                f"kl_coef is {self.kl_coef:g}, but trainer.loss.kind is 'distill': both would pull "
+                "to the one logprob.reference; set it to 0"
+            )
+        for name, off in (("distill_top_k", 0), ("distill_beta", 1.0)):
+            if self.kind != "distill" and (value := getattr(self, name)) != off:
+                yield (
+                    f"{name} is {value:g}, but trainer.loss.kind is {self.kind!r}: only 'distill' "
+                    "has a teacher"
+                )
+        if self.distill_beta > 1:
+            yield f"distill_beta must be at most 1, got {self.distill_beta:g}"
+        if self.distill_beta != 1 and not self.distill_top_k:
+            yield (
+                f"distill_beta is {self.distill_beta:g} with trainer.loss.distill_top_k 0: of the "
+                "sampled token alone only the reverse KL divergence, 1, can be estimated"
+            )
 
     def _critic_problems(self) -> Iterator[str]:
         for name in ("gae_gamma", "gae_lambda"):

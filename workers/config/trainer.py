@@ -198,6 +198,12 @@ class TrainerSection:
                 f"trainer.backend {self.backend!r}: a value head is trained on one rank, over "
                 "'fsdp2'; set these, or another advantage"
             )
+        if self.loss.distill_top_k and (self.ranks > 1 or self.backend == MEGATRON):
+            raise ConfigError(
+                f"trainer.loss.distill_top_k is {self.loss.distill_top_k} with trainer.ranks "
+                f"{self.ranks} and trainer.backend {self.backend!r}: it is computed on one rank, "
+                "over 'fsdp2'; set these, or it to 0"
+            )
         if self.groups_per_step % self.minibatches:
             raise ConfigError(
                 f"trainer.minibatches is {self.minibatches}, which does not divide "
