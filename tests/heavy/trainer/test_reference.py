@@ -15,10 +15,12 @@ from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
 from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.bootstrap.parts import make_scorers
 from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.logprob.scoring import Reference, score_window
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
+from tests import families
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
@@ -216,6 +218,15 @@ def test_distillation_is_redone_to_the_bit(tmp_path: Path) -> None:
     assert np.isfinite(tried(0))
     with pytest.raises(RerunError, match=r"has 4 tokens of the teacher.*distill_top_k is 5"):
         tried(5)
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    """By the name of the field, with both sizes: ids would mean other tokens."""
+    other = families.make("Qwen3ForCausalLM", tmp_path)
+    config = make_config(tmp_path, **(TAUGHT | {"logprob__reference": str(other)}))
+    sizes = rf"vocabulary has {families.VOCABULARY} tokens; .*demo/model has \d+"
+    with pytest.raises(ConfigError, match=rf"logprob.reference is .*{sizes}"):
+        make_scorers(config)
 
 
 def _lowered(logprobs: Tensor | None) -> Tensor:
