@@ -274,7 +274,7 @@ def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
     """The model that `trainer.loss.kl_coef` keeps the policy close to, or that teaches it.
 
     Raises:
-        ConfigError: it has another vocabulary.
+        ConfigError: it has another vocabulary, or one of fewer tokens than are asked for.
     """
     from rlstreams.workers.engines.folder_channel import FolderChannel
     from rlstreams.workers.logprob.scoring import Reference
@@ -295,6 +295,10 @@ def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
             f"logprob.reference is {config.logprob.reference!r}, whose vocabulary has "
             f"{scorer.vocab_size} tokens; {config.model.path} has {vocab_size}: name a model of "
             "the same tokenizer"
+        )
+    if (top_k := config.trainer.loss.distill_top_k) > vocab_size:
+        raise ConfigError(
+            f"trainer.loss.distill_top_k is {top_k}, but the vocabulary has {vocab_size} tokens"
         )
     pulled = scorer.pull(channel.published, channel)
     return Reference(

@@ -227,6 +227,10 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     sizes = rf"vocabulary has {families.VOCABULARY} tokens; .*demo/model has \d+"
     with pytest.raises(ConfigError, match=rf"logprob.reference is .*{sizes}"):
         make_scorers(config)
+    teacher = make_config(tmp_path).model.path
+    many = {"logprob__reference": teacher, "trainer__loss__distill_top_k": 1000}
+    with pytest.raises(ConfigError, match=r"distill_top_k is 1000, but the vocabulary has 1\d\d"):
+        make_scorers(make_config(tmp_path, **(TAUGHT | many)))
 
 
 def _lowered(logprobs: Tensor | None) -> Tensor:
