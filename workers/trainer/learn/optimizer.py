@@ -270,7 +270,7 @@ class Learner:
         of = partial(self._of_loss, micro_batch)
         advantages_N = self._tensor(micro_batch.advantages_N)
         sampled_N, behavior_N = of("proximal_logprobs_BT"), of("behavior_logprobs_BT")
-        scores = self._score(micro_batch, of("top_ids_BTK"))
+        scores = self._score(micro_batch)
         policy_N, counts_R = scores.logprobs_N, micro_batch.loss_tokens_by_row
         proximal_N = proximal_of(
             sampled_N,
@@ -318,8 +318,9 @@ class Learner:
         values_BT = getattr(micro_batch, name)
         return None if values_BT is None else self._tensor(values_BT[micro_batch.loss_mask_BT])
 
-    def _score(self, micro_batch: MicroBatch, top_ids_NK: Tensor | None = None) -> TokenScores:
-        """Scores of the loss tokens, row by row; `TopScores` if tokens are asked for."""
+    def _score(self, micro_batch: MicroBatch) -> TokenScores:
+        """Scores of the loss tokens, row by row; `TopScores` where a teacher names tokens."""
+        top_ids_NK = self._of_loss(micro_batch, "top_ids_BTK")
         top = () if top_ids_NK is None else (top_ids_NK.long(),)
         mask_BT, ids_BT, real_BT = (
             micro_batch.loss_mask_BT, micro_batch.token_ids_BT, micro_batch.real_BT
