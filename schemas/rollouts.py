@@ -95,6 +95,9 @@ class SegmentScore:
     entropy: Tensor | None = None  # float32 [tokens], nats; None for anchor "behavior"
     reference_logprobs: Tensor | None = None  # float32 [tokens], nats; None: not asked for
     reference_hash: str = ""  # of the reference's weights
+    # int32 [tokens, k]: the reference's likeliest tokens, in falling order; None: not asked for
+    reference_top_ids: Tensor | None = None
+    reference_top_logprobs: Tensor | None = None  # float32 [tokens, k], nats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,7 +238,24 @@ def _loss(by: LossSection) -> str:
         f"{by.divergence_max:g}; rho = exp(pi - prox)",
         "m2po": "-w rho A; rho = exp(pi - prox)",
         "sft": "-w A pi",
+        "distill": f"w A {_divergence(by)}"
+        if by.distill_top_k
+        else "-w rho A (ref - pi), no gradient through the difference; rho = exp(pi - prox), ref "
+        "the teacher's",
     }[by.kind]
+
+
+def _divergence(by: LossSection) -> str:
+    beta = by.distill_beta
+    text = {
+        1.0: "KL(student || teacher)",
+        0.0: "KL(teacher || student)",
+    }.get(
+        beta,
+        f"({beta:g} KL(teacher || m) + {1 - beta:g} KL(student || m)), "
+        f"m = {beta:g} teacher + {1 - beta:g} student",
+    )
+    return f"{text}, over the teacher's {by.distill_top_k} likeliest tokens and all others as one"
 
 
 def _reduced(by: LossSection) -> str:

@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.head import Head
 from rlstreams.workers.model.model import causal_mask, configure_torch, load_model, right_padded
-from rlstreams.workers.model.token_scores import TokenScorer, score_tokens
+from rlstreams.workers.model.token_scores import (
+    TokenScorer,
+    TopScores,
+    ValuedScores,
+    ValueHead,
+    score_tokens,
+)
+from rlstreams.workers.trainer.learn.critic import value_losses
 from tests import families
 
 configure_torch(1)
@@ -66,6 +74,72 @@ def test_chunks_give_the_whole_forward_s_scores_and_gradient(name: str, tmp_path
     with torch.no_grad():
         at_once = TokenScorer(model, mask)(IDS_BT, REAL_BT, CHOSEN_BT, TEMPERATURE_N)
     torch.testing.assert_close(at_once.logprobs_N, expected.logprobs_N, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Qwen3ForCausalLM"])
+def test_other_tokens_are_scored_too(name: str, tmp_path: Path) -> None:
+    """The likeliest ones, and those that are asked for: as the whole forward has them, with its
+    gradient, in chunks or at once."""
+    model: Any = load_model(families.make(name, tmp_path, final_logit_softcapping=3.0))
+    model.requires_grad_(True)
+    mask, places = attention_of(model).causal, (CHOSEN_BT.flatten().nonzero()[:, 0] - 1)
+    positions_BT = torch.arange(IDS_BT.shape[1]).expand_as(IDS_BT)
+    logits_BTV = model(
+        input_ids=IDS_BT, attention_mask=mask(REAL_BT), position_ids=positions_BT, use_cache=False
+    ).logits
+    whole_NV = (logits_BTV.flatten(0, 1)[places] / TEMPERATURE_N[:, None]).log_softmax(-1)
+    expected = whole_NV.topk(3, -1)
+    for chunk_bytes in (2 * ROW_BYTES, 1 << 20):
+        scorer = TokenScorer(model, mask, chunk_bytes=chunk_bytes)
+        found = scorer(IDS_BT, REAL_BT, CHOSEN_BT, TEMPERATURE_N, None, 3)
+        assert isinstance(found, TopScores)
+        assert torch.equal(found.top_ids_NK, expected.indices)
+        torch.testing.assert_close(found.top_NK, expected.values, rtol=0, atol=2e-5)
+        ids_NK = expected.indices.flip(0).contiguous()
+        asked = scorer(IDS_BT, REAL_BT, CHOSEN_BT, TEMPERATURE_N, None, ids_NK)
+        assert isinstance(asked, TopScores)
+        own_NK = whole_NV.gather(-1, ids_NK)
+        torch.testing.assert_close(asked.top_NK, own_NK, rtol=0, atol=2e-5)
+        weights_NK = torch.linspace(-1, 1, own_NK.numel()).view_as(own_NK)
+        both = [
+            torch.autograd.grad((t * weights_NK).sum(), [*model.parameters()], retain_graph=True)
+            for t in (asked.top_NK, own_NK)
+        ]
+        torch.testing.assert_close(*both, rtol=1e-3, atol=2e-5)
+        plain = scorer(IDS_BT, REAL_BT, CHOSEN_BT, TEMPERATURE_N)
+        torch.testing.assert_close(asked.logprobs_N, plain.logprobs_N, rtol=0, atol=2e-5)
+
+
+def test_a_value_head_s_gradient_equals_finite_differences(tmp_path: Path) -> None:
+    """Of the values' loss, in the head's parameters: it is quadratic in them, so a central
+    difference is exact but for rounding; and in a weight of the trunk."""
+    model: Any = load_model(families.make("Qwen3ForCausalLM", tmp_path)).requires_grad_(True)
+    scorer = TokenScorer(model, attention_of(model).causal)
+    head = scorer.value_head = ValueHead(model.config.hidden_size, "cpu")
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(len(head.weight), generator=draw))
+    returns_N = torch.randn(len(TEMPERATURE_N), generator=draw)
+    by = LossSection(advantage="gae", value_clip=0.0)
+
+    def loss() -> torch.Tensor:
+        scores = scorer(IDS_BT, REAL_BT, CHOSEN_BT, TEMPERATURE_N)
+        assert isinstance(scores, ValuedScores)
+        values_N = scores.values_N
+        return value_losses(values_N, torch.zeros_like(values_N), returns_N, by)[0].sum()
+
+    norm = model.model.norm.weight
+    slopes = torch.autograd.grad(loss(), [head.weight, head.bias, norm])
+    steps = (0.1, 0.1, 1e-2)
+    for parameter, slope, h in zip((head.weight, head.bias, norm), slopes, steps, strict=True):
+        for at in range(min(len(parameter), 5)):
+            with torch.no_grad():
+                near = []
+                for sign in (1, -2, 1):  # there, to the other side, back
+                    parameter[at] += sign * h
+                    near.append(float(loss()))
+            expected = (near[0] - near[1]) / (2 * h)
+            assert float(slope[at]) == pytest.approx(expected, rel=2e-3, abs=1e-2)
 
 
 def test_a_head_that_is_not_the_last_step_keeps_the_whole_forward(tmp_path: Path) -> None:

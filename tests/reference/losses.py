@@ -114,6 +114,45 @@ def sft(row: Row, _: Mapping[str, Any]) -> list[Term]:
     return [Term(t.advantage * t.pi, t.advantage) for t in row]
 
 
+def distill(row: Row, _: Mapping[str, Any]) -> list[Term]:
+    """The policy gradient of the reverse KL: the reward of a token is log teacher - log student."""
+    found = []
+    for t in row:
+        rho, slope = ratio(t)
+        reward = t.advantage * limit(t.ref - t.pi)
+        found.append(Term(rho * reward, slope * reward))
+    return found
+
+
+def divergence_of(
+    logits: Sequence[float], teacher: Sequence[float], top: Sequence[int], beta: float
+) -> tuple[float, list[float]]:
+    """Of a student's and a teacher's logits: GKD's divergence over the tokens `top` and one more
+    that stands for all others, with its derivative in the student's logits."""
+    q, p = softmax(logits), softmax(teacher)
+    share = [[own[i] for i in top] + [sum(own) - sum(own[i] for i in top)] for own in (q, p)]
+    value, slopes = 0.0, []  # slopes in the student's probability of each bucket
+    for a, b in zip(*share, strict=True):
+        m = beta * b + (1 - beta) * a
+        if beta == 1:
+            value += a * math.log(a / b)
+            slopes.append(math.log(a / b) + 1)
+        elif beta == 0:
+            value += b * math.log(b / a)
+            slopes.append(-b / a)
+        else:
+            value += beta * b * math.log(b / m) + (1 - beta) * a * math.log(a / m)
+            slopes.append((1 - beta) * math.log(a / m))
+    of_token = [slopes[top.index(i)] if i in top else slopes[-1] for i in range(len(q))]
+    mean = sum(s * x for s, x in zip(of_token, q, strict=True))
+    return value, [x * (s - mean) for s, x in zip(of_token, q, strict=True)]
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    whole = sum(math.exp(x) for x in logits)
+    return [math.exp(x) / whole for x in logits]
+
+
 LOSSES = {
     "ppo": ppo,
     "gspo": gspo,
@@ -122,6 +161,7 @@ LOSSES = {
     "dppo": dppo,
     "m2po": m2po,
     "sft": sft,
+    "distill": distill,
 }
 
 

@@ -238,7 +238,7 @@ def _logprob(context: Context) -> Pausable:
 
 
 def make_scorers(config: RunConfig) -> tuple[BuiltinScorer | RanksScorer, Reference | None]:
-    """What the log-prob role scores with: policies, and the reference where a KL term asks for it.
+    """What the log-prob role scores with: policies, and the reference where the loss asks for it.
 
     Raises:
         ConfigError: the reference has another vocabulary.
@@ -257,7 +257,8 @@ def make_scorers(config: RunConfig) -> tuple[BuiltinScorer | RanksScorer, Refere
         "dtype": config.model.dtype,
     }
     # First: it may be refused, and ranks that were started would stay behind.
-    reference = _reference(config, folder, options) if config.trainer.loss.kl_coef else None
+    is_compared = bool(config.trainer.loss.why_compared)
+    reference = _reference(config, folder, options) if is_compared else None
     options["replay_routes"] = config.trainer.routing_replay
     if section.ranks == 1:
         return _scorer_class(config)(folder, **options), reference
@@ -269,10 +270,10 @@ def make_scorers(config: RunConfig) -> tuple[BuiltinScorer | RanksScorer, Refere
 
 
 def _reference(config: RunConfig, model: Path, options: Mapping[str, Any]) -> Reference:
-    """The model that `trainer.loss.kl_coef` keeps the policy close to.
+    """The model that `trainer.loss.kl_coef` keeps the policy close to, or that teaches it.
 
     Raises:
-        ConfigError: it has another vocabulary.
+        ConfigError: it has another vocabulary, or one of fewer tokens than are asked for.
     """
     from rlstreams.workers.engines.folder_channel import FolderChannel
     from rlstreams.workers.logprob.scoring import Reference
@@ -281,12 +282,16 @@ def _reference(config: RunConfig, model: Path, options: Mapping[str, Any]) -> Re
     is_start = config.logprob.reference == START
     folder = model if is_start else model_folder(config.logprob.reference)
     channel = FolderChannel(folder, config.model.dtype)
-    scorer = _scorer_class(config)(folder, **options)
+    scorer = _scorer_class(config)(folder, top_k=config.trainer.loss.distill_top_k, **options)
     if scorer.vocab_size != (vocab_size := vocab_size_of(read_config(model))):
         raise ConfigError(
             f"logprob.reference is {config.logprob.reference!r}, whose vocabulary has "
             f"{scorer.vocab_size} tokens; {config.model.path} has {vocab_size}: name a model of "
             "the same tokenizer"
+        )
+    if (top_k := config.trainer.loss.distill_top_k) > vocab_size:
+        raise ConfigError(
+            f"trainer.loss.distill_top_k is {top_k}, but the vocabulary has {vocab_size} tokens"
         )
     pulled = scorer.pull(channel.published, channel)
     return Reference(

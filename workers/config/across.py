@@ -87,10 +87,11 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
 def _place_problems(config: RunConfig) -> Iterator[str]:
     """Every log-prob that the loss asks for is computed by somebody, and by one alone."""
     logprob, loss = config.logprob, config.trainer.loss
-    if logprob.reference != START and not loss.kl_coef:
+    if logprob.reference != START and not loss.why_compared:
         yield (
             "[logprob.reference], but [trainer.loss.kl_coef]: nothing would be kept close to it; "
-            f"set trainer.loss.kl_coef, or leave it at {START!r}"
+            f"set trainer.loss.kl_coef, or leave it at {START!r}; a teacher needs "
+            'trainer.loss.kind = "distill"'
         )
     if logprob.place == "trainer" and loss.proximal != "step_start":
         yield (
@@ -102,15 +103,20 @@ def _place_problems(config: RunConfig) -> Iterator[str]:
             "[logprob.place], but [trainer.loss.proximal]: nobody computes these log-probs; set "
             '"behavior", the sampler\'s own, or "interpolated", from them to the policy'
         )
-    if logprob.place != "separate" and loss.kl_coef:
+    if logprob.place != "separate" and loss.why_compared:
         yield (
-            "[logprob.place], but [trainer.loss.kl_coef]: nobody computes log-probs of the "
-            'reference; set it to 0, or logprob.place to "separate"'
+            f"[logprob.place], but {loss.why_compared}: nobody computes log-probs of the "
+            'reference; set logprob.place to "separate"'
         )
-    if loss.kl_coef and logprob.ranks > 1:
+    if loss.why_compared and logprob.ranks > 1:
         yield (
-            "[trainer.loss.kl_coef] and [logprob.ranks]: the reference would lie whole on rank 0; "
+            f"{loss.why_compared}, and [logprob.ranks]: the reference would lie whole on rank 0; "
             "set logprob.ranks to 1"
+        )
+    if loss.distill_top_k and logprob.backend == MEGATRON:
+        yield (
+            "[trainer.loss.distill_top_k] and [logprob.backend], which gives the sampled token's "
+            'log-prob alone: set logprob.backend to "builtin", or trainer.loss.distill_top_k to 0'
         )
     if logprob.backend == MEGATRON and logprob.ranks > 1:
         yield (
@@ -236,10 +242,16 @@ def without_effect(config: RunConfig) -> Iterator[str]:
         )
     if loss.kind == "sft":
         yield from _sft_problems(loss)
+    if loss.kind == "distill" and config.logprob.reference == START:
+        yield (
+            "[trainer.loss.kind], but [logprob.reference]: the model would be its own teacher; "
+            "name the teacher's folder, or hf:ORG/NAME"
+        )
     yield from _advantage_problems(trainer)
     once = trainer.minibatches * trainer.batch_epochs == 1
+    is_bounding = loss.kind not in ("m2po", "distill")
     is_separate = config.logprob.place == "separate"  # elsewhere there is nothing better to take
-    if loss.proximal == "step_start" and once and loss.kind != "m2po" and is_separate:
+    if loss.proximal == "step_start" and once and is_bounding and is_separate:
         yield (
             "[trainer.loss.proximal] with trainer.minibatches 1 and trainer.batch_epochs 1: "
             "policy / proximal is 1 in the only update of a batch, so "
@@ -275,7 +287,7 @@ def _advantage_problems(trainer: TrainerSection) -> Iterator[str]:
             "[trainer.loss.value_warmup_steps], but [trainer.steps]: the policy would never learn"
         )
     if loss.advantage == "one" and not loss.reward_min:
-        if loss.kind != "sft":
+        if loss.kind not in ("sft", "distill"):
             yield (
                 f"[trainer.loss.advantage] with trainer.loss.kind {loss.kind!r} and "
                 "trainer.loss.reward_min 0: nothing would tell a good answer from a bad one; set "

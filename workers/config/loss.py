@@ -16,7 +16,7 @@ from rlstreams.workers.config.checks import (
     ShareBelow1,
 )
 
-Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po", "sft"]
+Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po", "sft", "distill"]
 Advantage = Literal[
     "grpo", "rloo", "reinforce++", "reinforce++baseline", "maxrl", "gae", "reward", "one"
 ]
@@ -32,7 +32,8 @@ class LossSection(Section, section="trainer.loss"):
     kind: Kind = "ppo"
     """What bounds a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 3e-4,
     `clip_high` 4e-4), the token's weight (CISPO), a soft gate (SAPO), a divergence (DPPO), the
-    batch's second moment (M2PO). `sft` is the likelihood of the answers alone, without a ratio."""
+    batch's second moment (M2PO). `sft` is the likelihood of the answers alone, without a ratio;
+    `distill` is the divergence from a teacher, `logprob.reference`, on the model's own answers."""
     proximal: Literal["sampled", "behavior", "step_start", "interpolated"] = "sampled"
     """Policy that the ratio is taken to: the version that sampled, scored again; the sampler
     itself; the weights before the step's first update; or an approximation of these."""
@@ -127,6 +128,12 @@ class LossSection(Section, section="trainer.loss"):
     entropy_share: PositiveShare = 1.0
     """Share of the batch's tokens that learn, those of highest entropy; below 1: one more forward
     pass."""
+    distill_top_k: NonNegativeInt = 0
+    """Of `distill`: likeliest tokens of the teacher that its distribution is compared in; 0: the
+    sampled token alone. Each takes 8 bytes a sampled token in the log."""
+    distill_beta: Share = 1.0
+    """Of `distill`: 1 is the reverse KL divergence, from the teacher; with `distill_top_k` also 0,
+    the forward one, or between them the generalized Jensen-Shannon divergence (GKD)."""
     mask_truncated: bool = False
     """Samples that were cut stay out of the loss; siblings are still compared with them."""
 
@@ -139,6 +146,13 @@ class LossSection(Section, section="trainer.loss"):
             or self.entropy_share < 1
             or self.advantage == "gae"
         )
+
+    @property
+    def why_compared(self) -> str:
+        """The setting that asks for log-probs of `logprob.reference`, with its value; "": none."""
+        if self.kind == "distill":
+            return "trainer.loss.kind is 'distill'"
+        return f"trainer.loss.kl_coef is {self.kl_coef:g}" if self.kl_coef else ""
 
     def _problems(self) -> Iterator[str]:
         if self.clip_dual and self.clip_dual <= 1:
@@ -155,8 +169,35 @@ class LossSection(Section, section="trainer.loss"):
             yield "[weight_floor], not below [weight_cap]"
         if self.veto_high and self.veto_high < 1:
             yield f"trainer.loss.veto_high must be at least 1, or 0 for none, got {self.veto_high}"
+        yield from self._distill_problems()
         yield from self._critic_problems()
         yield from self._rejection_problems()
+
+    def _distill_problems(self) -> Iterator[str]:
+        if self.kind != "distill":
+            for name, off in (("distill_top_k", 0), ("distill_beta", 1.0)):
+                if getattr(self, name) != off:
+                    yield f"[{name}], but [kind]: only 'distill' has a teacher"
+            return
+        if self.advantage not in UNCOMPARED:
+            yield (
+                '[kind], but [advantage]: the teacher says what is better; set "one", with '
+                'reward_min to learn from good answers alone, or "reward"'
+            )
+        if self.distill_top_k and self.correction != "none":
+            yield (
+                "[correction], but with [distill_top_k] the loss of a token does not depend on "
+                'which was sampled: set "none"'
+            )
+        if self.kl_coef:
+            yield (
+                "[kl_coef], but [kind]: both would pull to the one logprob.reference; set it to 0"
+            )
+        if self.distill_beta != 1 and not self.distill_top_k:
+            yield (
+                "[distill_beta] with [distill_top_k]: of the sampled token alone only the reverse "
+                "KL divergence, 1, can be estimated"
+            )
 
     def _critic_problems(self) -> Iterator[str]:
         if self.advantage == "gae" and self.off_policy_max:

@@ -176,8 +176,8 @@ class LogprobSection(Section, section="logprob"):
     versions_held: NonNegativeInt = 0
     """Weight versions kept in memory; 0: all that may be in use, `trainer.max_staleness` + 1."""
     reference: str = START
-    """Model to stay close to, with `trainer.loss.kl_coef`: `start`, or a folder or `hf:ORG/NAME`
-    of the same tokenizer."""
+    """Model to stay close to, with `trainer.loss.kl_coef`, or teacher, with `kind = "distill"`:
+    `start`, or a folder or `hf:ORG/NAME` of the same tokenizer."""
     commit_interval_s: PositiveFloat = 0.1
     """Scored trajectories wait at most this long for their transaction."""
 

@@ -164,5 +164,10 @@ class TrainerSection(Section, section="trainer"):
                 "[loss.advantage], [ranks] and [backend]: a value head is trained on one rank, "
                 "over 'fsdp2'; set these, or another advantage"
             )
+        if self.loss.distill_top_k and (self.ranks > 1 or self.backend == MEGATRON):
+            yield (
+                "[loss.distill_top_k], [ranks] and [backend]: it is computed on one rank, over "
+                "'fsdp2'; set these, or it to 0"
+            )
         if self.groups_per_step % self.minibatches:
             yield "[minibatches], which does not divide [groups_per_step]"

@@ -189,6 +189,9 @@ class Scores:
 
     logprobs: Float32s  # [tokens], nats
     entropy: Float32s  # [tokens], nats
+    # Of the likeliest tokens [tokens, k], in falling order; None: not asked for.
+    top_logprobs: Float32s | None = None  # nats
+    top_ids: Int32s | None = None
 
 
 class Scorer(Protocol):

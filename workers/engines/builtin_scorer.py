@@ -46,7 +46,7 @@ from rlstreams.workers.model.model import (
 from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
 from rlstreams.workers.model.routing import Routes
-from rlstreams.workers.model.token_scores import Score, TokenScores
+from rlstreams.workers.model.token_scores import Score, TopScores
 from rlstreams.workers.weights.channel import Pulled, WeightError, WeightSource
 from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
 
@@ -70,12 +70,14 @@ class BuiltinScorer:
         device: str = CPU,
         dtype: str = FLOAT32,
         replay_routes: bool = False,
+        top_k: int = 0,
     ) -> None:
         """Load and compile the model; it scores under pulled weights only.
 
         Args:
             token_budget: tokens of a bin, or of a forward pass over padded rows.
             replay_routes: sequences bring experts that their tokens are to take.
+            top_k: likeliest tokens of each distribution to score as well; 0: none.
 
         Raises:
             EngineError: the folder cannot be loaded, or its family not be scored here, or not along
@@ -93,7 +95,7 @@ class BuiltinScorer:
         self._buffers: tuple[Tensor, ...] = ()
         self._load(Path(folder), dtype, replay_routes)
         self._release()  # of the folder's weights nothing is scored
-        self._forward = Forward(self._scorer, self._device, self._routers)
+        self._forward = Forward(self._scorer, self._device, self._routers, top_k)
         self._off_load = OffLoad(self._device)
         # Threads change it, each by one operation: a copy that replaced it would undo the other's.
         self._held: dict[int, Mapping[str, Tensor]] = {}
@@ -203,18 +205,23 @@ Part = tuple[Sequence[TokenSequence], int]  # of one forward; tokens of its bin,
 class Forward:
     """One pass through a model: log-probs and entropies of all tokens but each sequence's first."""
 
-    def __init__(self, score: Score, device: torch.device, routers: RouterShape | None) -> None:
+    def __init__(
+        self, score: Score, device: torch.device, routers: RouterShape | None, top_k: int = 0
+    ) -> None:
         """
         Args:
             routers: of the model, where recorded routes are replayed.
+            top_k: likeliest tokens to score as well.
         """
+        self._top = (top_k,) if top_k else ()
         self._score = score
         self._device = device
         self._tensor = partial(on_device, device)
         self._routers = routers
 
-    def __call__(self, part: Part, temperature: float) -> TokenScores:
-        """See the class. A temperature of 0 counts as 1."""
+    def __call__(self, part: Part, temperature: float) -> tuple[Tensor, ...]:
+        """See the class; behind them log-probs and ids of the likeliest tokens, if asked for. A
+        temperature of 0 counts as 1."""
         sequences, bin_tokens = part
         ids_BT, real_BT = (t.numpy() for t in right_padded([s.token_ids for s in sequences], 0))
         chosen_BT = real_BT.copy()
@@ -231,7 +238,12 @@ class Forward:
         is_real = None if bin_tokens else self._tensor(real_BT)
         taken = Routes(*map(self._tensor, routes)) if routes else None
         with self._score.routing.replaying(taken):
-            return self._score(self._tensor(ids), is_real, chosen_N, temperature_N, documents)
+            scores = self._score(
+                self._tensor(ids), is_real, chosen_N, temperature_N, documents, *self._top
+            )
+        if not isinstance(scores, TopScores):
+            return scores
+        return *scores, scores.top_NK, scores.top_ids_NK.int()
 
     def _routes(self, sequences: Sequence[TokenSequence], width: int) -> tuple[Any, ...]:
         if self._routers is None:
@@ -276,15 +288,15 @@ def parts_of(cut: Cut, sequences: Sequence[TokenSequence]) -> list[Part]:
 def in_order(
     cut: Cut,
     sequences: Sequence[TokenSequence],
-    logprobs: np.ndarray[Any, Any],
-    entropy: np.ndarray[Any, Any],
+    *columns: np.ndarray[Any, Any],
 ) -> list[Scores]:
     """What the forwards of a cut gave, one behind another, by sequence."""
     ends = np.cumsum([len(sequences[index].token_ids) - 1 for index in cut.order])[:-1]
-    parts = zip(np.split(logprobs, ends), np.split(entropy, ends), strict=True)
+    parts = zip(*(np.split(column, ends) for column in columns), strict=True)
     by_place = dict(zip(cut.order, parts, strict=True))
+    names = ("logprobs", "entropy", "top_logprobs", "top_ids")[: len(columns)]
     return [
-        Scores(logprobs=_from_second(by_place[i][0]), entropy=_from_second(by_place[i][1]))
+        Scores(**dict(zip(names, map(_from_second, by_place[i]), strict=True)))
         for i in range(len(sequences))
     ]
 
@@ -299,4 +311,4 @@ def _tensors_of(model: Any) -> dict[str, list[Tensor]]:  # noqa: ANN401  (an unt
 
 def _from_second(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The values of a sequence's tokens but the first, which has 0."""
-    return np.concatenate([np.zeros(1, np.float32), values])
+    return np.concatenate([np.zeros((1, *values.shape[1:]), values.dtype), values])

@@ -12,9 +12,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from rlstreams.schemas.events import ScoredTrajectory, Segment, SegmentScore, Tensor, Trajectory
 from rlstreams.streams.log.codec import now_ms
@@ -149,11 +150,13 @@ def score_window(
         own = found.get(part.under(anchor.policy_version))
         score = _score(part, anchor, loads.get(anchor.policy_version), own)
         if reference is not None:
-            logprobs = compared[part.under(reference.policy_version)].logprobs[part.tokens]
+            its = compared[part.under(reference.policy_version)]
             score = replace(
                 score,
-                reference_logprobs=Tensor.of(logprobs),
+                reference_logprobs=Tensor.of(its.logprobs[part.tokens]),
                 reference_hash=reference.weight_hash,
+                reference_top_ids=_tensor(its.top_ids, part.tokens),
+                reference_top_logprobs=_tensor(its.top_logprobs, part.tokens),
             )
         scores[part.place].append(score)
     return [tuple(of_trajectory) for of_trajectory in scores]
@@ -194,6 +197,10 @@ def _score(part: _Part, anchor: Anchor, load: Load | None, found: Scores | None)
         load_id=load.load_id if load else "",
         entropy=Tensor.of(found.entropy[part.tokens]) if found else None,
     )
+
+
+def _tensor(values: npt.NDArray[Any] | None, tokens: slice) -> Tensor | None:
+    return None if values is None else Tensor.of(values[tokens])
 
 
 def num_tokens(trajectory: Trajectory) -> int:

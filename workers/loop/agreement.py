@@ -38,6 +38,7 @@ COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
     "logprob": (
         "logprob",
         "trainer.loss.kl_coef",
+        "trainer.loss.distill_top_k",
         "trainer.routing_replay",
         "model.dtype",
         "weights.channel",

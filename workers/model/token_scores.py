@@ -9,7 +9,7 @@ Axes: `B` sequence, `T` token, `N` chosen token, `H` hidden, `V` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -44,6 +44,14 @@ class ValuedScores(TokenScores):
     values_N: Tensor  # float32, of the states before the tokens
 
 
+class TopScores(TokenScores):
+    """The same with log-probs of tokens that were asked for, or of the likeliest ones; as a tuple
+    it has none of these."""
+
+    top_NK: Tensor  # float32, nats
+    top_ids_NK: Tensor  # int64; of the likeliest ones in falling order
+
+
 class ValueHead(nn.Module):
     """What a state is worth: w h + b of its last hidden state h, in float32; 0 at first."""
 
@@ -67,6 +75,28 @@ def score_tokens(logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor) 
     return TokenScores(logprobs_NV.gather(-1, token_ids_N[:, None]).squeeze(-1), entropy_N)
 
 
+def _scored(
+    logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor, top: int | Tensor
+) -> tuple[Tensor, ...]:
+    """`score_tokens`, and behind them what `TopScores` has, if it is asked for."""
+    scores = score_tokens(logits_NV, token_ids_N, temperature_N)
+    if isinstance(top, int) and not top:
+        return scores
+    scaled_NV = logits_NV.float() / temperature_N[:, None]
+    ids_NK = scaled_NV.topk(top, -1).indices if isinstance(top, int) else top
+    top_NK = scaled_NV.gather(-1, ids_NK) - scaled_NV.logsumexp(-1, keepdim=True)
+    return (*scores, top_NK, ids_NK)
+
+
+def scores_of(found: Sequence[Tensor]) -> TokenScores:
+    """Log-probs and entropy; with two more columns `TopScores`."""
+    if len(found) == len(TokenScores._fields):
+        return TokenScores(*found)
+    scores = TopScores(*found[:2])
+    scores.top_NK, scores.top_ids_NK = found[2:]
+    return scores
+
+
 class Score(Protocol):
     """A `TokenScorer`, or what stands for one."""
 
@@ -81,6 +111,7 @@ class Score(Protocol):
         chosen: Tensor,
         temperature_N: Tensor,
         documents: Documents | None = None,
+        top: int | Tensor = 0,
         /,
     ) -> TokenScores:
         """See `TokenScorer`."""
@@ -118,6 +149,7 @@ class TokenScorer:
         chosen: Tensor,
         temperature_N: Tensor,
         documents: Documents | None = None,
+        top: int | Tensor = 0,
     ) -> TokenScores:
         """Scores of the chosen tokens, row by row; with gradient where it is enabled.
 
@@ -128,6 +160,7 @@ class TokenScorer:
                 document, which nothing predicts.
             temperature_N: of the chosen tokens, row by row.
             documents: of the one row that there is then (`documents.use_documents`).
+            top: how many of the likeliest tokens, or ids (N, K), to score as well (`TopScores`).
         """
         if real_BT is not None:
             inputs = self._padded(ids_BT, real_BT)
@@ -138,11 +171,11 @@ class TokenScorer:
         ids_N = ids_BT.flatten()[chosen_N]
         before_N = chosen_N - 1  # a token's logits predict the next
         if self._body is None:
-            logits_BTV = self.model(**inputs).logits
-            return score_tokens(logits_BTV.flatten(0, 1)[before_N], ids_N, temperature_N)
+            logits_NV = self.model(**inputs).logits.flatten(0, 1)[before_N]
+            return scores_of(_scored(logits_NV, ids_N, temperature_N, top))
         output = self._body(**inputs)
         hidden_NH = output.last_hidden_state.flatten(0, 1)[before_N]
-        scores = self._headed(type(output), hidden_NH, ids_N, temperature_N)
+        scores = self._headed(type(output), hidden_NH, ids_N, temperature_N, top)
         if self.value_head is None:
             return scores
         valued = ValuedScores(*scores)
@@ -155,20 +188,29 @@ class TokenScorer:
         return self._body is not None
 
     def _headed(
-        self, output: type[Any], hidden_NH: Tensor, ids_N: Tensor, temperature_N: Tensor
+        self,
+        output: type[Any],
+        hidden_NH: Tensor,
+        ids_N: Tensor,
+        temperature_N: Tensor,
+        top: int | Tensor,
     ) -> TokenScores:
         """What the head makes of last hidden states."""
         assert self._body is not None, "without it there are none"
-        if self._is_plain:
+        if self._is_plain and isinstance(top, int) and not top:
             return TokenScores(*self.head(hidden_NH, self._matrix(), ids_N, temperature_N))
         head = self._head_of(self._body, output)
 
-        def score(rows_nH: Tensor, ids_n: Tensor, temperature_n: Tensor) -> TokenScores:
-            return score_tokens(head(rows_nH), ids_n, temperature_n)
+        def score(
+            rows_nH: Tensor, ids_n: Tensor, temperature_n: Tensor, *top_ids_nK: Tensor
+        ) -> tuple[Tensor, ...]:
+            return _scored(head(rows_nH), ids_n, temperature_n, *(top_ids_nK or [top]))
 
+        tops = [top] if isinstance(top, Tensor) else []
+        by_row = [hidden_NH, ids_N, temperature_N, *tops]
         if len(ids_N) <= self.head.rows:
-            return score(hidden_NH, ids_N, temperature_N)
-        chunks = (torch.split(t, self.head.rows) for t in (hidden_NH, ids_N, temperature_N))
+            return scores_of(score(*by_row))
+        chunks = (torch.split(t, self.head.rows) for t in by_row)
         parts = [
             # No random numbers are drawn: there is no state of a generator to keep.
             checkpoint(
@@ -180,7 +222,7 @@ class TokenScorer:
             )
             for chunk in zip(*chunks, strict=True)
         ]
-        return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return scores_of([torch.cat(column) for column in zip(*parts, strict=True)])
 
     def _padded(self, ids_BT: Tensor, real_BT: Tensor) -> dict[str, Any]:
         # Padding counts on: positions that stand still would look like packed sequences.

@@ -86,7 +86,7 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
     pairs += [("run.seed", old.run.seed, new.run.seed)]
     pairs += [("prompts.group_size", old.prompts.group_size, new.prompts.group_size)]
     pairs += [("trainer.lora", old.trainer.lora, new.trainer.lora)]
-    if old.trainer.loss.kl_coef and new.trainer.loss.kl_coef:  # one run, one reference
+    if old.trainer.loss.why_compared and new.trainer.loss.why_compared:  # one run, one reference
         pairs += [("logprob.reference", old.logprob.reference, new.logprob.reference)]
     was_by, is_by = old.trainer.loss.advantage, new.trainer.loss.advantage
     if "gae" in (was_by, is_by):  # a checkpoint has a critic, or has none

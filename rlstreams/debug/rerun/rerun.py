@@ -288,10 +288,11 @@ def _check_changed(changed: RunConfig, payloads: Sequence[Payload]) -> None:
         RerunError: names it.
     """
     try:
-        for payload in payloads if changed.trainer.loss.kl_coef else ():
-            check_reference(payload.scored)
+        for payload in payloads:
+            check_reference(payload.scored, changed.trainer.loss)
     except ValueError as err:
-        raise RerunError(f"--set trainer.loss.kl_coef: {err}") from err
+        name = changed.trainer.loss.why_compared.partition(" ")[0]
+        raise RerunError(f"--set {name}: {err}") from err
 
 
 class State:

@@ -208,7 +208,7 @@ def needs(model: ModelFolder, config: RunConfig, host: Host) -> list[Need]:
     weights_mb = model.mb_in(config.model.dtype)
     trainer, logprob = config.trainer, config.logprob
     is_separate = logprob.place == "separate"
-    compares = bool(trainer.loss.kl_coef)
+    compares = bool(trainer.loss.why_compared)
     copies_mb = (config.versions_held + 1 + compares) * weights_mb / logprob.ranks
     learning_mb = LEARNING * model.num_parameters / 1e6
     if trainer.lora.rank:

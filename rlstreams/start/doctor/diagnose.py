@@ -302,7 +302,7 @@ def _model(config: RunConfig, host: Host) -> tuple[ModelFolder | None, list[Chec
 
 def _reference(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
     path = config.logprob.reference
-    if config.trainer.loss.kl_coef and path != START and found_folder(path) is None:
+    if config.trainer.loss.why_compared and path != START and found_folder(path) is None:
         yield warn("reference", f"{path} is not on this machine", "`up` fetches it; then ask again")
     elif found := check_reference(config, model):
         yield ok("reference", found)

@@ -260,13 +260,13 @@ def _read(folder: Path) -> ModelFolder:
 
 
 def check_reference(config: RunConfig, model: ModelFolder) -> str:
-    """What the KL term compares with; "": nothing, or the model itself.
+    """What the loss compares the model with; "": nothing, or itself.
 
     Raises:
         ConfigError: it is no model folder, or has another vocabulary.
     """
     path = config.logprob.reference
-    if path == START or not config.trainer.loss.kl_coef:
+    if path == START or not config.trainer.loss.why_compared:
         return ""
     found = read_model(path, "logprob.reference")
     sizes = [one.config.get("vocab_size") for one in (found, model)]

@@ -26,6 +26,8 @@ from tests.unit.trainer.trainer_builders import (
     scored,
 )
 
+BY = LossSection(kl_coef=0.1)
+
 
 def compared(samples: list[ScoredTrajectory], below: float = 0.3) -> list[ScoredTrajectory]:
     """The same samples, with log-probs of a reference that finds each token less likely."""
@@ -79,12 +81,14 @@ def test_the_loss_grows_by_the_mean_of_the_terms(reduce: Literal["token", "seque
 def test_a_record_without_a_reference_is_refused() -> None:
     """By the name of what is missing, and of the setting that asks for it; so is another's."""
     with pytest.raises(ValueError, match=r"scores\[0\].reference_logprobs is missing, and trainer"):
-        check_reference(scored())
+        check_reference(scored(), BY)
     whole = compared([scored()])[0]
-    check_reference(whole)
+    check_reference(whole, BY)
     with pytest.raises(ValueError, match=r"scores\[0\].reference_hash must be a1, .* got none"):
-        check_reference(whole, "a1")
-    check_reference(replace(whole, scores=(replace(whole.scores[0], reference_hash="a1"),)), "a1")
+        check_reference(whole, BY, "a1")
+    check_reference(
+        replace(whole, scores=(replace(whole.scores[0], reference_hash="a1"),)), BY, "a1"
+    )
 
 
 def test_each_token_has_its_own_reference() -> None:

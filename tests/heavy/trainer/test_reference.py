@@ -21,6 +21,7 @@ from rlstreams.workers.logprob.scoring import Reference, score_window
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.trainer.parallel import team
+from tests import families
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
@@ -81,6 +82,8 @@ def compared(reference: Reference, *samples: ScoredTrajectory) -> Sequence[Score
                         proximal_logprobs=logprobs,
                         reference_logprobs=logprobs,
                         reference_hash=scores[0].reference_hash,
+                        reference_top_ids=scores[0].reference_top_ids,
+                        reference_top_logprobs=scores[0].reference_top_logprobs,
                     ),
                 ),
             )
@@ -179,6 +182,67 @@ def test_a_step_is_tried_with_it_where_the_records_allow(
     assert tried(1) > 0.01
     with pytest.raises(RerunError, match=r"kl_coef: scores\[0\].reference_logprobs is missing"):
         tried(2)
+
+
+TAUGHT: dict[str, object] = {
+    "trainer__loss__kind": "distill",
+    "trainer__loss__advantage": "one",
+    "trainer__loss__correction": "none",
+    "trainer__loss__distill_top_k": 4,
+    "logprob__reference": "/models/teacher",
+}
+
+
+def test_distillation_is_redone_to_the_bit(tmp_path: Path) -> None:
+    """From the log alone: the teacher's tokens are in it. A smaller number of them can be tried,
+    and the sampled token alone; a larger one cannot."""
+    log = make_log()
+    config = make_config(tmp_path, trainer__steps=3, **TAUGHT)
+    folder = Path(config.model.path)
+    scorer, channel = BuiltinScorer(folder, top_k=4), FolderChannel(folder)
+    pulled = scorer.pull(channel.published, channel)
+    teacher = Reference(scorer=scorer, policy_version=0, weight_hash=pulled.weight_hash)
+    first = make_trainer(log, config)
+    for number in range(2):
+        send(log, *group(teacher, number))
+        run_steps(log, first, number + 1)
+    bury(first)
+    done = steps(log)
+    assert abs(done[0].metrics["kl_reference"]) < 1e-9  # it begins as its own teacher
+    second = make_trainer(log, config, "two", takeover=True)
+    turn_until(second, lambda: second._reporter.policy_version >= 2)
+    assert second._training.weight_hash == done[-1].weight_hash
+    bury(second)
+
+    def tried(num: int) -> float:
+        found = rerun(
+            MemoryBus(log, "demo"),
+            config,
+            2,
+            checkpoints=[],
+            change=lambda c: changed_config(c, [f"trainer.loss.distill_top_k={num}"]),
+        )
+        assert found.is_equal
+        assert found.change is not None
+        return found.change.metrics["kl_reference"]
+
+    assert tried(2) >= 0
+    assert np.isfinite(tried(0))
+    with pytest.raises(RerunError, match=r"has 4 tokens of the teacher.*distill_top_k is 5"):
+        tried(5)
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    """By the name of the field, with both sizes: ids would mean other tokens."""
+    other = families.make("Qwen3ForCausalLM", tmp_path)
+    config = make_config(tmp_path, **(TAUGHT | {"logprob__reference": str(other)}))
+    sizes = rf"vocabulary has {families.VOCABULARY} tokens; .*demo/model has \d+"
+    with pytest.raises(ConfigError, match=rf"logprob.reference is .*{sizes}"):
+        make_scorers(config)
+    teacher = make_config(tmp_path).model.path
+    many = {"logprob__reference": teacher, "trainer__loss__distill_top_k": 1000}
+    with pytest.raises(ConfigError, match=r"distill_top_k is 1000, but the vocabulary has 1\d\d"):
+        make_scorers(make_config(tmp_path, **(TAUGHT | many)))
 
 
 def _lowered(logprobs: Tensor | None) -> Tensor:

@@ -168,8 +168,7 @@ class Intake:
             if self._hashes is not None:
                 check_versions(scored, self._hashes)
             config = self._context.config
-            if config.trainer.loss.kl_coef and config.logprob.place == "separate":
-                check_reference(scored, self._reference())
+            check_reference(scored, config.trainer.loss, self._reference())
             is_replayed = config.trainer.routing_replay
             check_routing(scored, is_replayed=is_replayed, shape=self._routers)
             if self._admission.add(SeenSample.of(scored, raw.position), now_s):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from rlstreams.schemas.events import TRAIN, DeadLetter, ScoredTrajectory, Segment, SegmentScore
 from rlstreams.workers.config.across import MIN_TEMPERATURE
+from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.loop.validation import (
     check_logprobs,
     check_trajectory,
@@ -38,7 +42,7 @@ def validate(scored: ScoredTrajectory, vocab_size: int, max_tokens: int) -> None
                 f"segments[{index}].temperature must be at least {MIN_TEMPERATURE:g} to train on, "
                 f"and at most {MAX_TEMPERATURE:g}, got {segment.temperature}"
             )
-    _check_scores(scored)
+    _check_scores(scored, vocab_size)
 
 
 def check_versions(scored: ScoredTrajectory, hashes: Mapping[int, str]) -> None:
@@ -72,20 +76,28 @@ def _check_version(name: str, by: Segment | SegmentScore, hashes: Mapping[int, s
         )
 
 
-def check_reference(scored: ScoredTrajectory, weight_hash: str = "") -> None:
-    """Return if every policy token has a log-prob under the reference, as `kl_coef` needs it.
+def check_reference(scored: ScoredTrajectory, by: LossSection, weight_hash: str = "") -> None:
+    """Return if every policy token has of the reference what the loss needs.
 
     Args:
         weight_hash: of the reference, where it is known.
 
     Raises:
-        ValueError: one has none, or of another reference.
+        ValueError: one has none, or too few of its likeliest tokens, or of another reference.
     """
-    for index, score in enumerate(scored.scores):
+    for index, score in enumerate(scored.scores if by.why_compared else ()):
         if score.reference_logprobs is None:
+            needs = "kind 'distill'" if by.kind == "distill" else "kl_coef"
             raise ValueError(
-                f"scores[{index}].reference_logprobs is missing, and trainer.loss.kl_coef needs "
+                f"scores[{index}].reference_logprobs is missing, and trainer.loss.{needs} needs "
                 "it: it was scored by a worker that was not told of it"
+            )
+        top = score.reference_top_logprobs
+        num = 0 if top is None else top.shape[-1]
+        if num < by.distill_top_k:
+            raise ValueError(
+                f"scores[{index}].reference_top_logprobs has {num} tokens of the teacher, and "
+                f"trainer.loss.distill_top_k is {by.distill_top_k}"
             )
         if weight_hash and score.reference_hash != weight_hash:
             raise ValueError(
@@ -124,7 +136,7 @@ def is_ours(letter: DeadLetter) -> bool:
     return letter.purpose == TRAIN and is_group_number(letter.group_id)
 
 
-def _check_scores(scored: ScoredTrajectory) -> None:
+def _check_scores(scored: ScoredTrajectory, vocab_size: int) -> None:
     segments = scored.trajectory.segments
     expected = [i for i, segment in enumerate(segments) if segment.author == "policy"]
     actual = [score.segment for score in scored.scores]
@@ -143,6 +155,35 @@ def _check_scores(scored: ScoredTrajectory) -> None:
         num_tokens = len(segments[score.segment].token_ids)
         check_logprobs(f"{name}.proximal_logprobs", score.proximal_logprobs, num_tokens)
         _check_optional(name, score, num_tokens)
+        _check_top(name, score, num_tokens, vocab_size)
+
+
+def _check_top(name: str, score: SegmentScore, num_tokens: int, vocab_size: int) -> None:
+    """Ids [tokens, k] of the vocabulary, none twice at a token, and their log-probs."""
+    ids, logprobs = score.reference_top_ids, score.reference_top_logprobs
+    if ids is None and logprobs is None:
+        return
+    shape = logprobs.shape if logprobs is not None else ()
+    if ids is None or logprobs is None or ids.shape != shape or len(shape) != 2:
+        raise ValueError(
+            f"{name}.reference_top_ids and reference_top_logprobs must both be [{num_tokens}, k], "
+            f"got {list(ids.shape) if ids else None} and {list(shape) if logprobs else None}"
+        )
+    if shape[0] != num_tokens or ids.dtype != "int32":
+        raise ValueError(
+            f"{name}.reference_top_ids must be int32 [{num_tokens}, k], got {ids.dtype} "
+            f"{list(ids.shape)}"
+        )
+    flat = replace(logprobs, shape=(num_tokens * shape[1],))
+    check_logprobs(f"{name}.reference_top_logprobs", flat, num_tokens * shape[1])
+    ids_TK = np.sort(ids.numpy(), axis=1)
+    if ids_TK.size and not 0 <= ids_TK.min() <= ids_TK.max() < vocab_size:
+        raise ValueError(
+            f"{name}.reference_top_ids must be in 0 to {vocab_size - 1}, got {ids_TK.min()} to "
+            f"{ids_TK.max()}"
+        )
+    if (ids_TK[:, 1:] == ids_TK[:, :-1]).any():
+        raise ValueError(f"{name}.reference_top_ids must be of different tokens")
 
 
 def _check_optional(name: str, score: SegmentScore, num_tokens: int) -> None:

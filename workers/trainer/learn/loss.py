@@ -49,6 +49,7 @@ class Tokens(NamedTuple):
     advantages_N: Tensor
     weights_N: Tensor
     counts_R: Sequence[int]
+    gains_N: Tensor | None = None  # of a teacher, with gradient
 
     def ratios(self) -> Tensor:
         """rho = policy / proximal of each token, the log-ratio clamped to +-20."""
@@ -63,6 +64,7 @@ def policy_losses(
     counts_R: Sequence[int],
     by: LossSection,
     factors_N: Tensor | None = None,
+    gains_N: Tensor | None = None,
 ) -> TokenLosses:
     """The loss that `by.kind` names, token by token; any float dtype.
 
@@ -72,6 +74,7 @@ def policy_losses(
     Args:
         counts_R: tokens of each row, which sum to N; none is 0.
         factors_N: of the weights, where the whole batch decides them (`batch_factors.py`).
+        gains_N: of `distill`: what a teacher says of each token (`distill.py`).
     """
     weights_N = correction_weights(proximal_N, behavior_N, counts_R, by)
     if factors_N is not None:
@@ -81,7 +84,7 @@ def policy_losses(
         drift_N = of_rows((behavior_N - policy_N).detach(), counts_R, torch.mean)
         is_off_N = (advantages_N < 0) & (drift_N > by.off_policy_max)
         weights_N = torch.where(is_off_N, 0.0, weights_N)
-    tokens = Tokens(policy_N, proximal_N, advantages_N, weights_N, counts_R)
+    tokens = Tokens(policy_N, proximal_N, advantages_N, weights_N, counts_R, gains_N)
     losses_N, ratios_N, is_clipped_N = LOSSES[by.kind](tokens, by)
     return TokenLosses(losses_N, weights_N, ratios_N.detach(), is_clipped_N.detach())
 
@@ -190,6 +193,14 @@ def _sft(tokens: Tokens, _: LossSection) -> Bounded:
     return -tokens.weights_N * gains_N, tokens.ratios(), never_N
 
 
+def _distill(tokens: Tokens, _: LossSection) -> Bounded:
+    """A times the teacher's gain (`distill.py`)."""
+    assert tokens.gains_N is not None, "the samples were checked"
+    never_N = torch.zeros_like(tokens.weights_N, dtype=torch.bool)
+    gains_N = tokens.advantages_N * tokens.gains_N
+    return -tokens.weights_N * gains_N, tokens.ratios(), never_N
+
+
 LOSSES: Mapping[Kind, Callable[[Tokens, LossSection], Bounded]] = {
     "ppo": _ppo,
     "gspo": _gspo,
@@ -198,6 +209,7 @@ LOSSES: Mapping[Kind, Callable[[Tokens, LossSection], Bounded]] = {
     "dppo": _dppo,
     "m2po": _m2po,
     "sft": _sft,
+    "distill": _distill,
 }
 
 

@@ -31,6 +31,7 @@ from rlstreams.workers.model.token_scores import MakeMask, Score, TokenScorer, T
 from rlstreams.workers.trainer.learn.adam import Adam, lr_at
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, look_of, with_factors
 from rlstreams.workers.trainer.learn.critic import PREFIX, value_figures, with_gae, with_values
+from rlstreams.workers.trainer.learn.distill import taught
 from rlstreams.workers.trainer.learn.kl import kl_terms, with_entropy, with_kl
 from rlstreams.workers.trainer.learn.loss import policy_losses, proximal_of, reduced
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, added
@@ -282,12 +283,19 @@ class Learner:
             start_N=of("start_logprobs_BT"),
             ages_N=of("ages_BT"),
         )
-        losses = policy_losses(
-            policy_N, proximal_N, behavior_N, advantages_N, counts_R, self._loss, of("factors_BT")
-        )
         # `Training` has checked that samples have one; what is no sample has none to stay close to.
-        reference_N = of("reference_logprobs_BT") if self._loss.kl_coef else None
-        if reference_N is not None:
+        reference_N = of("reference_logprobs_BT") if self._loss.why_compared else None
+        gains_N = None
+        if self._loss.kind == "distill":
+            assert reference_N is not None, "the samples were checked"
+            teacher_NK = of("top_logprobs_BTK")
+            gains_N, kl_N = taught(scores, proximal_N, reference_N, teacher_NK, self._loss)
+            sums.add_reference(kl_N)
+        losses = policy_losses(
+            policy_N, proximal_N, behavior_N, advantages_N, counts_R, self._loss,
+            of("factors_BT"), gains_N,
+        )  # fmt: skip
+        if reference_N is not None and self._loss.kl_coef:
             kl_N = kl_terms(policy_N, reference_N, self._loss)
             losses = with_kl(losses, kl_N, policy_N, proximal_N, self._loss)
             sums.add_reference(kl_N)
@@ -314,16 +322,17 @@ class Learner:
         return None if values_BT is None else self._tensor(values_BT[micro_batch.loss_mask_BT])
 
     def _score(self, micro_batch: MicroBatch) -> TokenScores:
-        """Scores of the loss tokens, row by row."""
+        """Scores of the loss tokens, row by row; `TopScores` where a teacher names tokens."""
+        top_ids_NK = self._of_loss(micro_batch, "top_ids_BTK")
+        top = () if top_ids_NK is None else (top_ids_NK.long(),)
         mask_BT, ids_BT, real_BT = (
             micro_batch.loss_mask_BT, micro_batch.token_ids_BT, micro_batch.real_BT
         )  # fmt: skip
         temperature_N = self._tensor(micro_batch.temperature_BT[mask_BT])
         if not micro_batch.bin_tokens:
             chosen_N = self._tensor(np.flatnonzero(mask_BT))
-            return self._scorer(
-                self._tensor(ids_BT), self._tensor(real_BT), chosen_N, temperature_N
-            )
+            padded = self._tensor(ids_BT), self._tensor(real_BT), chosen_N, temperature_N
+            return self._scorer(*padded, None, *top)
         documents = Documents.of(real_BT.sum(1).tolist(), micro_batch.bin_tokens)
         return self._scorer(
             self._tensor(micro_batch.in_bin(ids_BT)),
@@ -331,6 +340,7 @@ class Learner:
             self._tensor(np.flatnonzero(micro_batch.in_bin(mask_BT))),
             temperature_N,
             documents.to(self._device),
+            *top,
         )
 
     def check(self) -> None:

@@ -46,6 +46,9 @@ class MicroBatch:
     trajectories: tuple[Trajectory, ...]  # by row
     bin_tokens: int = 0  # rows are computed one behind another in a bin of so many; 0: padded
     reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no samples
+    # A teacher's likeliest tokens, int32, and their log-probs (`distill.py`); None: not asked for.
+    top_ids_BTK: npt.NDArray[np.int32] | None = None
+    top_logprobs_BTK: Float32s | None = None
     # [B, T, layers with a router, top_k], and which tokens have them: every forward of these tokens
     # takes these experts, and the live router's for the others. None: live routers alone.
     routed_experts_BTLK: npt.NDArray[Any] | None = None

@@ -134,8 +134,8 @@ class RankScorer:
             self._loaded = version
         scores = [self._forward(part or _NOTHING, temperature) for part in hand]
         return [
-            (one.logprobs_N.cpu().numpy(), one.entropy_N.cpu().numpy())
-            for one, part in zip(scores, hand, strict=True)
+            (logprobs_N.cpu().numpy(), entropy_N.cpu().numpy())
+            for (logprobs_N, entropy_N), part in zip(scores, hand, strict=True)
             if part is not None
         ]
 

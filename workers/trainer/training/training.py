@@ -29,6 +29,7 @@ from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
 from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted, shaped_rewards
+from rlstreams.workers.trainer.learn.distill import with_teacher
 from rlstreams.workers.trainer.learn.optimizer import NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, num_tokens, pack
@@ -157,16 +158,14 @@ class Training:
         Raises:
             NumericsError: loss or gradient is not finite.
             SampleTooLargeError: one sample alone does not fit in memory.
-            ValueError: with `kl_coef`, a sample without log-probs of the reference; one that was
+            ValueError: a sample without what the loss needs of the reference; one that was
                 scored under another `routing_replay`.
         """
         reach(CrashPoint.FORWARD_BEFORE)
         started_s = time.monotonic()
         samples = [payload.scored for payload in payloads]
-        if self._section.loss.kl_coef:
-            for sample in samples:
-                check_reference(sample)
         for sample in samples:
+            check_reference(sample, self._section.loss)
             check_routing(sample, is_replayed=self._section.routing_replay)
         advantages = self._advantages(samples)
         batch, result = self._step(samples, advantages, masked, policy_version, cut)
@@ -231,6 +230,7 @@ class Training:
                 in_bins=not self.learner.why_padded,
                 replay_routes=self._section.routing_replay,
             )
+            batch = with_teacher(batch, [sample], self._section.loss.distill_top_k)
             try:
                 problem, reason = self.learner.probe(batch), Reason.NUMERICS
             except OutOfMemoryError as err:
@@ -271,6 +271,7 @@ class Training:
                 minibatches=self._section.minibatches,
                 epochs=self._section.batch_epochs,
             )
+            batch = with_teacher(batch, samples, self._section.loss.distill_top_k)
             try:
                 return batch, self.learner.step(batch)
             except NoOrderError as err:
