@@ -206,7 +206,7 @@ def operators_see_them(
     rubbish = next(x for x in found if x.value == b"rubbish")
     place = f"{rubbish.origin_topic}-{rubbish.origin_partition}@{rubbish.origin_offset}"
     assert 0 == cli("show", place, str(folder))
-    assert "72 75 62 62 69 73 68" in capsys.readouterr().out
+    assert "\n  value: rubbish\n" in capsys.readouterr().out
     assert 1 == cli("show", "0/1", str(folder))
 
 
