@@ -1,4 +1,4 @@
-"""Selection of records by topic, time, step and group. Pure.
+"""Selection of records by topic, step and group. Pure.
 
 The same words choose what is recorded and what is replayed. A record that has no such property (a
 heartbeat has no group) is left out where one is asked for; claims (`TrainerStarted`) and the topic
@@ -81,7 +81,6 @@ class Selection:
     """
 
     topics: frozenset[str] = frozenset()
-    time_ms: Range | None = None
     steps: Range | None = None
     groups: frozenset[str] | None = None
 
@@ -95,8 +94,6 @@ class Selection:
             return False
         if raw.position.topic == SCHEMAS.name or isinstance(event, TrainerStarted):
             return True
-        if self.time_ms is not None and raw.timestamp_ms not in self.time_ms:
-            return False
         return (self.steps is None and self.groups is None) or self._wants_subject(event)
 
     def _wants_subject(self, event: Event | None) -> bool:

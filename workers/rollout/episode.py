@@ -110,9 +110,3 @@ def turn_of(segments: Sequence[GeneratedSegment], text: str) -> Turn:
     # An empty segment may be all that says how a resumed turn ended.
     kept = [*kept[:-1], replace(kept[-1], finish_reason=reason)]
     return Turn(segments=tuple(kept), finish_reason=reason, text=text)
-
-
-def answered(text: str) -> Played:
-    """A lone answer that somebody has, ended, without tokens."""
-    turn = Turn(segments=(), finish_reason=FinishReason.STOP, text=text)
-    return Played(prompt_ids=np.zeros(0, np.int32), turns=[turn])
