@@ -186,8 +186,8 @@ class LossSection(Section, section="trainer.loss"):
             )
         if self.distill_top_k and self.correction != "none":
             yield (
-                "[correction], but with [distill_top_k] the loss of a token does not depend on "
-                'which was sampled: set "none"'
+                "[correction] and [distill_top_k]: the loss of a token does not depend on which "
+                'was sampled; set trainer.loss.correction to "none"'
             )
         if self.kl_coef:
             yield (
@@ -195,7 +195,7 @@ class LossSection(Section, section="trainer.loss"):
             )
         if self.distill_beta != 1 and not self.distill_top_k:
             yield (
-                "[distill_beta] with [distill_top_k]: of the sampled token alone only the reverse "
+                "[distill_beta] and [distill_top_k]: of the sampled token alone only the reverse "
                 "KL divergence, 1, can be estimated"
             )
 

@@ -192,9 +192,15 @@ def test_what_a_teacher_cannot_have_said(field: str, values: Any, message: str) 
     [
         ({"kind": "distill"}, r"kind is 'distill', but trainer.loss.advantage is 'grpo'"),
         (ON | {"kl_coef": 0.1}, r"kl_coef is 0.1, but trainer.loss.kind is 'distill'"),
-        (ON | {"distill_beta": 0.5}, r"distill_beta is 0.5 with trainer.loss.distill_top_k 0"),
-        (ON | {"distill_top_k": 2, "distill_beta": 2.0}, r"distill_beta must be at most 1, got 2"),
-        (ON | {"distill_top_k": 2, "correction": "truncate"}, r"correction is 'truncate'.*top_k 2"),
+        (ON | {"distill_beta": 0.5}, r"distill_beta is 0.5 and trainer.loss.distill_top_k is 0"),
+        (
+            ON | {"distill_top_k": 2, "distill_beta": 2.0},
+            r"distill_beta must be in \[0, 1\], got 2",
+        ),
+        (
+            ON | {"distill_top_k": 2, "correction": "truncate"},
+            r"correction is 'truncate'.*top_k is 2",
+        ),
         (
             {"distill_top_k": 2, "correction": "none"},
             r"distill_top_k is 2, but trainer.loss.kind is 'ppo'",
@@ -209,5 +215,5 @@ def test_what_cannot_be_meant_is_refused(section: dict[str, Any], message: str) 
 
 def test_the_likeliest_tokens_are_compared_on_one_rank() -> None:
     """With both values."""
-    with pytest.raises(ConfigError, match=r"distill_top_k is 4 with trainer.ranks 2 and .*'fsdp2'"):
+    with pytest.raises(ConfigError, match=r"distill_top_k is 4, trainer.ranks is 2 and .*'fsdp2'"):
         TrainerSection(loss=LossSection(**ON, distill_top_k=4), ranks=2)

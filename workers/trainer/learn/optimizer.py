@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
-from rlstreams.workers.model.base import CPU
-from rlstreams.workers.model.device import on_device
+from rlstreams.workers.model.device import on_device, on_host
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import causal_mask
 from rlstreams.workers.model.offload import OffLoad
@@ -112,7 +111,7 @@ class Learner:
         looked_s = time.monotonic() - started_s
         updates, before = batch.updates, None
         if len(updates) > 1:  # a later one may fail
-            before = _on_host(self.weights()), _on_host(self.optimizer_tensors())
+            before = on_host(self.weights()), on_host(self.optimizer_tensors())
         lr = lr_at(self.step_number + 1, self._section)
         found, norms, optimizer_s = [], [], 0.0
         for members in updates:
@@ -393,10 +392,6 @@ class Learner:
         self._published = self._trained.load(weights, extra)
         self._adam.load(states)
         self.step_number = step
-
-
-def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to(CPU, copy=True) for name, tensor in tensors.items()}
 
 
 def _problem(loss: float, grad_norm: float) -> str:
