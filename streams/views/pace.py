@@ -21,7 +21,7 @@ PARTS = {
 }
 MEASURED = frozenset({*PARTS, "train_s", "mfu", "gpu_free_gb", "gpu_alloc_retries"})
 """What a step that is done again has otherwise, and may."""
-_FEW = 0.05  # of a step: a wait that nobody minds
+_FEW = 0.05  # of a step, or of the groups: nobody minds
 _SHORT_GB = 1.0  # left on a GPU
 
 
@@ -38,6 +38,7 @@ class Pace:
     sampled_per_s: float  # their answers' tokens: what rollout sampled for nothing is not in it
     padding: float  # tokens computed over tokens of samples; 0: not told
     mfu: float  # 0: the device's peak is not known
+    dropped: float  # share of the groups that were closed: sampled, and not trained
 
 
 def pace(steps: Sequence[StepPoint]) -> Pace | None:
@@ -54,7 +55,7 @@ def pace(steps: Sequence[StepPoint]) -> Pace | None:
     def mean(name: str) -> float:
         return sum(p.metrics.get(name, 0.0) for p in newest) / len(newest)
 
-    real = mean("tokens_real")
+    real, dropped = mean("tokens_real"), sum(p.num_dropped for p in newest)
     answers = sum(p.metrics.get("response_tokens", 0.0) * p.num_samples for p in newest)
     return Pace(
         num_steps=len(newest),
@@ -66,6 +67,7 @@ def pace(steps: Sequence[StepPoint]) -> Pace | None:
         sampled_per_s=answers / span_s,
         padding=mean("tokens_computed") / real if real else 0.0,
         mfu=mean("mfu"),
+        dropped=dropped / max(1, dropped + sum(p.num_groups for p in newest)),
     )
 
 
@@ -84,6 +86,8 @@ def pace_line(steps: Sequence[StepPoint], ranks: int = 1) -> str:
         parts.append(f"MFU {found.mfu:.2f}")
     if found.padding:
         parts.append(f"padding {found.padding:.2f}")
+    if found.dropped > _FEW:
+        parts.append(f"{found.dropped:.0%} of groups dropped")
     return f"{', '.join(parts)}; {bottleneck(steps)}"
 
 

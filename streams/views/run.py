@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlstreams.schemas.events import (
     NO_VERSION,
@@ -25,12 +25,14 @@ class StepPoint:
     reward: float  # mean over the batch
     loss: float
     num_samples: int
+    num_groups: int
     num_tokens: int  # prompts included
     num_masked: int  # segments
     metrics: Mapping[str, float]
     staleness: Mapping[int, int]  # trained tokens by versions of distance
     started_at_ms: int
     finished_at_ms: int
+    num_dropped: int = 0  # groups, since the step before; `RunView` knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +69,21 @@ class RunView:
     def __init__(self) -> None:
         self._steps: list[StepPoint] = []
         self._redone: list[StepsRedone] = []
+        self._dropped = 0  # groups, up to the newest step
         self.ledger = Ledger(
             begins_anywhere=True,
             keeps_steps=True,
-            on_step=lambda event, _: self._steps.append(step_point(event)),
+            on_step=lambda event, _: self._add(event),
             on_redone=lambda event, _: self._redone.append(event),
         )
 
     def apply(self, event: Event) -> None:
         """Take one event; those of other topics are passed by."""
         self.ledger.apply(event)
+
+    def _add(self, event: StepCompleted) -> None:
+        before, self._dropped = self._dropped, self.ledger.num_dropped.total()
+        self._steps.append(replace(step_point(event), num_dropped=self._dropped - before))
 
     @property
     def state(self) -> RunState:
@@ -104,6 +111,7 @@ def step_point(event: StepCompleted) -> StepPoint:
         reward=sum(rewards) / len(rewards) if rewards else 0.0,
         loss=event.loss,
         num_samples=len(rewards),
+        num_groups=len({sample.group_id for sample in event.samples}),
         num_tokens=sum(sample.num_tokens for sample in event.samples),
         num_masked=len(event.masked),
         metrics=dict(event.metrics),

@@ -16,7 +16,7 @@ def made(num: int, **metrics: float) -> list[StepPoint]:
     """Steps of two seconds, ten samples each."""
     return [
         StepPoint(
-            step=n, epoch=1, policy_version=n, reward=0.5, loss=0.0, num_samples=10,
+            step=n, epoch=1, policy_version=n, reward=0.5, loss=0.0, num_samples=10, num_groups=5,
             num_tokens=1000, num_masked=0, metrics={**FIGURES, "train_s": 1.5, **metrics},
             staleness={}, started_at_ms=2000 * n - 1500, finished_at_ms=2000 * n,
         )
@@ -63,6 +63,13 @@ def test_who_holds_whom_back(waits: dict[str, float], told: str) -> None:
         "last 10 steps: 2.00 s a step, 250 tokens/s of trained answers, 250 with prompts on each"
     )
     assert line.endswith(bottleneck(steps))
+
+
+def test_what_is_sampled_and_not_trained_is_told() -> None:
+    """As a share of the groups that were closed; few are nobody's concern."""
+    assert "dropped" not in pace_line(made(3))
+    dropping = [replace(point, num_dropped=15) for point in made(3)]
+    assert ", 75% of groups dropped; nobody" in pace_line(dropping)
 
 
 def test_memory_that_runs_short_is_told() -> None:

@@ -62,12 +62,15 @@ def test_a_step_is_folded_with_its_mean_reward() -> None:
     assert state.steps[0].num_tokens == 16
 
 
-def test_drops_are_counted_by_reason() -> None:
-    """A report says why."""
+def test_drops_are_counted_by_reason_and_by_step() -> None:
+    """A report says why; a step has those since the one before."""
     view = RunView()
     groups = (dropped_group("1"), dropped_group("2"), dropped_group("3", reason="incomplete"))
     view.apply(groups_dropped(groups=groups))
     assert view.state.dropped == {"incomplete": 1, "stale": 2}
+    view.apply(step_completed(1))
+    view.apply(step_completed(2))
+    assert [(3, 1), (0, 1)] == [(step.num_dropped, step.num_groups) for step in view.state.steps]
 
 
 def test_a_version_knows_the_step_that_made_it() -> None:
