@@ -11,6 +11,7 @@ from typing import Any
 RUNNABLE = ("bash", "python", "toml")
 SHOWN = ("", "text", "json", "mermaid")  # output and pictures
 COMMANDS = ("rlstreams ", "make ", "$ ")  # what begins so is not for showing
+RUN_IN_SHELL = ("rlstreams ", "python infra/examples/")  # what a block of bash may begin with
 COVERED = "make run"  # what tests/e2e/test_demo.py does in short form
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 _FENCE = re.compile(r"^```(\S*)\s*$")
@@ -117,7 +118,7 @@ def _is_run(block: Block) -> bool:
         )
     if block.language == "bash" and block.first_line.startswith(COVERED):
         return False
-    if block.language == "bash" and not block.first_line.startswith("rlstreams "):
+    if block.language == "bash" and not block.first_line.startswith(RUN_IN_SHELL):
         raise ReadmeError(
             f"line {block.line}: nothing runs a block that begins with {block.first_line!r}; "
             "put `<!-- not run: reason -->` on the line before it"

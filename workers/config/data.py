@@ -53,8 +53,8 @@ class DataSection(Section, section="data"):
     """Problems: a prompt (text or chat messages), an answer, free fields."""
 
     train: str = ""
-    """Training data: a file `.jsonl` or `.parquet`, a folder of Parquet files or one saved by
-    `datasets`, `hf:NAME[:SUBSET][@SPLIT]` from the Hugging Face hub, or `gym:TASK`."""
+    """Training data: `.jsonl` or `.parquet`, a folder of Parquet files or one saved by `datasets`,
+    `hf:NAME[:SUBSET][@SPLIT]` from the hub, or `gym:TASK`."""
     held_out: str = ""
     """Evaluation data, in the same notation; empty, and no rows of `train` held out: no
     evaluation."""
@@ -63,7 +63,7 @@ class DataSection(Section, section="data"):
     held_out_fraction: ShareBelow1 = 0.0
     """Share of `train` to hold out for evaluation, chosen by content; 0: none."""
     preset: Literal["", "verl", "trl", "gsm8k", "verifiers"] = ""
-    """Column names as used by data sets made for other systems; `columns` overrides single ones."""
+    """Column names of data sets made for other systems; `columns` overrides single ones."""
     system_prompt: str = ""
     """A system message before every chat; with it, text becomes a user message. Empty: none."""
     few_shot: tuple[Example, ...] = ()
@@ -79,8 +79,7 @@ class DataSection(Section, section="data"):
     min_prompt_tokens: NonNegativeInt = 0
     """Shorter prompts are skipped and counted, tokens; 0: no limit."""
     max_prompt_tokens: NonNegativeInt = 0
-    """Longer prompts are skipped and counted, tokens; 0: no limit, and a prompt too long for the
-    model is an error."""
+    """Longer prompts are skipped and counted, tokens; 0: one too long for the model is an error."""
     revision: str = ""
     """Branch, tag or commit of a hub data set; empty: the newest."""
     token: str = ""

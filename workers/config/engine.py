@@ -32,7 +32,7 @@ class EngineSection(Section, section="engine"):
     """Running servers, `http://host:port`; empty: rollout workers start and manage their own."""
     servers: PositiveInt = 1
     """Servers that each rollout worker starts, behind one queue. GPUs that `CUDA_VISIBLE_DEVICES`
-    in `env` names are dealt out to all servers in turn, to each as many as it has ranks."""
+    in `env` names are dealt out to all in turn, to each as many as it has ranks."""
     python: str = ""
     """Python executable of the server's environment; empty: the one that runs rlstreams."""
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
@@ -41,8 +41,8 @@ class EngineSection(Section, section="engine"):
     """Environment variables of such a server, the same for each; secrets (`..._TOKEN`, `..._KEY`)
     as `env:NAME` or `file:PATH`."""
     host: Ipv4 = "127.0.0.1"
-    """Address that such a server listens on: loopback, or one private interface. Its control routes
-    have no authentication."""
+    """Address that such a server listens on, without authentication: loopback, or one private
+    interface."""
     port: Port = 0
     """Port of the first rollout worker's first server, the next has the next; 0: any free."""
     report_host: Ipv4 = "127.0.0.1"

@@ -32,8 +32,8 @@ class LossSection(Section, section="trainer.loss"):
     kind: Kind = "ppo"
     """What bounds a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 3e-4,
     `clip_high` 4e-4), the token's weight (CISPO), a soft gate (SAPO), a divergence (DPPO), the
-    batch's second moment (M2PO). `sft` is the likelihood of the answers alone, without a ratio;
-    `distill` is the divergence from a teacher, `logprob.reference`, on the model's own answers."""
+    batch's second moment (M2PO). `sft`: the answers' likelihood; `distill`: the divergence from a
+    teacher, `logprob.reference`."""
     proximal: Literal["sampled", "behavior", "step_start", "interpolated"] = "sampled"
     """Policy that the ratio is taken to: the version that sampled, scored again; the sampler
     itself; the weights before the step's first update; or an approximation of these."""
@@ -68,7 +68,7 @@ class LossSection(Section, section="trainer.loss"):
     """With `reward` and `one`: a sample of a lower reward has advantage 0; 0: none has."""
     normalize_std: bool = True
     """With `grpo`: divide by the group's standard deviation; false is Dr. GRPO. With `gae`:
-    advantages less their mean, divided by their deviation, over the batch's tokens."""
+    normalise advantages over the batch's tokens."""
     gae_gamma: PositiveShare = 1.0
     """Of `gae`: discount of a later token's value."""
     gae_lambda: Share = 1.0
@@ -113,11 +113,11 @@ class LossSection(Section, section="trainer.loss"):
     rejection_high: NonNegativeFloat = 0.0
     """Statistic above which is rejected."""
     off_policy_max: NonNegativeFloat = 0.0
-    """A sample of negative advantage is rejected if its tokens' mean of log behavior / policy is
-    above this; 0: off."""
+    """A sample of negative advantage is rejected if its mean of log behavior / policy is above
+    this; 0: off."""
     kl_coef: NonNegativeFloat = 0.0
-    """Weight of the KL divergence from `logprob.reference` in each token's loss; 0: none, and no
-    reference is loaded."""
+    """Weight of the KL divergence from `logprob.reference` in each token's loss; 0: no reference is
+    loaded."""
     kl_estimator: Literal["k3", "k2"] = "k3"
     """Its estimator for each token: `k3` or `k2`."""
     kl_weight: Literal["none", "ratio"] = "none"
@@ -129,8 +129,8 @@ class LossSection(Section, section="trainer.loss"):
     """Share of the batch's tokens that learn, those of highest entropy; below 1: one more forward
     pass."""
     distill_top_k: NonNegativeInt = 0
-    """Of `distill`: likeliest tokens of the teacher that its distribution is compared in; 0: the
-    sampled token alone. Each takes 8 bytes a sampled token in the log."""
+    """Of `distill`: likeliest tokens of the teacher that are compared; 0: the sampled token alone.
+    Each takes 8 bytes a sampled token in the log."""
     distill_beta: Share = 1.0
     """Of `distill`: 1 is the reverse KL divergence, from the teacher; with `distill_top_k` also 0,
     the forward one, or between them the generalized Jensen-Shannon divergence (GKD)."""

@@ -26,8 +26,8 @@ class DeadlinesSection(Section, section="deadlines"):
     commit_s: PositiveFloat = 30.0
     """A commit that is not acknowledged within this time ends the process."""
     stall_s: NonNegativeFloat = 120.0
-    """After so long without a step the run stops if a role has work and finished none of it; a
-    window or step that takes longer ends its worker. 0: never."""
+    """After so long without a step the run stops if a role has work and finished none; a window or
+    step that takes longer ends its worker. 0: never."""
     fence_s: PositiveFloat = 35.0
     """Maximum wait for a predecessor's open transaction to be settled."""
     drain_s: PositiveFloat = 30.0

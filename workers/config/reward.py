@@ -57,8 +57,8 @@ class RewardSection(Section, section="reward"):
     timeout_s: PositiveFloat = 10.0
     """Time limit for one call of user code, or one request to a judge."""
     attempts: PositiveInt = 3
-    """Calls for one answer while your function raises or others end its process; an exception with
-    `final = True` is not tried again."""
+    """Calls for one answer while your function raises; an exception with `final = True` is not
+    tried again."""
     processes: PositiveInt = 2
     """Processes that run user code, in each rollout worker."""
     concurrency: PositiveInt = 32

@@ -158,8 +158,8 @@ class LogprobSection(Section, section="logprob"):
 
     place: Literal["separate", "trainer", "off"] = "separate"
     """Who computes log-probs: a service of its own, under the version that sampled; the trainer,
-    under its own weights, before it learns from a batch; or nobody, and the sampler's stand in.
-    But for `separate` the workers pass trajectories on and hold no model."""
+    under its own weights; or nobody, and the sampler's stand in. But for `separate` the workers
+    hold no model."""
     workers: PositiveInt = 1
     """Replicas, each of which takes partitions of its own."""
     ranks: PositiveInt = 1

@@ -91,11 +91,11 @@ class TrainerSection(Section, section="trainer"):
     device: DeviceName = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`. A redone step is bit-identical only on the same device."""
     backend: Literal["fsdp2", "megatron"] = "fsdp2"
-    """What computes: layers of Hugging Face, sharded by FSDP2 where there are several ranks, or of
-    megatron-core (`rlstreams[megatron]`; Llama, Qwen3, Qwen3-MoE), cut by `trainer.layout`."""
+    """What computes: layers of Hugging Face, sharded by FSDP2, or of megatron-core
+    (`rlstreams[megatron]`; Llama, Qwen3, Qwen3-MoE), cut by `trainer.layout`."""
     ranks: PositiveInt = 1
-    """Processes that train together on this machine, each with a share; rank R has GPU N + R.
-    A redo needs the same number."""
+    """Processes that train together on this machine; rank R has GPU N + R. A redo needs the same
+    number."""
     steps: PositiveInt = 100
     """Optimizer steps after which the run ends."""
     groups_per_step: PositiveInt = 16
@@ -114,11 +114,9 @@ class TrainerSection(Section, section="trainer"):
     """A group still incomplete this long after its first sample is dropped; at least twice
     `rollout.sample_deadline_s`."""
     micro_batch_tokens: PositiveInt = 16384
-    """Tokens (padding included) per forward and backward pass: on a GPU of a bin, in which samples
-    lie one behind another."""
+    """Tokens (padding included) per forward and backward pass."""
     activation_checkpointing: bool = False
-    """Keep each layer's input alone and compute the rest again: the same bits, a third more
-    time."""
+    """Keep each layer's input alone and compute the rest again: a third more time."""
     routing_replay: bool = False
     """Scorer and trainer send each token to the experts that it took when it was sampled (R3)."""
     equal_rewards: Literal["keep", "drop"] = "keep"
@@ -134,8 +132,8 @@ class TrainerSection(Section, section="trainer"):
     """If a redone step has another hash: stop, or continue under a new version. `auto`: stop on
     the CPU only. `tolerate`: also add up gradients in any order."""
     on_expired: Literal["stop", "drop"] = "stop"
-    """If retention has removed waiting samples: refuse to start, or close all open groups as
-    `expired` and go on."""
+    """If retention has removed waiting samples: refuse to start, or close all open groups and go
+    on."""
     control: Literal["none", "permuted"] = "none"
     """`permuted` randomly permutes each batch's rewards: a control run, which must not learn."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
