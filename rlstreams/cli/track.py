@@ -46,8 +46,9 @@ def add(subparsers: Commands) -> None:
         """,
     )
     add_run(parser)
-    # Set by `up`: a pipe that closes when its process is gone. And by us: for one tracker.
+    # `up` gives the end of a pipe that closes when `up` is gone.
     parser.add_argument("--caller-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    # This command starts itself again for each tracker.
     parser.add_argument("--only", default="", help=argparse.SUPPRESS)
 
 

@@ -45,7 +45,7 @@ def pace(steps: Sequence[StepPoint]) -> Pace | None:
     """Over the last `STEPS` steps; None before the first."""
     if not steps:
         return None
-    # The first step waits for servers that are starting: it is counted only where it is alone.
+    # The first step waits for servers to start, so the means leave it out once there are more.
     before, newest = (steps[0], steps[1:]) if len(steps) > 1 else (None, steps)
     if len(newest) > STEPS:
         before, newest = newest[-STEPS - 1], newest[-STEPS:]
