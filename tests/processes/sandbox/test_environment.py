@@ -81,7 +81,8 @@ def test_a_state_that_is_given_up_is_closed(world: World, tmp_path: Path) -> Non
         await other.step(turn("a"))
         one.leave()
         one.leave()
-        await until(log.exists, "it is not closed")
+        # The file is there before the line is in it.
+        await until(lambda: log.exists() and log.read_text() != "", "it is not closed")
         assert "closed\n" == log.read_text()
         environment.close()
         assert "closed\nclosed\n" == log.read_text()

@@ -112,7 +112,11 @@ def test_what_sleeps_at_the_end_is_killed(tmp_path: Path) -> None:
 
 def test_fenced_twice_through_our_own_stops_does_not_end_the_run(tmp_path: Path) -> None:
     """A woken sleeper that finds itself fenced did what it should."""
-    script = "import signal, sys; signal.signal(signal.SIGCONT, lambda *_: sys.exit(75)); print('up', flush=True); signal.pause()"  # noqa: E501
+    # One write: `print` without a buffer writes the end of the line apart, perhaps after a stop.
+    script = (
+        "import os, signal, sys; signal.signal(signal.SIGCONT, lambda *_: sys.exit(75)); "
+        "os.write(1, b'up\\n'); signal.pause()"
+    )
     with fleet_of(tmp_path, {"logprob": script}) as (fleet, spawner, _):
         (worker,) = fleet.workers
         for number in (1, 2):
