@@ -75,6 +75,33 @@ def test_what_a_terminal_sends_reaches_neither_the_fork_server_nor_what_it_forks
     assert (done.stdout, done.stderr) == ("[1, 2] [True, True] True None\n", "")
 
 
+def test_a_child_of_a_server_that_began_cuda_starts_as_a_process_of_its_own(
+    tmp_path: Path,
+) -> None:
+    """It could use no GPU. Its pipe, log and exit status are those of any other child."""
+    config = tmp_path / "config.json"
+    config.write_text(resolved_json(RunConfig()).replace('"seed"', '"sead"'))
+    done = subprocess.run(
+        [sys.executable, "-c", BEGAN_CUDA, str(config), str(tmp_path / "log")], cwd=ROOT,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("True 78\n", "")
+    assert "sead" in log_tail(tmp_path / "log")[-1]
+
+
+BEGAN_CUDA = """
+import multiprocessing, sys
+from pathlib import Path
+from rlstreams.up.supervisor.child import ChildSpec, ForkSpawner
+spawner = ForkSpawner(multiprocessing.get_context("forkserver"), "tests.heavy.began_cuda")
+config, log = map(Path, sys.argv[1:])
+child = spawner.spawn(
+    ChildSpec(role="logprob", ordinal=0, config=config, log=log, instance="i")
+)
+print(child.wait(60), child.poll())
+"""
+
+
 def test_a_worker_lives_on_without_the_fork_server() -> None:
     """Nobody learns its exit status any more, but it has not ended before it has."""
     context = multiprocessing.get_context("forkserver")

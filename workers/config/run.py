@@ -268,14 +268,6 @@ class RunConfig:
         return self.environment.max_turns if self.environment.name else 1
 
     @property
-    def has_gpus(self) -> bool:
-        """Whether a role computes on a GPU by itself."""
-        devices = [self.rollout.device, self.trainer.device]
-        if self.logprob.place == "separate":
-            devices.append(self.logprob.device)
-        return any(device != "cpu" for device in devices)
-
-    @property
     def versions_held(self) -> int:
         """Of the log-prob worker; with fewer it pulls the same versions again and again."""
         if self.logprob.place != "separate":

@@ -9,6 +9,7 @@ one end of a pipe, which closes when its supervisor is gone, however that ended.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import multiprocessing
 import multiprocessing.connection
@@ -70,6 +71,7 @@ def is_full(folder: Path) -> bool:
 PRELOAD = "rlstreams.workers.bootstrap.preload"
 LIGHT_ROLES = frozenset({"prompts"})  # import no torch
 UNLEARNT = 255  # what multiprocessing gives where the fork server is gone, which alone knew it
+_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _FORK_SERVER = "from multiprocessing.forkserver import main"  # its command line
 TAIL_LINES = 12
 
@@ -175,13 +177,17 @@ class ForkSpawner:
         return Child(spec, _Forked(process), pipe_fd)
 
 
+def _command(spec: ChildSpec, pipe_fd: int) -> list[str]:
+    return [sys.executable, "-m", "rlstreams", "worker", *spec.arguments(pipe_fd)]
+
+
 class PlainSpawner:
     """Starts `python -m rlstreams worker ...`."""
 
     def spawn(self, spec: ChildSpec) -> Child:
         """See `Spawner`."""
         theirs_fd, ours_fd = os.pipe()
-        command = [sys.executable, "-m", "rlstreams", "worker", *spec.arguments(theirs_fd)]
+        command = _command(spec, theirs_fd)
         with spec.log.open("ab") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs_fd],
@@ -191,15 +197,21 @@ class PlainSpawner:
         return Child(spec, process, ours_fd)
 
 
-def make_spawner(*, has_gpus: bool = False) -> Spawner:
-    """Forking where the platform can, and no role needs a GPU.
-
-    CUDA does not survive a fork: had anything that the server imports only asked for the GPUs, no
-    child could use one, nor choose which it sees.
-    """
-    if has_gpus or "forkserver" not in multiprocessing.get_all_start_methods():
+def make_spawner() -> Spawner:
+    """Forking where the platform can."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
         return PlainSpawner()
     return ForkSpawner(multiprocessing.get_context("forkserver"))
+
+
+def _began_cuda() -> bool:
+    """Whether this process has initialised CUDA's driver, which does not survive a fork: a child
+    could neither use a GPU nor choose which it sees."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:  # not even loaded
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALISED
 
 
 def log_tail(log: Path, num_lines: int = TAIL_LINES) -> Sequence[str]:
@@ -234,6 +246,9 @@ def _forked(spec: ChildSpec, pipe: multiprocessing.connection.Connection) -> Non
     null_fd = os.open(os.devnull, os.O_RDONLY)
     for fd, target_fd in ((null_fd, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(fd, target_fd)
+    if _began_cuda():  # by what was imported
+        os.set_inheritable(pipe.fileno(), True)
+        os.execv(sys.executable, _command(spec, pipe.fileno()))
     from rlstreams.__main__ import main
     from rlstreams.workers.loop.runtime import end_within
 

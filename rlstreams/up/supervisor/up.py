@@ -62,7 +62,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         folder = stack.enter_context(_folder(config))
         _set_threads(config)
         # It imports torch while the broker starts.
-        spawner = make_spawner(has_gpus=config.has_gpus)
+        spawner = make_spawner()
         broker = stack.enter_context(_broker(config))
         _topics(config)
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))

@@ -158,7 +158,6 @@ def test_scorers_take_one_gpu_after_another() -> None:
     none = load([DEMO], words)
     assert [] == list(placements(none, gpus(6)))
     assert {"rollout", "trainer"} == {need.role for need in needs(sized(1e9), none, EVERYTHING)}
-    assert not none.has_gpus
 
 
 def sized(parameters: float) -> ModelFolder:

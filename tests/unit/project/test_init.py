@@ -244,7 +244,6 @@ def test_a_real_model_gets_limits_of_its_size(
     assert (64, 10) == (config.prompts.evaluate_rows, config.prompts.evaluate_every)
     assert (example.rollout, example.logprob) == (config.rollout, config.logprob)
     assert example.trainer == config.trainer
-    assert not config.has_gpus
 
 
 def test_lines_for_gpus_need_only_be_uncommented(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.up.supervisor.child import PlainSpawner, make_spawner
 from rlstreams.workers.config.load import load
 from rlstreams.workers.model.device import VISIBLE, claim_device, nearest_devices
 
@@ -60,8 +59,3 @@ def test_a_device_that_is_none_is_refused_with_its_name(field: str) -> None:
     """When the configuration is read."""
     with pytest.raises(ConfigError, match=rf"{field}\.device must be .*, got 'gpu'"):
         load([], [f"{field}.device=gpu"])
-
-
-def test_roles_on_gpus_are_not_forked() -> None:
-    """What the fork server imported may have touched CUDA, which a fork would inherit broken."""
-    assert isinstance(make_spawner(has_gpus=True), PlainSpawner)
