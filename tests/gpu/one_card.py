@@ -2,11 +2,13 @@
 
     python -m tests.gpu.one_card ipc --out ipc.json            # a minute: hand-over alone
     python -m tests.gpu.one_card run --out run.json            # trainer, vLLM and scorer, 8 minutes
+    python -m tests.gpu.one_card run --config infra/examples/reasoner/run.toml \\
+        --config infra/examples/reasoner/by-turns.toml --out turns.json
 
 `ipc`: pullers on the trainer's own GPU; every pull is compared bit by bit with content that the
-puller makes itself. `run`: `rlstreams up` with `infra/examples/one-gpu.toml`; then the log is read:
-turns with the seconds of each change, weights of each load against the ledger's hash, and the most
-memory that `nvidia-smi` saw on the card.
+puller makes itself. `run`: `rlstreams up` with the demo and `infra/examples/one-gpu.toml`, or what
+`--config` names; then the log is read: turns with the seconds of each change, weights of each load
+against the ledger's hash, and the most memory that `nvidia-smi` saw on the card.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ def wrong_loads(bus: Bus) -> list[str]:
 
 def whole_run(args: argparse.Namespace) -> dict[str, Any]:
     """Run it, and read its log."""
-    files = [EXAMPLES / name for name in ("demo.toml", "one-gpu.toml")]
+    files = args.config or [EXAMPLES / name for name in ("demo.toml", "one-gpu.toml")]
     words = [f"run.dir={args.folder}/{{id}}", f"trainer.steps={args.steps}"]
     words += [f"broker.jars_dir={args.jars}"] if args.jars else []
     words += [f"engine.python={args.python}"] if args.python else []
@@ -150,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--place", default="device", help="ipc: where the snapshot lies")
     parser.add_argument("--pullers", type=int, default=1, help="ipc: servers on the card")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--config", type=Path, action="append", help="run: a file of it")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--folder", default="runs/gpu")
     parser.add_argument("--jars", default="")
