@@ -2,8 +2,7 @@
 
     python -m tests.gpu.one_card ipc --out ipc.json            # a minute: hand-over alone
     python -m tests.gpu.one_card run --out run.json            # trainer, vLLM and scorer, 8 minutes
-    python -m tests.gpu.one_card run --config infra/examples/reasoner/run.toml \\
-        --config infra/examples/reasoner/by-turns.toml --out turns.json
+    python -m tests.gpu.one_card run --config RUN.toml --config .../reasoner/by-turns.toml
 
 `ipc`: pullers on the trainer's own GPU; every pull is compared bit by bit with content that the
 puller makes itself. `run`: `rlstreams up` with the demo and `infra/examples/one-gpu.toml`, or what
