@@ -1,6 +1,6 @@
 """Steps of the backend `megatron` on two GPUs beside the plain trainer, and the same bits twice.
 
-    python -m tests.gpu.megatron_steps --folder /tmp/models --out result.json   # --gpus 1: what one can
+    python -m tests.gpu.megatron_steps --folder /tmp/models --out result.json  # or --gpus 1
 
 A dense Qwen3 and a Qwen3-MoE with random weights, made in `--folder`; nothing is downloaded. First
 one process with Hugging Face's layers, then megatron-core on one GPU, TP 2 and PP 2 of the dense
