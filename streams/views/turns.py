@@ -51,14 +51,14 @@ def why_recall(
     Args:
         held_s: how long it has had the device.
         demands: of all roles of the device that have a process; the holder may be absent.
-        turn_s, longest_turn_s: of the device.
+        turn_s, longest_turn_s: of the device; who has nothing left waits for neither.
         is_idle: it has had nothing to do for a while, whatever is counted.
     """
     others = {role: demand for role, demand in demands.items() if role != holder}
     role = next_role(others)
-    if not role or held_s < turn_s:
-        return ""
     own = demands[holder].samples if holder in demands else 0
+    if not role or (own and held_s < turn_s):
+        return ""
     if is_idle or not own:
         return f"{holder} has nothing to do, {role} waits for {others[role]}"
     if held_s >= longest_turn_s:

@@ -41,6 +41,8 @@ def hand_over(args: argparse.Namespace) -> dict[str, Any]:
     wanted = {"model": args.model, "place": args.place, "backend": "nccl", "stall_deadline": 20.0}
     stand = Stand(argparse.Namespace(**wanted))
     pullers = [Puller(stand, number, gpu=0) for number in range(1, args.pullers + 1)]
+    for puller in pullers:
+        puller.answer()  # it is ready
     try:
         found = measure_pulls(stand, pullers, args.repeats)
     finally:

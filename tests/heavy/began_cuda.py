@@ -1,9 +1,10 @@
 """For `test_spawners`: a fork server that imports this looks as if it had initialised CUDA, and no
 fork of it can be a worker."""
 
-import ctypes
 import sys
 from types import SimpleNamespace
 
-ctypes.CDLL = lambda *_, **__: SimpleNamespace(cuDeviceGetCount=lambda _: 0)  # type: ignore[assignment, misc]
+from rlstreams.up.supervisor.child import PRELOAD
+
+sys.modules[PRELOAD] = SimpleNamespace(BEGAN_CUDA=True)  # type: ignore[assignment]
 sys.modules["rlstreams.__main__"] = None  # type: ignore[assignment]

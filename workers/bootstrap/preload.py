@@ -4,12 +4,14 @@
 forks of a process that has paid for these imports (about ten seconds of CPU). Importing starts
 no thread and computes nothing, so a fork of it is safe; numpy's OpenBLAS alone starts threads, so
 the supervisor sets `OPENBLAS_NUM_THREADS=1`. `RLSTREAMS_PRELOAD_MODEL` names the model folder whose
-class is imported too; without it each role imports its own. What looks for a GPU asks NVML: CUDA's
-driver, once initialised, does not survive a fork (`child.py` starts such children without one).
+class is imported too; without it each role imports its own. CUDA's driver, once initialised, does
+not survive a fork, so what looks for a GPU here asks NVML; where an import initialised it all the
+same, `BEGAN_CUDA` says so, and roles are started without a fork.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -23,8 +25,20 @@ from rlstreams.workers.model.model import import_library, model_class
 
 MODEL_VARIABLE = "RLSTREAMS_PRELOAD_MODEL"
 
-__all__ = ["MODEL_VARIABLE", "rlstreams"]
+NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
+
+__all__ = ["BEGAN_CUDA", "MODEL_VARIABLE", "rlstreams"]
+
+
+def _began_cuda() -> bool:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:  # not even loaded
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != NOT_INITIALISED
+
 
 import_library()
 if os.environ.get(MODEL_VARIABLE):
     model_class(Path(os.environ[MODEL_VARIABLE]))
+BEGAN_CUDA = _began_cuda()  # asked for here: a fork is told "not initialised"

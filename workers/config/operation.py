@@ -127,7 +127,7 @@ class Device(Section, section="devices"):
     gpus: tuple[int, ...] = ()
     """Numbers of its GPUs; empty: the roles compute on the CPU, and turns save no memory."""
     turn_s: NonNegativeFloat = 2.0
-    """Smallest turn: so long a role keeps the device once it has it."""
+    """Smallest turn: so long a role keeps the device while it has work."""
     longest_turn_s: PositiveFloat = 120.0
     """After this long the device goes to whoever else has work."""
     change_s: PositiveFloat = 120.0

@@ -9,7 +9,6 @@ one end of a pipe, which closes when its supervisor is gone, however that ended.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import multiprocessing
 import multiprocessing.connection
@@ -71,7 +70,6 @@ def is_full(folder: Path) -> bool:
 PRELOAD = "rlstreams.workers.bootstrap.preload"
 LIGHT_ROLES = frozenset({"prompts"})  # import no torch
 UNLEARNT = 255  # what multiprocessing gives where the fork server is gone, which alone knew it
-_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _FORK_SERVER = "from multiprocessing.forkserver import main"  # its command line
 TAIL_LINES = 12
 
@@ -204,16 +202,6 @@ def make_spawner() -> Spawner:
     return ForkSpawner(multiprocessing.get_context("forkserver"))
 
 
-def _began_cuda() -> bool:
-    """Whether this process has initialised CUDA's driver, which does not survive a fork: a child
-    could neither use a GPU nor choose which it sees."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:  # not even loaded
-        return False
-    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALISED
-
-
 def log_tail(log: Path, num_lines: int = TAIL_LINES) -> Sequence[str]:
     """The last lines of a worker's log; empty if it wrote nothing."""
     return tail(log, num_lines)
@@ -246,7 +234,7 @@ def _forked(spec: ChildSpec, pipe: multiprocessing.connection.Connection) -> Non
     null_fd = os.open(os.devnull, os.O_RDONLY)
     for fd, target_fd in ((null_fd, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(fd, target_fd)
-    if _began_cuda():  # by what was imported
+    if getattr(sys.modules.get(PRELOAD), "BEGAN_CUDA", False):
         os.set_inheritable(pipe.fileno(), True)
         os.execv(sys.executable, _command(spec, pipe.fileno()))
     from rlstreams.__main__ import main

@@ -34,7 +34,8 @@ def test_the_most_downstream_work_is_next_and_a_start_before_it(
 @pytest.mark.parametrize(
     ("held_s", "is_idle", "asking", "why"),
     [
-        (1.9, True, demands(rollout=0, logprob=9), ""),  # its smallest turn
+        (1.9, True, demands(rollout=1, logprob=9), ""),  # its smallest turn
+        (0.0, False, demands(rollout=0, logprob=1), "rollout has nothing to do, logprob waits"),
         (3.0, False, demands(rollout=0, logprob=9), "rollout has nothing to do, logprob waits"),
         (3.0, True, demands(rollout=5, trainer=9), "rollout has nothing to do, trainer waits"),
         (3.0, False, demands(rollout=2, logprob=15), ""),  # its tail is worth finishing
