@@ -93,7 +93,7 @@ def test_the_head_is_in_the_checkpoint_alone(tmp_path: Path) -> None:
     for step in range(2):
         feed(log, step)
         run_steps(log, trainer, step + 1)
-    turn_until(trainer, lambda: any(tmp_path.rglob("manifest.json")))
+    turn_until(trainer, lambda: any(tmp_path.glob("checkpoints/[0-9]*/manifest.json")))
     trainer.close()
     (folder,) = (path.parent for path in tmp_path.rglob("optimizer.safetensors"))
     assert set(load_file(folder / "model.safetensors")) == names
