@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
+from rlstreams.cli.arguments import LOG, command, configuration, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.streams.audit.auditor import Auditor, Hanging
@@ -20,36 +20,25 @@ FOLLOW_EVERY_S = 5.0
 DONE = "done"  # the trainer's last heartbeat says so
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = command(
-        subparsers,
-        "audit",
-        run,
-        """
-        account for every sample of a run, from its topics alone
-
-        Reads committed offsets and topics, and reports for every issued sample whether it was
-        trained, dropped, dead-lettered or evaluated, is in flight, or is lost. Exit status 1, with
-        the ids, if the log violates a guarantee.
-
-        --json                 print the report as one JSON object
-        --bootstrap HOST:PORT  the broker to read from, instead of the configured one or the run's
-                               own
-        --follow               audit a live run repeatedly; ends at the first breach or with the
-                               run
-
-        rlstreams audit runs/demo
-        rlstreams audit recordings/demo
-        rlstreams audit run.toml --follow
-        rlstreams audit runs/demo --json --bootstrap 127.0.0.1:9092
-        """,
-    )
-    add_run(parser, is_log=True)
-
-
+@command("audit", LOG)
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 0 if the log violates no guarantee, else 1."""
+    """account for every sample of a run, from its topics alone
+
+    Reads committed offsets and topics, and reports for every issued sample whether it was
+    trained, dropped, dead-lettered or evaluated, is in flight, or is lost. Exit status 1, with
+    the ids, if the log violates a guarantee.
+
+    --json                 print the report as one JSON object
+    --bootstrap HOST:PORT  the broker to read from, instead of the configured one or the run's
+                           own
+    --follow               audit a live run repeatedly; ends at the first breach or with the
+                           run
+
+    rlstreams audit runs/demo
+    rlstreams audit recordings/demo
+    rlstreams audit run.toml --follow
+    rlstreams audit runs/demo --json --bootstrap 127.0.0.1:9092
+    """
     from rlstreams.streams.audit.auditor import SETTLE_S
 
     with _auditor(args) as auditor:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_no_live, command, whole
+from rlstreams.cli.arguments import command
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.fault_hook import UpOptions
@@ -16,33 +16,21 @@ if TYPE_CHECKING:
 NAME = "demo"
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "demo",
-        run,
-        """
-        see a tiny model learn while processes are killed; needs no files
-
-        Runs the packaged example in ./runs: a broker, every role, three kills, and a report. About
-        two minutes on two cores. Takes --section.field VALUE as `up` does.
-
-        --steps N  optimizer steps; short for --trainer.steps
-        --resume   continue the run demo, or the one of --run.id
-
-        rlstreams demo
-        rlstreams demo --steps 20 --run.seed=1
-        rlstreams demo --resume --steps 120
-        """,
-        steps_={"type": whole(1)},
-    )
-    add_no_live(parser)
-    parser.set_defaults(config=None)
-
-
+@command("demo", defaults={"config": None})  # which overrides are for
 def run(args: argparse.Namespace) -> int:
-    """Run it; 0 if the run is complete, or drained as asked, and the audit finds nothing."""
+    """see a tiny model learn while processes are killed; needs no files
+
+    Runs the packaged example in ./runs: a broker, every role, three kills, and a report. About
+    two minutes on two cores. Takes --section.field VALUE as `up` does.
+
+    --steps N  optimizer steps; short for --trainer.steps
+    --no-live  plain lines instead of the live view
+    --resume   continue the run demo, or the one of --run.id
+
+    rlstreams demo
+    rlstreams demo --steps 20 --run.seed=1
+    rlstreams demo --resume --steps 120
+    """
     from rlstreams.up.supervisor.up import up
 
     return up(up_options(args))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
+from rlstreams.cli.arguments import RUN, Takes, command, configuration, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
@@ -17,37 +17,23 @@ if TYPE_CHECKING:
 ACTIONS = ("list", "verify")
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "record",
-        run,
-        """
-        copy a run's topics to Parquet files, live or afterward
-
-        Records up to the current end of the topics; --follow continues until the run is done. The
-        same command continues an interrupted recording. list names recordings, verify reads every
-        byte of them; exit status 1 if something is missing or was changed.
-
-        --out DIR      folder of the recording (recordings/RUN_ID)
-        --follow       until the run is done, or Ctrl-C
-        --weights      copy the run's weight versions, for replays of the log-prob role
-        --checkpoints  copy its checkpoints, for rerun-step
-
-        rlstreams record runs/demo
-        rlstreams record run.toml --follow --weights --checkpoints
-        rlstreams record list
-        rlstreams record verify recordings/demo
-        """,
-    )
-    add_run(parser, before="list or verify, and folders (recordings); or ")
-
-
+@command("record", Takes("RUN", f"list or verify, and folders (recordings); or RUN: {RUN.about}"))
 def run(args: argparse.Namespace) -> int:
-    """Record and say what is there; 0 once the recording is sealed, with every event read.
+    """copy a run's topics to Parquet files, live or afterward
 
-    Or list and verify: 0 if something is there, and nothing of it is missing or was changed.
+    Records up to the current end of the topics; --follow continues until the run is done. The
+    same command continues an interrupted recording. list names recordings, verify reads every
+    byte of them; exit status 1 if something is missing or was changed.
+
+    --out DIR      folder of the recording (recordings/RUN_ID)
+    --follow       until the run is done, or Ctrl-C
+    --weights      copy the run's weight versions, for replays of the log-prob role
+    --checkpoints  copy its checkpoints, for rerun-step
+
+    rlstreams record runs/demo
+    rlstreams record run.toml --follow --weights --checkpoints
+    rlstreams record list
+    rlstreams record verify recordings/demo
     """
     if args.config[0] in ACTIONS:
         return _list(args.config[1:], is_read=args.config[0] == "verify")

@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.cli.arguments import (
-    Commands,
-    add_config,
-    add_run,
+    CONFIG,
+    LOG,
+    RUN,
     command,
     configuration,
+    group,
     opened,
     print_json,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -33,59 +33,42 @@ _BATCH = 500
 _SHOWN = 60  # characters of a value in a line
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = subparsers.add_parser(
-        "topics", help="create or list the topics of a run, show what lies in one"
-    )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    apply = """create missing topics, lengthen retention; refuse other partition counts
-
-        rlstreams topics apply run.toml --broker.bootstrap=10.0.0.5:9092
-        """
-    add_config(command(actions, "apply", run, apply))
-    listed = """each topic with partitions, records, writers and readers
-
-        Exit status 1 if a topic is missing.
-
-        --json  one JSON object a line
-
-        rlstreams topics list runs/demo
-        """
-    add_run(command(actions, "list", run, listed))
-    tail = """the newest records of a topic, decoded: position, time, key, headers, event
-
-        Of a live, finished or recorded run; changes nothing and joins no group. TOPIC without the
-        run's prefix: steps, trajectories, dead-letters, ... A record that is no event of ours is
-        shown with the reason.
-
-        --last N  how many (%(default)s)
-        --follow  go on with what comes, until Ctrl-C
-        --json    one JSON object a line, arrays in full; of a dead letter with its record
-
-        rlstreams topics tail steps runs/demo --follow
-        rlstreams topics tail dead-letters runs/demo --last 1 --json
-        """
-    one = command(actions, "tail", run_tail, tail, last_={"type": whole(0), "default": 10})
-    one.add_argument("topic", metavar="TOPIC", help="name of the topic")
-    add_run(one, is_log=True)
+group("topics", "create or list the topics of a run, show what lies in one")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Do it; `list` answers 1 if a topic is missing."""
-    from rlstreams.streams.kafka.admin import apply, listing
-    from rlstreams.streams.log.topics import TOPICS
-    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, place_of, topic_plan
+@command("topics apply", CONFIG)
+def run_apply(args: argparse.Namespace) -> int:
+    """create missing topics, lengthen retention; refuse other partition counts
+
+    rlstreams topics apply run.toml --broker.bootstrap=10.0.0.5:9092
+    """
+    from rlstreams.streams.kafka.admin import apply
+    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, topic_plan
 
     config = configuration(args.config, args.overrides)
-    options = client_options(config)
-    if args.action == "apply":
-        bootstrap = bootstrap_of(config)
-        created = apply(bootstrap, config.run.id, topic_plan(config), options)
-        print("\n".join(f"created {name}" for name in created) or "nothing was missing")
-        return 0
+    plan, options = topic_plan(config), client_options(config)
+    created = apply(bootstrap_of(config), config.run.id, plan, options)
+    print("\n".join(f"created {name}" for name in created) or "nothing was missing")
+    return 0
+
+
+@command("topics list", RUN)
+def run_list(args: argparse.Namespace) -> int:
+    """each topic with partitions, records, writers and readers
+
+    Exit status 1 if a topic is missing.
+
+    --json  one JSON object a line
+
+    rlstreams topics list runs/demo
+    """
+    from rlstreams.streams.kafka.admin import listing
+    from rlstreams.streams.log.topics import TOPICS
+    from rlstreams.workers.bootstrap.parts import client_options, place_of
+
+    config = configuration(args.config, args.overrides)
     with place_of(config).served() as bootstrap:
-        there = listing(bootstrap, config.run.id, options)
+        there = listing(bootstrap, config.run.id, client_options(config))
     rows = [_listed(topic, there.get(topic.name)) for topic in TOPICS]
     if args.json:
         print_json(*rows)
@@ -115,8 +98,22 @@ def _listed(topic: Topic, found: TopicFacts | None) -> dict[str, Any]:
     }
 
 
+@command("topics tail", LOG)
 def run_tail(args: argparse.Namespace) -> int:
-    """Print the newest records, and with `--follow` those to come; 0."""
+    """the newest records of a topic, decoded: position, time, key, headers, event
+
+    Of a live, finished or recorded run; changes nothing and joins no group. TOPIC without the
+    run's prefix: steps, trajectories, dead-letters, ... A record that is no event of ours is
+    shown with the reason.
+
+    TOPIC         name of the topic
+    --last COUNT  how many [10]
+    --follow      go on with what comes, until Ctrl-C
+    --json        one JSON object a line, arrays in full; of a dead letter with its record
+
+    rlstreams topics tail steps runs/demo --follow
+    rlstreams topics tail dead-letters runs/demo --last 1 --json
+    """
     from rlstreams.streams.log.errors import BrokerError, ConfigError
     from rlstreams.streams.log.topics import TOPICS
     from rlstreams.workers.config.nearest import meant

@@ -10,49 +10,35 @@ import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_config, add_no_live, command, whole
+from rlstreams.cli.arguments import CONFIG, command
 
 if TYPE_CHECKING:
     from rlstreams.up.live.figures import Figures
     from rlstreams.workers.config.run import RunConfig
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "up",
-        run,
-        """
-        run everything on this machine: broker and all roles, supervised
-
-        Starts a broker, unless broker.bootstrap names one, and every role; restarts what dies.
-        Ctrl-C drains and leaves a run that --resume continues. Exit status 0 if the run is
-         complete, or drained as asked, and the audit finds no breach.
-
-        --steps N  optimizer steps; short for --trainer.steps
-        --resume   continue a run that has steps
-        --web PORT  show the run in a browser, at this port of this machine; 0: a free one
-        --json     print each step, each evaluation and the end as a JSON object a line;
-                   everything else goes to stderr
-
-        rlstreams up
-        rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5
-        rlstreams up run.toml --resume --steps 120
-        rlstreams up --web
-        rlstreams up --json --no-live > figures.jsonl
-        """,
-        steps_={"type": whole(1)},
-        web_={"type": whole(0, 65535), "nargs": "?", "const": 9402, "metavar": "PORT"},
-    )
-    add_config(parser)
-    add_no_live(parser)
-    # Set by `rlstreams.run`: a pipe that closes when its process is gone.
-    parser.add_argument("--caller-fd", type=int, default=-1, help=argparse.SUPPRESS)
-
-
+# Hidden, and set by `rlstreams.run`: a pipe that closes when its process is gone.
+@command("up", CONFIG, hidden=("--caller-fd",), settings={"--web": {"nargs": "?", "const": 9402}})
 def run(args: argparse.Namespace) -> int:
-    """Run it; 0 if the run is complete, or drained as asked, and the audit finds nothing."""
+    """run everything on this machine: broker and all roles, supervised
+
+    Starts a broker, unless broker.bootstrap names one, and every role; restarts what dies.
+    Ctrl-C drains and leaves a run that --resume continues. Exit status 0 if the run is
+     complete, or drained as asked, and the audit finds no breach.
+
+    --steps N  optimizer steps; short for --trainer.steps
+    --resume   continue a run that has steps
+    --web PORT  show the run in a browser, at this port of this machine; 0: a free one
+    --no-live  plain lines instead of the live view
+    --json     print each step, each evaluation and the end as a JSON object a line;
+               everything else goes to stderr
+
+    rlstreams up
+    rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5
+    rlstreams up run.toml --resume --steps 120
+    rlstreams up --web
+    rlstreams up --json --no-live > figures.jsonl
+    """
     from rlstreams.streams.log.errors import StreamsError
     from rlstreams.workers.config.load import check_secrets, load_with_origins
 
@@ -62,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_with_origins(args.config, overrides)
     config = loaded.config
     check_secrets(loaded)
-    if args.caller_fd >= 0:
-        _drain_when_closed(args.caller_fd)
+    if args.caller_fd:
+        _drain_when_closed(int(args.caller_fd))
     if not args.json:
         return _up(args, config, None)
     from rlstreams.up.live.figures import Figures
