@@ -73,7 +73,7 @@ def _plan(args: argparse.Namespace, folder: Path) -> Plan:
         return start.from_demo(folder, model)
     if args.from_ == GSM8K:
         return start.from_gsm8k(folder, model)
-    return start.from_file(args.dir, Path(args.from_), model, args.prompt, args.answer)
+    return start.from_file(folder, Path(args.from_), model, args.prompt, args.answer)
 
 
 def _told(plan: Plan) -> list[str]:
