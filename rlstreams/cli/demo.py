@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,30 +32,18 @@ def run(args: argparse.Namespace) -> int:
     """
     from rlstreams.up.supervisor.up import up
 
-    return up(up_options(args))
+    return up(demo_options(args))
 
 
-def up_options(args: argparse.Namespace) -> UpOptions:
+def demo_options(args: argparse.Namespace) -> UpOptions:
     """What `up` is to do: a run that is new, or with `--resume` the one that is there."""
-    from rlstreams.up.supervisor.fault_hook import UpOptions
-    from rlstreams.workers.config.load import load
+    from rlstreams.cli.up import up_options
     from rlstreams.workers.config.packaged import example
 
-    overrides = list(args.overrides)
-    if not any(word.startswith("--run.id") for word in overrides):
+    if not any(word.startswith("--run.id") for word in args.overrides):
         name = NAME if args.resume else free_id(NAME, Path("runs"))
-        overrides.append(f"--run.id={name}")
-    command = shlex.join(["demo", *overrides])
-    if args.steps is not None:
-        overrides.append(f"--trainer.steps={args.steps}")
-    config = load([str(example("demo.toml"))], overrides)
-    return UpOptions(
-        config=config,
-        command=command,
-        is_resumed=args.resume,
-        is_live=not args.no_live,
-        steps_typed=args.steps or 0,
-    )
+        args.overrides.append(f"--run.id={name}")
+    return up_options(args, [example("demo.toml")], ["demo", *args.overrides])
 
 
 def free_id(name: str, runs: Path) -> str:

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import RUN, Takes, command, configuration, opened_run
+from rlstreams.cli.arguments import RUN, Progress, Takes, command, configuration, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
     from rlstreams.streams.recording import Recording
-    from rlstreams.streams.recording.recorder import Progress
+    from rlstreams.streams.recording.recorder import Progress as Recorded
 
 ACTIONS = ("list", "verify")
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from rlstreams.workers.loop.runtime import Stop
 
     config = configuration(args.config, args.overrides)
-    stop = Stop()
+    stop, show = Stop(), Progress()
     if args.follow:
         stop.on_signals()
     with opened_run(config) as log:
@@ -56,25 +56,23 @@ def run(args: argparse.Namespace) -> int:
             config,
             options,
             stopped=lambda: stop.requested,
-            on_progress=_show if sys.stderr.isatty() else lambda _: None,
+            on_progress=lambda now: show(_line_of(now)),
         )
+    show("")
     return _tell(result, options)
 
 
-def _show(progress: Progress) -> None:
+def _line_of(progress: Recorded) -> str:
     from rlstreams.streams.log.text import counted
 
     behind = f", {counted(progress.behind, 'offset')} behind" if progress.behind else ""
-    line = f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
-    print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    return f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
 
 
 def _tell(result: RecordingResult, options: RecordingOptions) -> int:
     """What is there; the exit status."""
     from rlstreams.streams.log.text import counted
 
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
     size = sum(file.size_bytes for file in result.manifest.files if file.num_records)
     print(f"{'topic':<20} {'records':>10}  offsets")
     for name, topic in result.manifest.topics.items():

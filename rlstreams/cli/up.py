@@ -7,14 +7,16 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import CONFIG, command
 
 if TYPE_CHECKING:
-    from rlstreams.up.live.figures import Figures
-    from rlstreams.workers.config.run import RunConfig
+    from rlstreams.up.supervisor.fault_hook import UpOptions
 
 
 # Hidden, and set by `rlstreams.run`: a pipe that closes when its process is gone.
@@ -24,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
     Starts a broker, unless broker.bootstrap names one, and every role; restarts what dies.
     Ctrl-C drains and leaves a run that --resume continues. Exit status 0 if the run is
-     complete, or drained as asked, and the audit finds no breach.
+    complete, or drained as asked, and the audit finds no breach.
 
     --steps N  optimizer steps; short for --trainer.steps
     --resume   continue a run that has steps
@@ -40,44 +42,41 @@ def run(args: argparse.Namespace) -> int:
     rlstreams up --json --no-live > figures.jsonl
     """
     from rlstreams.streams.log.errors import StreamsError
-    from rlstreams.workers.config.load import check_secrets, load_with_origins
+    from rlstreams.up.live.figures import Figures
+    from rlstreams.up.supervisor.up import up
 
-    overrides = list(args.overrides)
-    if args.steps is not None:
-        overrides += ["--trainer.steps", str(args.steps)]
-    loaded = load_with_origins(args.config, overrides)
-    config = loaded.config
-    check_secrets(loaded)
+    options = up_options(args, args.config, ["up", *args.config, *args.overrides])
     if args.caller_fd:
         _drain_when_closed(int(args.caller_fd))
     if not args.json:
-        return _up(args, config, None)
-    from rlstreams.up.live.figures import Figures
-
+        return up(options)
     figures = Figures(sys.stdout)
     with redirect_stdout(sys.stderr):
         try:
-            return _up(args, config, figures)
+            return up(replace(options, figures=figures))
         except StreamsError as err:
             problem = "\n".join([str(err), *getattr(err, "__notes__", ())])
             figures.end("failed", problem, type(err).__name__)
             raise
 
 
-def _up(args: argparse.Namespace, config: RunConfig, figures: Figures | None) -> int:
+def up_options(
+    args: argparse.Namespace, files: Sequence[str | Path], words: Sequence[str]
+) -> UpOptions:
+    """What `up` is to do with files of a configuration; `words` start it again, but for steps."""
     from rlstreams.up.supervisor.fault_hook import UpOptions
-    from rlstreams.up.supervisor.up import up
+    from rlstreams.workers.config.load import check_secrets, load_with_origins
 
-    return up(
-        UpOptions(
-            config=config,
-            command=shlex.join(["up", *args.config, *args.overrides]),
-            is_resumed=args.resume,
-            is_live=not args.no_live,
-            steps_typed=args.steps or 0,
-            web_port=args.web,
-            figures=figures,
-        )
+    steps = [] if args.steps is None else ["--trainer.steps", str(args.steps)]
+    loaded = load_with_origins(files, [*args.overrides, *steps])
+    check_secrets(loaded)
+    return UpOptions(
+        config=loaded.config,
+        command=shlex.join(words),
+        is_resumed=args.resume,
+        is_live=not args.no_live,
+        steps_typed=args.steps or 0,
+        web_port=getattr(args, "web", None),
     )
 
 

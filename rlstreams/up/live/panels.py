@@ -1,14 +1,10 @@
-"""The panes of the live view: each takes the input and gives what rich draws.
-
-Curves are of braille dots: two columns and four rows of dots to each character cell.
-"""
+"""The panes of the live view: each takes the input and gives what rich draws."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -26,70 +22,42 @@ from rlstreams.streams.views.workers import WorkerView
 from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, number, spelled, visible
 
 KILL = "\u250a"  # a dotted stroke
-_BLANK = 0x2800
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row][column] of one cell
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Points of one quantity, x ascending, and the style of its dots."""
-
-    points: Sequence[tuple[float, float]]
-    style: str
-    marker: str = ""  # a character at each point: lines differ without colour too
+BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # an eighth of a row to all of it
+Points = Sequence[tuple[float, float]]
 
 
 def chart(
-    lines: Sequence[Line],
+    curves: Sequence[tuple[Points, str, str]],
     *,
     width: int,
     height: int,
     x_max: float,
-    y_min: float = 0.0,
-    y_max: float = 1.0,
+    y_min: float,
+    y_max: float,
     marks: Sequence[float] = (),
 ) -> list[Text]:
     """`height` rows of `width` cells; x from 0 to `x_max`, y from `y_min` to `y_max`.
 
     Args:
-        lines: later ones are drawn over earlier ones, cell by cell.
+        curves: points, their style and character, "" for a block as high as the point in its row;
+            a later one is drawn over earlier ones.
         marks: x of vertical strokes, drawn under everything.
     """
-    cells: dict[tuple[int, int], tuple[str, str]] = {}  # style and character of a cell
 
-    def dot(x: int, y: int, style: str) -> None:
-        owner, char = cells.get((y // 4, x // 2), ("", " "))
-        # Mixed dots would take the wrong colour: the newer line owns the cell.
-        dots = ord(char) if owner == style and char >= chr(_BLANK) else _BLANK
-        cells[y // 4, x // 2] = (style, chr(dots | _DOTS[y % 4][x % 2]))
+    def column(x: float) -> int:
+        return round(min(1.0, x / x_max) * (width - 1))
 
-    for x in marks:
-        for row in range(height):
-            cells[row, _scale(x, x_max, width * 2) // 2] = ("red", KILL)
-    for line in lines:
-        spots = [
-            (
-                _scale(x, x_max, width * 2),
-                height * 4 - 1 - _scale(y - y_min, y_max - y_min, height * 4),
-            )
-            for x, y in line.points
-            if math.isfinite(y)
-        ]
-        for (x0, y0), (x1, y1) in zip(spots, spots[1:] or spots, strict=False):
-            num = max(abs(x1 - x0), abs(y1 - y0), 1)
-            for i in range(num + 1):
-                dot(x0 + round((x1 - x0) * i / num), y0 + round((y1 - y0) * i / num), line.style)
-        for x, y in spots if line.marker else ():
-            cells[y // 4, x // 2] = (line.style, line.marker)
+    cells = {(row, column(x)): (KILL, "red") for x in marks for row in range(height)}
+    for points, style, char in curves:
+        for x, y in points:
+            if math.isfinite(y):
+                eighths = min(8 * height - 1, int((y - y_min) / (y_max - y_min) * 8 * height))
+                row, block = height - 1 - eighths // 8, BLOCKS[eighths % 8]
+                cells[row, column(x)] = (char or block, style)
     return [
-        Text.assemble(*((char, style) for style, char in row), no_wrap=True)
-        for row in ([cells.get((y, x), ("", " ")) for x in range(width)] for y in range(height))
+        Text.assemble(*(cells.get((row, at), (" ", "")) for at in range(width)), no_wrap=True)
+        for row in range(height)
     ]
-
-
-def _scale(value: float, most: float, num_dots: int) -> int:
-    share = min(1.0, max(0.0, value / most)) if most > 0 else 0.0
-    return round(share * (num_dots - 1))
 
 
 # Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
@@ -145,14 +113,10 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
     steps, curve = given.views.run.steps, given.views.evaluation.curve
     rewards = [(p.step, p.reward) for p in steps]
     accuracies = given.views.held_out
-    lines = [
-        Line(points=rewards, style=REWARD_STYLE),
-        Line(points=accuracies, style=ACCURACY_STYLE, marker=MARKER),
-    ]
     y_min, y_max = _span([y for _, y in (*rewards, *accuracies)])
     height = max(1, height - 1)
     rows = chart(
-        lines,
+        [(rewards, REWARD_STYLE, ""), (accuracies, ACCURACY_STYLE, MARKER)],
         width=max(8, width - _MARGIN),
         height=height,
         x_max=float(max(given.target, given.views.run.step, 1)),
@@ -186,7 +150,7 @@ def _legend(steps: Sequence[StepPoint], curve: Sequence[EvaluationPoint], has_ki
     reward = f"{steps[-1].reward:.2f}" if steps else "-"
     text = Text(no_wrap=True)
     text.append(f"{MARKER} held-out ", ACCURACY_STYLE).append(accuracy)
-    text.append(" \u2812 reward ", REWARD_STYLE).append(reward)
+    text.append(f" {BLOCKS[3]} reward ", REWARD_STYLE).append(reward)
     return text.append(f" {KILL} kill", "red") if has_kills else text
 
 

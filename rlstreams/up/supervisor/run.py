@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Self
@@ -155,7 +156,7 @@ class Supervisor:
         self._broker = broker
         self._interrupts = interrupts
         self._hook = hook
-        self._kills = KillPlan(config.demo.kills, watcher.step, config.trainer.steps)
+        self._kills = kills_ahead(config.demo.kills, watcher.step, config.trainer.steps)
         self._drain: Drain | None = None
         self._finish_until_s: float | None = None  # while the last evaluation goes on
         self._num_evaluated = 0
@@ -286,10 +287,11 @@ class Supervisor:
         )
 
     def _kill_for_show(self) -> None:
-        step = self._watcher.step
-        due = self._kills.due(step, self._watcher.ledger.step_target)
-        if due is not None and self._kill(self._fleet.of(due.role)[0], step):
-            self._kills.done(due)
+        step, step_target = self._watcher.step, self._watcher.ledger.step_target
+        if self._kills and step_target and step >= self._kills[0].at * step_target:
+            (worker, *_) = self._fleet.of(self._kills[0].role)
+            if self._kill(worker, step):
+                self._kills.popleft()
 
     def _kill(self, worker: Worker, step: int) -> bool:
         pid = worker.child.pid if worker.child is not None else 0
@@ -314,24 +316,7 @@ def _info(worker: Worker) -> ProcessInfo:
     )
 
 
-class KillPlan:
-    """The kills of `[demo]`, each due once, when its share of the steps is reached.
-
-    What lies before the step that a resumed run starts from is past.
-    """
-
-    def __init__(self, kills: Sequence[Kill], step: int, step_target: int) -> None:
-        self._kills = sorted(
-            (kill for kill in kills if not step or kill.at * step_target > step),
-            key=lambda kill: kill.at,
-        )
-
-    def due(self, step: int, step_target: int) -> Kill | None:
-        """The oldest kill that is due; it stays so until `done`."""
-        if not self._kills or not step_target or step < self._kills[0].at * step_target:
-            return None
-        return self._kills[0]
-
-    def done(self, kill: Kill) -> None:
-        """It happened."""
-        self._kills.remove(kill)
+def kills_ahead(kills: Sequence[Kill], step: int, step_target: int) -> deque[Kill]:
+    """The kills of `[demo]`, oldest first; those before the step of a resumed run are past."""
+    left = [kill for kill in kills if not step or kill.at * step_target > step]
+    return deque(sorted(left, key=lambda kill: kill.at))

@@ -26,9 +26,8 @@ from rlstreams.up.supervisor.child import make_spawner
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, UpOptions
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
-from rlstreams.up.supervisor.next_commands import program_name
 from rlstreams.up.supervisor.run import Interrupts, Supervisor
-from rlstreams.up.supervisor.summary import audited, show, summarize
+from rlstreams.up.supervisor.summary import audited, program_name, show, summarize
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
 from rlstreams.workers.bootstrap.parts import (

@@ -87,9 +87,9 @@ def test_a_sleeper_can_be_replaced(tmp_path: Path) -> None:
         old = fleet.sleep(worker)
         assert old is not None
         fleet.replace(worker)
-        assert (1, ()) == (fleet.num_replaced, spawner.started[1].reaped)
+        assert (1, ()) == (len(fleet.replaced), spawner.started[1].reaped)
         old.signal(signal.SIGCONT)
-        until(fleet, lambda: fleet.num_replaced == 0)
+        until(fleet, lambda: not fleet.replaced)
         (exited,) = fleet.exits
         assert (75, True, old.spec.instance) == (
             exited.status, exited.was_replaced, exited.instance

@@ -79,7 +79,7 @@ def drawn(given: LiveInput, width: int = 80, height: int = 24) -> list[str]:
 SMALL = (
     "step 34/60",
     "0:42, 0:39 left",
-    "o held-out 0.86 \u2812 reward 0.82 \u250a kill",
+    "o held-out 0.86 \u2584 reward 0.82 \u250a kill",
     "15,18\u2502,27",
     "rollout-0 +1 working",
     "waiting for traj",

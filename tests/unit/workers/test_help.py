@@ -81,7 +81,7 @@ def test_the_readme_lists_every_command() -> None:
         ["audit"],
         ["dead-letters", "show", "17/3"],
         ["inspect"],
-        ["topics", "list"],
+        ["topics", "tail", "steps"],
         ["config", "show"],
     ],
 )
