@@ -172,50 +172,34 @@ def _add_lines(
         parser.add_argument(name, dest=dest, **given | dict(settings.get(name, {})))
 
 
-def whole(low: int, high: float = math.inf) -> Callable[[str], int]:
-    """The `type` of an option that takes a whole number from `low` to `high`."""
-
-    def parsed(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-        _check(number, text, low, high)
-        return number
-
-    return parsed
-
-
-def real(low: float) -> Callable[[str], float]:
-    """The `type` of an option that takes a finite number of `low` or more."""
+def _number(
+    kind: Callable[[str], float], low: float, high: float = math.inf
+) -> Callable[[str], float]:
+    """The `type` of an option that takes a finite number from `low` to `high`."""
 
     def parsed(text: str) -> float:
         try:
-            number = float(text)
+            number = kind(text)
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
-        _check(number, text, low, math.inf)
+            name = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"must be {name}, got {text!r}")
+        if not low <= number <= high:
+            bound = f"{low:g} or above" if high == math.inf else f"{low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"must be {bound}, got {text}")
         return number
 
     return parsed
 
 
-def _check(number: float, text: str, low: float, high: float) -> None:
-    if low <= number <= high:
-        return
-    bound = f"{low:g} or above" if high == math.inf else f"{low:g} to {high:g}"
-    raise argparse.ArgumentTypeError(f"must be {bound}, got {text}")
-
-
 TYPES: Mapping[str, Callable[[str], object]] = {
-    "N": whole(1),
-    "COUNT": whole(0),
-    "PORT": whole(0, 65_535),
-    "SECONDS": real(0.0),
-    "SEED": int,
-    "X": real(-math.inf),
+    "N": _number(int, 1),
+    "COUNT": _number(int, 0),
+    "PORT": _number(int, 0, 65_535),
+    "SECONDS": _number(float, 0.0),
+    "SEED": _number(int, -math.inf),
+    "X": _number(float, -math.inf),
 }  # of a value, by its name in the help
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING
 from rlstreams.cli.arguments import LOG, command, configuration, opened_run
 
 if TYPE_CHECKING:
-    from rlstreams.streams.audit.auditor import Auditor, Hanging
+    from rlstreams.streams.audit.auditor import Auditor
     from rlstreams.streams.audit.report import Breach
-    from rlstreams.workers.config.run import RunConfig
 
 FOLLOW_EVERY_S = 5.0
 DONE = "done"  # the trainer's last heartbeat says so
@@ -45,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         if args.follow:
             return follow(auditor, SETTLE_S, FOLLOW_EVERY_S, as_json=args.json)
         report = auditor.round(SETTLE_S)
-    show(report.to_json() if args.json else report.text())
+    print(report.to_json() if args.json else report.text())
     return 0 if report.ok else 1
 
 
@@ -54,8 +52,10 @@ def _auditor(args: argparse.Namespace) -> Iterator[Auditor]:
     from dataclasses import replace
 
     from rlstreams.streams.audit.auditor import Auditor
+    from rlstreams.streams.audit.hanging import hanging
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.run.recorded_log import RecordedLog, is_recording
+    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
 
     if args.config and is_recording(args.config[0]):
         with RecordedLog(args.config[0]) as recorded:
@@ -74,7 +74,11 @@ def _auditor(args: argparse.Namespace) -> Iterator[Auditor]:
     config = configuration(args.config, args.overrides)
     if args.bootstrap:
         config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
-    with opened_run(config) as log, Auditor(log.bus, hanging=_hanging(config)) as auditor:
+
+    def ask() -> Sequence[Breach]:
+        return hanging(bootstrap_of(config), config.run.id, options=client_options(config))
+
+    with opened_run(config) as log, Auditor(log.bus, hanging=ask) as auditor:
         yield auditor
 
 
@@ -86,29 +90,13 @@ def follow(auditor: Auditor, settle_s: float, every_s: float, *, as_json: bool) 
             number += 1
             report = auditor.round(settle_s)
             line = f"round {number}: {'ok' if report.ok else 'BREACH'}, {report.line()}"
-            show(report.to_json(indent=None) if as_json else line)
+            print(report.to_json(indent=None) if as_json else line, flush=True)
             if not report.ok:
                 if not as_json:
-                    show(report.text())
+                    print(report.text())
                 return 1
             if report.trainer_state == DONE:
                 return 0
             time.sleep(every_s)
     except KeyboardInterrupt:
         return 0
-
-
-def show(text: str) -> None:
-    """Print at once, also into a pipe."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def _hanging(config: RunConfig) -> Hanging:
-    def ask() -> Sequence[Breach]:
-        from rlstreams.streams.audit.hanging import hanging
-        from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
-
-        return hanging(bootstrap_of(config), config.run.id, options=client_options(config))
-
-    return ask

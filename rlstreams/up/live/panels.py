@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from statistics import median
 
 from rich.console import Group, RenderableType
@@ -15,11 +15,11 @@ from rich.text import Text
 
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.views.dead import list_command
-from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
+from rlstreams.streams.views.evaluation import EvaluationPoint
 from rlstreams.streams.views.pace import STEPS, bottleneck, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
-from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, number, spelled, visible
+from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, number, visible
 
 KILL = "\u250a"  # a dotted stroke
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # an eighth of a row to all of it
@@ -39,7 +39,7 @@ def chart(
     """`height` rows of `width` cells; x from 0 to `x_max`, y from `y_min` to `y_max`.
 
     Args:
-        curves: points, their style and character, "" for a block as high as the point in its row;
+        curves: points, their style and character, "" for blocks as high as the point in its row;
             a later one is drawn over earlier ones.
         marks: x of vertical strokes, drawn under everything.
     """
@@ -49,23 +49,22 @@ def chart(
 
     cells = {(row, column(x)): (KILL, "red") for x in marks for row in range(height)}
     for points, style, char in curves:
-        for x, y in points:
+        for (x, y), following in zip_longest(points, points[1:]):
             if math.isfinite(y):
                 eighths = min(8 * height - 1, int((y - y_min) / (y_max - y_min) * 8 * height))
                 row, block = height - 1 - eighths // 8, BLOCKS[eighths % 8]
-                cells[row, column(x)] = (char or block, style)
+                end = column(following[0]) if following and not char else 0  # up to the next point
+                for at in range(column(x), max(end, column(x) + 1)):
+                    cells[row, at] = (char or block, style)
     return [
         Text.assemble(*(cells.get((row, at), (" ", "")) for at in range(width)), no_wrap=True)
         for row in range(height)
     ]
 
 
-# Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
-VERSION_STYLES = ("cyan", "magenta", "yellow", "blue")
 REWARD_STYLE = "bright_black"
 ACCURACY_STYLE = "bold cyan"
 MARKER = "o"  # of the held-out accuracy
-NEXT_VERSION = "\u2502"  # within an answer
 _MARGIN = 7  # columns of the y axis
 _STATE_STYLES = {  # any other: yellow
     **dict.fromkeys(("working", "training"), "green"),
@@ -152,31 +151,6 @@ def _legend(steps: Sequence[StepPoint], curve: Sequence[EvaluationPoint], has_ki
     text.append(f"{MARKER} held-out ", ACCURACY_STYLE).append(accuracy)
     text.append(f" {BLOCKS[3]} reward ", REWARD_STYLE).append(reward)
     return text.append(f" {KILL} kill", "red") if has_kills else text
-
-
-def problems(given: LiveInput, height: int) -> RenderableType:
-    """Held-out problems, as many as there is room for: the question, the answer then and now."""
-    kept = given.views.samples.ranked
-    if not kept:
-        return Text("waiting for the first evaluation", style="bright_black")
-    parts: list[RenderableType] = []
-    for found in kept[: max(1, (height + 1) // 7)]:
-        question = Text(visible(given.decode(found.then.prompt_ids).strip()), style="bold")
-        question.truncate(400)
-        parts += [*([Text("")] if parts else ()), question, _answer("then", found.then, given)]
-        if found.now.policy_version != found.then.policy_version:
-            parts.append(_answer("now", found.now, given))
-    return Group(*parts)
-
-
-def _answer(when: str, answer: Answer, given: LiveInput) -> Text:
-    verdict = ("right", "bold green") if answer.is_right else ("wrong", "bold red")
-    text = Text.assemble((f"{when}, version {answer.policy_version}: ", "bright_black"), verdict)
-    text.append("\n  ")
-    for index, (version, words) in enumerate(spelled(answer, given.decode)):
-        style = VERSION_STYLES[version % len(VERSION_STYLES)] if version >= 0 else "bright_black"
-        text.append(NEXT_VERSION if index else "", "bright_black").append(visible(words), style)
-    return text
 
 
 def workers(given: LiveInput) -> RenderableType:

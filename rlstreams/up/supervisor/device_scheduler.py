@@ -103,18 +103,8 @@ class DeviceScheduler(Closing):
             return None
         child = self._worker(role).child
         assert child is not None, "who asks has a process"
-        return DeviceLease(
-            run=self._config.run.id,
-            device=device.name,
-            turn=lease.turn + 1,
-            state=GRANTED,
-            holder=child.spec.worker,
-            instance=child.spec.instance,
-            reason=f"{role} waits for {demands[role]}",
-            waiting={role: float(demand.samples) for role, demand in demands.items()},
-            by="up",
-            at_ms=now_ms(),
-        )
+        taken = Lease(turn=lease.turn + 1, holder=child.spec.worker, instance=child.spec.instance)
+        return self._event(device, taken, GRANTED, f"{role} waits for {demands[role]}", demands)
 
     def _recall(
         self, device: Device, lease: Lease, role: str, held_s: float, demands: Mapping[str, Demand]

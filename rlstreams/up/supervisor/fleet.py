@@ -61,7 +61,6 @@ class Failure:
     worker: str  # "": none of them alone
     reason: str
     last_lines: Sequence[str]
-    status: int
 
 
 class Fleet:
@@ -185,7 +184,7 @@ class Fleet:
 
     def give_up(self, reason: str) -> None:
         """Every worker works, and yet the run cannot go on."""
-        self.failure = self.failure or Failure(worker="", reason=reason, last_lines=(), status=1)
+        self.failure = self.failure or Failure(worker="", reason=reason, last_lines=())
 
     def is_gone(self, role: str) -> bool:
         """Whether no process of `role` is left."""
@@ -297,7 +296,6 @@ class Fleet:
                 worker=worker.name,
                 reason=decision.reason,
                 last_lines=log_tail(worker.log),
-                status=end.status,
             )
 
 

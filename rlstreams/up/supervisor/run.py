@@ -47,7 +47,6 @@ class Drain:
         self._deadline_s: float | None = None
         self._saving_since_s: float | None = None  # as far as this drain has seen it
         self._is_save_told = False
-        self.abandoned: list[str] = []  # workers that had to be killed
         fleet.is_draining = True
 
     @property
@@ -97,7 +96,6 @@ class Drain:
             problem = f"has not finished its checkpoint within {self._save_s:g} s"
         late = [worker.name for worker in self._fleet.of(role) if worker.is_alive]
         self._say(f"{', '.join(late)} {problem}: killed")
-        self.abandoned += late
         self._deadline_s = now_s + self._limit_s
         self._fleet.stop(role, signal.SIGKILL)
 

@@ -42,7 +42,6 @@ from rlstreams.workers.config.layers import leaves
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING, desired
-from rlstreams.workers.model.tokenizer import Tokenizer
 
 
 def up(options: UpOptions, hook: FaultHook | None = None) -> int:
@@ -66,8 +65,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         _topics(config)
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
         _refuse_started(bus, options)
-        watcher = _watcher(bus, options)
-        with watcher:
+        with Watcher(bus, config, is_live=options.is_live, figures=options.figures) as watcher:
             watcher.catch_up()
             watcher.begin()
             _say_changes(watcher, config, is_resumed=options.is_resumed)
@@ -173,12 +171,6 @@ def _refuse_started(bus: Bus, options: UpOptions) -> None:
             f"`{program_name()} {options.resume}`, "
             f"or begin another run with `--run.id NAME{folder}`"
         )
-
-
-def _watcher(bus: Bus, options: UpOptions) -> Watcher:
-    decode = Tokenizer.load(model_folder(options.config.model.path)).decode
-    is_live, figures = options.is_live, options.figures
-    return Watcher(bus, options.config, is_live=is_live, decode=decode, figures=figures)
 
 
 def _say_running(bus: Bus, config: RunConfig) -> None:
