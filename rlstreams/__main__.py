@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from typing import NoReturn
@@ -181,9 +180,8 @@ def parser_of_all() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print version and commit, and exit"
     )
-    for name in COMMANDS:  # `try` is a word of Python's
-        import_module(f"rlstreams.cli.{name.replace('-', '_')}{'_' * iskeyword(name)}")
-    add_commands(parser)
+    names = [name.replace("-", "_") + "_" * iskeyword(name) for name in COMMANDS]
+    add_commands(parser, [f"rlstreams.cli.{name}" for name in names])
     return parser
 
 

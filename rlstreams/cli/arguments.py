@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import chain
 from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +62,7 @@ def set_threads(threads: int) -> None:
 
 Run = Callable[[argparse.Namespace], int]
 _Declared = tuple[str, Callable[["Commands", str], None]]
-_declared: list[_Declared] = []  # name and what adds its parser, in the order of the help
+_declared: dict[str, list[_Declared]] = {}  # by module: name, and what adds its parser
 _groups: dict[str, tuple[str, str]] = {}  # help and description of a command that has actions
 
 
@@ -115,19 +117,21 @@ def command(
                 )
             parser.set_defaults(run=run, **(defaults or {}))
 
-        _declared.append((name, add))
+        _declared.setdefault(run.__module__, []).append((name, add))
         return run
 
     return declare
 
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Give a parser every command that was declared."""
+def add_commands(parser: argparse.ArgumentParser, modules: Sequence[str]) -> None:
+    """Give a parser every command that these modules declare, in this order."""
     top = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=type(parser)
     )
     below = {"": top}
-    for name, add in _declared:
+    for module in modules:
+        import_module(module)
+    for name, add in chain.from_iterable(_declared[module] for module in modules):
         above, _, own_name = name.rpartition(" ")
         if above not in below:
             about, description = _groups[above]

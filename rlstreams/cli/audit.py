@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import LOG, command, configuration, opened_run
+from rlstreams.cli.arguments import LOG, command, opened
 
 if TYPE_CHECKING:
     from rlstreams.streams.audit.auditor import Auditor
@@ -26,16 +26,13 @@ def run(args: argparse.Namespace) -> int:
     trained, dropped, dead-lettered or evaluated, is in flight, or is lost. Exit status 1, with
     the ids, if the log violates a guarantee.
 
-    --json                 print the report as one JSON object
-    --bootstrap HOST:PORT  the broker to read from, instead of the configured one or the run's
-                           own
-    --follow               audit a live run repeatedly; ends at the first breach or with the
-                           run
+    --json    print the report as one JSON object
+    --follow  audit a live run repeatedly; ends at the first breach or with the run
 
     rlstreams audit runs/demo
     rlstreams audit recordings/demo
     rlstreams audit run.toml --follow
-    rlstreams audit runs/demo --json --bootstrap 127.0.0.1:9092
+    rlstreams audit run.toml --json --broker.bootstrap 127.0.0.1:9092
     """
     from rlstreams.streams.audit.auditor import SETTLE_S
 
@@ -49,37 +46,32 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _auditor(args: argparse.Namespace) -> Iterator[Auditor]:
-    from dataclasses import replace
-
     from rlstreams.streams.audit.auditor import Auditor
     from rlstreams.streams.audit.hanging import hanging
     from rlstreams.streams.log.errors import ConfigError
-    from rlstreams.streams.run.recorded_log import RecordedLog, is_recording
+    from rlstreams.streams.run.recorded_log import RecordedLog
     from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
 
-    if args.config and is_recording(args.config[0]):
-        with RecordedLog(args.config[0]) as recorded:
+    with opened(args.config, args.overrides) as source:
+        log, config = source.log, source.config
+
+        def ask() -> Sequence[Breach]:
+            if config is None:
+                return ()
+            return hanging(bootstrap_of(config), config.run.id, options=client_options(config))
+
+        if isinstance(log, RecordedLog):
             if args.follow:
                 raise ConfigError(
-                    f"--follow is for a live run, and {recorded.name} is a recording: audit it once"
+                    f"--follow is for a live run, and {log.name} is a recording: audit it once"
                 )
-            if missing := [*recorded.recording.manifest.selection.values(), *recorded.problems]:
+            if missing := [*log.recording.manifest.selection.values(), *log.problems]:
                 raise ConfigError(
-                    f"{recorded.name} holds a part of its run ({missing[0]}): of what is not there "
+                    f"{log.name} holds a part of its run ({missing[0]}): of what is not there "
                     "nobody can say whether it was lost"
                 )
-            with Auditor(recorded.bus) as auditor:
-                yield auditor
-        return
-    config = configuration(args.config, args.overrides)
-    if args.bootstrap:
-        config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
-
-    def ask() -> Sequence[Breach]:
-        return hanging(bootstrap_of(config), config.run.id, options=client_options(config))
-
-    with opened_run(config) as log, Auditor(log.bus, hanging=ask) as auditor:
-        yield auditor
+        with Auditor(log.bus, hanging=ask) as auditor:
+            yield auditor
 
 
 def follow(auditor: Auditor, settle_s: float, every_s: float, *, as_json: bool) -> int:

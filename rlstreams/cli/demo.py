@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import command
+from rlstreams.cli.up import up_options
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.fault_hook import UpOptions
@@ -37,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
 
 def demo_options(args: argparse.Namespace) -> UpOptions:
     """What `up` is to do: a run that is new, or with `--resume` the one that is there."""
-    from rlstreams.cli.up import up_options
     from rlstreams.workers.config.packaged import example
 
     if not any(word.startswith("--run.id") for word in args.overrides):
