@@ -53,13 +53,11 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-@command(
-    "dead-letters show",
-    Takes("LETTER | RUN", f"LETTER: by its sample or its record's offset; RUN: {RUN.about}"),
-    usage="%(prog)s [-h] GROUP/SAMPLE | TOPIC-PARTITION@OFFSET [RUN ...]",
-)
+@command("dead-letters show", RUN)
 def run_show(args: argparse.Namespace) -> int:
     """show one letter in full, its record decoded if possible
+
+    LETTER  by its sample or its record's offset: GROUP/SAMPLE or TOPIC-PARTITION@OFFSET
 
     rlstreams dead-letters show 17/3 runs/demo
     rlstreams dead-letters show trajectories-0@41 runs/demo
@@ -68,25 +66,23 @@ def run_show(args: argparse.Namespace) -> int:
     from rlstreams.debug.letters.text import whole
     from rlstreams.streams.log.errors import ConfigError
 
-    words = [w for w in args.config if _LETTER.fullmatch(w)]
-    if len(words) != 1:
+    if not _LETTER.fullmatch(args.letter):
         raise ConfigError(
             "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, like 17/3 or "
-            f"trajectories-0@41, got {' '.join(words) or 'none'}; "
-            "`rlstreams dead-letters list` has them"
+            f"trajectories-0@41, got {args.letter}; `rlstreams dead-letters list` has them"
         )
-    name = words[0].replace("[", "-").replace("]", "")
+    name = args.letter.replace("[", "-").replace("]", "")
 
     def is_wanted(event: DeadLetter) -> bool:
         place = f"{event.origin_topic}-{event.origin_partition}@{event.origin_offset}"
         return name in (place, f"{event.group_id}/{event.sample}")
 
-    config = configuration([w for w in args.config if w not in words], args.overrides)
+    config = configuration(args.config, args.overrides)
     with opened_run(config) as log:
         found = read_letters(log.bus, config.deadlines.commit_s, keep_bytes=is_wanted)
         letters = [letter for letter in found.view.letters if is_wanted(letter.event)]
         shown = [whole(found.view, letter, log.bus.schemas()) for letter in letters]
-    print("\n\n".join(shown) or f"no dead letter of {words[0]}")
+    print("\n\n".join(shown) or f"no dead letter of {args.letter}")
     if not shown:
         _tell_unreadable(found.num_unreadable)
     return 0 if shown else 1

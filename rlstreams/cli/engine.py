@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import textwrap
 
 from rlstreams.cli.arguments import CONFIG, command, group, print_json
-
-_INDENT = 28
-_NARROWEST = 60
-
 
 group("engine", "start command for a model server; check one")
 
@@ -71,15 +65,7 @@ def run_check(args: argparse.Namespace) -> int:
     if args.json:
         print_json(*findings)
     for finding in () if args.json else findings:
-        print(_wrapped(f"{finding.weight:<7} {finding.name:<19} {finding.found}"))
+        print(f"{finding.weight:<7} {finding.name:<19} {finding.found}")
         if finding.cure:
-            print(_wrapped(f"{'':<{_INDENT}}fix: {finding.cure}"))
+            print(f"{'':<28}fix: {finding.cure}")
     return 0 if is_usable(findings) else 1
-
-
-def _wrapped(line: str) -> str:
-    """Continued below where it begins; a word is never cut, so a flag can be copied."""
-    width = max(_NARROWEST, shutil.get_terminal_size().columns)
-    return textwrap.fill(
-        line, width, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
-    )

@@ -10,9 +10,8 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.up.live.words import ProcessInfo
@@ -100,37 +99,22 @@ class Drain:
         self._fleet.stop(role, signal.SIGKILL)
 
 
-class Interrupts:
-    """Counts SIGINT and SIGTERM: the first one drains, the second one kills.
+@contextmanager
+def interrupts() -> Iterator[Sequence[int]]:
+    """Every SIGINT and SIGTERM of the block, which must be in the main thread.
 
-    Use it in a `with` block of the main thread; afterwards signals mean what they meant before.
+    The first one drains, the second one kills; afterwards signals mean what they meant before.
     """
-
-    def __init__(self) -> None:
-        self._num_asked = 0
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+    asked: list[int] = []
+    before = {
+        number: signal.signal(number, lambda it, _frame: asked.append(it))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
-
-    @property
-    def drains(self) -> bool:
-        """Whether the run is to end in good order."""
-        return self._num_asked > 0
-
-    @property
-    def kills(self) -> bool:
-        """Whether the run is to end at once."""
-        return self._num_asked > 1
-
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self._num_asked += 1
 
 
 class Supervisor:
@@ -144,7 +128,7 @@ class Supervisor:
         devices: DeviceScheduler | None = None,
         *,
         broker: BrokerKeeper | None,
-        interrupts: Interrupts,
+        asked: Sequence[int],
         hook: FaultHook | None = None,
     ) -> None:
         self._config = config
@@ -152,7 +136,7 @@ class Supervisor:
         self._fleet = fleet
         self._watcher = watcher
         self._broker = broker
-        self._interrupts = interrupts
+        self._asked = asked  # signals that came
         self._hook = hook
         self._kills = kills_ahead(config.demo.kills, watcher.step, config.trainer.steps)
         self._drain: Drain | None = None
@@ -203,7 +187,7 @@ class Supervisor:
 
     def _advance(self) -> None:
         if self._drain is not None:
-            if self._interrupts.kills:
+            if len(self._asked) > 1:
                 self._fleet.close()
             self._drain.tick()
         elif self._fleet.failure is not None:
@@ -212,7 +196,7 @@ class Supervisor:
         elif self._watcher.problem:
             if not self._cure():
                 self._fleet.give_up(self._watcher.problem)
-        elif self._interrupts.drains:
+        elif self._asked:
             self._begin_drain("draining; a second Ctrl-C kills, --resume continues")
         elif self._watcher.control == DRAINING:
             self._begin_drain("draining, as `control` says; --resume continues")

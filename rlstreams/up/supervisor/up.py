@@ -26,7 +26,7 @@ from rlstreams.up.supervisor.child import make_spawner
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, UpOptions
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
-from rlstreams.up.supervisor.run import Interrupts, Supervisor
+from rlstreams.up.supervisor.run import Supervisor, interrupts
 from rlstreams.up.supervisor.summary import audited, program_name, show, summarize
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
@@ -86,9 +86,9 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             if hook is not None:
                 hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
             devices = stack.enter_context(DeviceScheduler(config, fleet, watcher, bus))
-            with Interrupts() as interrupts:
+            with interrupts() as asked:
                 outcome = Supervisor(
-                    config, fleet, watcher, devices, broker=keeper, interrupts=interrupts, hook=hook
+                    config, fleet, watcher, devices, broker=keeper, asked=asked, hook=hook
                 ).run()
             outlasting(watcher.finish, keeper)
         ended = Ended(
