@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 
 from rlstreams.cli.arguments import CONFIG, command
+from rlstreams.cli.up import up_options
 
 
-@command("chaos", CONFIG)
+@command("chaos", CONFIG, defaults={"resume": False})
 def run(args: argparse.Namespace) -> int:
     """run everything as `up` does while killing processes at random, then audit
 
@@ -38,21 +38,13 @@ def run(args: argparse.Namespace) -> int:
     rlstreams chaos run.toml --run.id=points --each-point commit,offsets
     """
     from rlstreams.start.chaos.run import ChaosOptions, chaos
-    from rlstreams.up.supervisor.fault_hook import UpOptions
     from rlstreams.workers.config.load import load
 
-    overrides = [*args.overrides, "--demo.kills=[]"]  # the plan kills enough
-    steps = args.steps or max(args.kills + 1, load(args.config, overrides).trainer.steps)
-    config = load(args.config, [*overrides, f"--trainer.steps={steps}"])
-    command = shlex.join(["up", *args.config, *args.overrides])
+    words = ["up", *args.config, *args.overrides]
+    args.overrides += ["--demo.kills=[]"]  # the plan kills enough
+    args.steps = args.steps or max(args.kills + 1, load(args.config, args.overrides).trainer.steps)
     return chaos(
-        UpOptions(
-            config=config,
-            command=command,
-            is_resumed=False,
-            is_live=not args.no_live,
-            steps_typed=steps,
-        ),
+        up_options(args, args.config, words),
         ChaosOptions(
             num_faults=args.kills,
             seed=args.seed,

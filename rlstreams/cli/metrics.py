@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,13 +63,10 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
     from rlstreams.show.metrics.rows import CsvTable, JsonLines
 
     kind = CsvTable if args.format == "csv" else JsonLines
-    if args.to == STDOUT:
-        with closing(kind(sys.stdout)) as table:
-            yield table
-        return
     path = Path(args.to)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file, closing(kind(file)) as table:
+    opening = nullcontext(sys.stdout) if args.to == STDOUT else path.open("w", encoding="utf-8")
+    with opening as file, closing(kind(file)) as table:
         yield table
 
 
