@@ -10,26 +10,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlstreams.streams.log.errors import ConfigError, StreamsError
-    from rlstreams.streams.run.open_run import open_run
-    from rlstreams.streams.run.run_log import RunLog
-    from rlstreams.up.api.run import Evaluation, Run, RunFailedError, Step, run
-    from rlstreams.workers.config.data import ColumnsSection, DataSection, Example, GymSection
-    from rlstreams.workers.config.engine import EngineSection
-    from rlstreams.workers.config.loss import LossSection
-    from rlstreams.workers.config.operation import DeadLettersSection, DeadlinesSection
-    from rlstreams.workers.config.reward import EnvironmentSection, RewardPart, RewardSection
-    from rlstreams.workers.config.run import (
-        BrokerSection,
-        LogprobSection,
-        ModelSection,
-        PromptsSection,
-        RolloutSection,
-        RunConfig,
-        RunSection,
-        WeightsSection,
-    )
-    from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
+    from rlstreams.streams.log.errors import ConfigError as ConfigError
+    from rlstreams.streams.log.errors import StreamsError as StreamsError
+    from rlstreams.streams.run.open_run import open_run as open_run
+    from rlstreams.streams.run.run_log import RunLog as RunLog
+    from rlstreams.up.api.run import Evaluation as Evaluation
+    from rlstreams.up.api.run import Run as Run
+    from rlstreams.up.api.run import RunFailedError as RunFailedError
+    from rlstreams.up.api.run import Step as Step
+    from rlstreams.up.api.run import run as run
+    from rlstreams.workers.config.data import ColumnsSection as ColumnsSection
+    from rlstreams.workers.config.data import DataSection as DataSection
+    from rlstreams.workers.config.data import Example as Example
+    from rlstreams.workers.config.data import GymSection as GymSection
+    from rlstreams.workers.config.engine import EngineSection as EngineSection
+    from rlstreams.workers.config.loss import LossSection as LossSection
+    from rlstreams.workers.config.operation import DeadLettersSection as DeadLettersSection
+    from rlstreams.workers.config.operation import DeadlinesSection as DeadlinesSection
+    from rlstreams.workers.config.reward import EnvironmentSection as EnvironmentSection
+    from rlstreams.workers.config.reward import RewardPart as RewardPart
+    from rlstreams.workers.config.reward import RewardSection as RewardSection
+    from rlstreams.workers.config.run import BrokerSection as BrokerSection
+    from rlstreams.workers.config.run import LogprobSection as LogprobSection
+    from rlstreams.workers.config.run import ModelSection as ModelSection
+    from rlstreams.workers.config.run import PromptsSection as PromptsSection
+    from rlstreams.workers.config.run import RolloutSection as RolloutSection
+    from rlstreams.workers.config.run import RunConfig as RunConfig
+    from rlstreams.workers.config.run import RunSection as RunSection
+    from rlstreams.workers.config.run import WeightsSection as WeightsSection
+    from rlstreams.workers.config.trainer import LoraSection as LoraSection
+    from rlstreams.workers.config.trainer import OptimizerSection as OptimizerSection
+    from rlstreams.workers.config.trainer import TrainerSection as TrainerSection
 
 _HOMES = {
     "streams.log.errors": "ConfigError StreamsError",
@@ -45,39 +56,6 @@ _HOMES = {
     "RolloutSection RunConfig RunSection WeightsSection",
     "workers.config.trainer": "LoraSection OptimizerSection TrainerSection",
 }  # by module
-__all__ = [
-    "BrokerSection",
-    "ColumnsSection",
-    "ConfigError",
-    "DataSection",
-    "DeadLettersSection",
-    "DeadlinesSection",
-    "EngineSection",
-    "EnvironmentSection",
-    "Evaluation",
-    "Example",
-    "GymSection",
-    "LogprobSection",
-    "LoraSection",
-    "LossSection",
-    "ModelSection",
-    "OptimizerSection",
-    "PromptsSection",
-    "RewardPart",
-    "RewardSection",
-    "RolloutSection",
-    "Run",
-    "RunConfig",
-    "RunFailedError",
-    "RunLog",
-    "RunSection",
-    "Step",
-    "StreamsError",
-    "TrainerSection",
-    "WeightsSection",
-    "open_run",
-    "run",
-]
 
 
 def __getattr__(name: str) -> object:
@@ -89,4 +67,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *" ".join(_HOMES.values()).split()]

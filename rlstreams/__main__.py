@@ -1,8 +1,8 @@
 """The console script `rlstreams`: finds the command, hands it its arguments, explains its errors.
 
-A command is a module of `rlstreams/cli` with `add(subparsers)`; it sets `run=` to a function that
-takes the parsed arguments and returns an exit status. A command that has `args.config` also gets
-`args.overrides`: every `--a.b VALUE` on the line, for `rlstreams.workers.config.load.load`.
+A command is a function of `rlstreams/cli` that is declared by `@command`: it takes the parsed
+arguments and returns an exit status. One that has `args.config` also gets `args.overrides`: every
+`--a.b VALUE` on the line, for `rlstreams.workers.config.load.load`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from typing import NoReturn
 
-from rlstreams.cli.arguments import Help
+from rlstreams.cli.arguments import Help, add_commands
 from rlstreams.workers.loop.ending import speak_any_text, status_of, unwound_by_signals
 from rlstreams.workers.loop.runtime import end_within
 
@@ -48,8 +47,6 @@ COMMANDS = (
     "rerun-step",
     "engine",
     "config",
-    "explain",
-    "completion",
 )
 _OVERRIDE = re.compile(r"--[A-Za-z_]\w*\.[^=]+(=|$)")
 
@@ -183,13 +180,8 @@ def parser_of_all() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print version and commit, and exit"
     )
-    subparsers = parser.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, parser_class=_Parser
-    )
-    for name in COMMANDS:
-        # `try` is a word of Python's.
-        module = f"rlstreams.cli.{name.replace('-', '_')}{'_' if iskeyword(name) else ''}"
-        import_module(module).add(subparsers)
+    names = [name.replace("-", "_") + "_" * iskeyword(name) for name in COMMANDS]
+    add_commands(parser, [f"rlstreams.cli.{name}" for name in names])
     return parser
 
 

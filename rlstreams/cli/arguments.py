@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import chain
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +29,22 @@ else:
 
 EXAMPLES = "examples:\n"
 LINE_EVERY_S = 10.0  # of progress that no terminal shows
-_OPTION = re.compile(r"(--[\w-]+)(?: (\S+))? {2,}(.*)")
-_HERE = "default: ./run.toml"
+_LINE = re.compile(r"(--[\w-]+|[A-Z]+)(?: (\S+))? {2,}(.*)")
+_DEFAULT = re.compile(r"(.*) \[([^]]+)]")
+_CHOICES = re.compile(r"[a-z0-9-]+(\|[a-z0-9-]+)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """What the last words of a command line mean: `args.config`, empty if there is none."""
+
+    metavar: str
+    about: str
+
+
+CONFIG = Takes("CONFIG", "TOML files, merged from left to right")
+RUN = Takes("RUN", "its folder or its TOML files")
+LOG = Takes("RUN", f"{RUN.about}, or a recording")
 
 
 class Help(argparse.HelpFormatter):
@@ -43,126 +60,151 @@ def set_threads(threads: int) -> None:
         os.environ[name] = str(threads)
 
 
+Run = Callable[[argparse.Namespace], int]
+_Declared = tuple[str, Callable[["Commands", str], None]]
+_declared: dict[str, list[_Declared]] = {}  # by module: name, and what adds its parser
+_groups: dict[str, tuple[str, str]] = {}  # help and description of a command that has actions
+
+
+def group(name: str, about: str, description: str = "") -> None:
+    """A command that has actions: each is declared as `NAME ACTION`."""
+    _groups[name] = about, description
+
+
 def command(
-    commands: Commands,
     name: str,
-    run: Callable[[argparse.Namespace], int],
-    text: str,
+    takes: Takes | None = None,
+    *,
     usage: str | None = None,
-    **settings: Mapping[str, object],
-) -> argparse.ArgumentParser:
-    """Register a command.
+    text: str = "",
+    hidden: Sequence[str] = (),
+    settings: Mapping[str, Mapping[str, object]] | None = None,
+    defaults: Mapping[str, object] | None = None,
+) -> Callable[[Run], Run]:
+    """Declare a command: the function that does it, whose docstring is its help.
+
+    The docstring has its line in the list of commands, and paragraphs: what its help says first;
+    arguments and options; examples, which begin with `rlstreams` and are parsed by a test. An
+    option reads as its help does: `--last N  how many [10]` takes a number, 10 if it is not given.
 
     Args:
-        run: does it and returns the exit status.
-        text: its line in the list of commands, and paragraphs: what its help says first, its
-            options, examples, which begin with `rlstreams` and are parsed by a test.
-        settings: as of `options`.
+        text: instead of the docstring, where one function does several things.
+        hidden: options that only our own processes give.
+        settings: argparse's own, by option.
+        defaults: attributes of the parsed arguments that no option sets.
     """
-    about, *paragraphs = inspect.cleandoc(text).split("\n\n")
-    told = {"--": "", "rlstreams ": "", "": ""}
-    for paragraph in paragraphs:
-        told[next(begin for begin in told if paragraph.startswith(begin))] = paragraph
-    parser = commands.add_parser(
-        name,
-        help=about,
-        description=" ".join(told[""].split()) or None,
-        epilog=EXAMPLES + textwrap.indent(told["rlstreams "], "  "),
-        usage=usage,
+
+    def declare(run: Run) -> Run:
+        def add(commands: Commands, own_name: str) -> None:
+            about, *paragraphs = inspect.cleandoc(text or run.__doc__ or "").split("\n\n")
+            shown = [p for p in paragraphs if p.startswith("rlstreams ")]
+            lines = [p for p in paragraphs if _LINE.match(p)]
+            told = [" ".join(p.split()) for p in paragraphs if p not in {*shown, *lines}]
+            parser = commands.add_parser(
+                own_name,
+                help=about,
+                description=" ".join(told) or None,
+                epilog=EXAMPLES + textwrap.indent("\n".join(shown), "  "),
+                usage=usage,
+            )
+            _add_lines(parser, "\n".join(lines), settings or {})
+            for option in hidden:
+                parser.add_argument(option, default="", help=argparse.SUPPRESS)
+            if takes is not None:  # with a default, or argparse lists it among what is required
+                help_text = f"{takes.about}; default: ./run.toml"
+                parser.add_argument(
+                    "config", nargs="*", default=[], metavar=takes.metavar, help=help_text
+                )
+            parser.set_defaults(run=run, **(defaults or {}))
+
+        _declared.setdefault(run.__module__, []).append((name, add))
+        return run
+
+    return declare
+
+
+def add_commands(parser: argparse.ArgumentParser, modules: Sequence[str]) -> None:
+    """Give a parser every command that these modules declare, in this order."""
+    top = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=type(parser)
     )
-    parser.set_defaults(run=run)
-    options(parser, told["--"], **settings)
-    return parser
+    below = {"": top}
+    for module in modules:
+        import_module(module)
+    for name, add in chain.from_iterable(_declared[module] for module in modules):
+        above, _, own_name = name.rpartition(" ")
+        if above not in below:
+            about, description = _groups[above]
+            one = top.add_parser(above, help=about, description=description)
+            below[above] = one.add_subparsers(dest="action", metavar="ACTION", required=True)
+        add(below[above], own_name)
 
 
-def options(
-    parser: argparse._ActionsContainer, text: str, **settings: Mapping[str, object]
+def _add_lines(
+    parser: argparse.ArgumentParser, text: str, settings: Mapping[str, Mapping[str, object]]
 ) -> None:
-    """Options as their help reads: `--every SECONDS  mean time between two faults`.
+    """One argument a line, two spaces before its help, which goes on in the next lines.
 
-    Args:
-        text: one a line, two spaces before its help, which goes on in the next lines. One that
-            names no value is a flag.
-        settings: argparse's, by option and `_`: `every_={"type": real(0.0), "default": 5.0}`.
+    An option that names no value is a flag; `a|b` are its choices, and `X...` may be repeated.
     """
     entries: list[list[str]] = []
-    for line in filter(None, map(str.strip, text.splitlines())):
-        if match := _OPTION.fullmatch(line):
+    for line in map(str.strip, text.splitlines()):
+        if match := _LINE.fullmatch(line):
             entries.append([*match.groups("")])
         else:
             entries[-1][2] += f" {line}"
     for name, value, about in entries:
-        own = settings.get(name[2:].replace("-", "_") + "_", {})
-        given: dict[str, Any] = {**own, "help": about}
+        given: dict[str, Any] = {"help": about}
+        if match := _DEFAULT.fullmatch(about):
+            given = {"help": f"{match[1]} ({match[2]})", "default": match[2]}
+        if _CHOICES.fullmatch(value):
+            given["choices"] = value.split("|")
+        elif value.endswith("..."):
+            given |= {"action": "append", "default": []}
+        elif kind := TYPES.get(value or name):
+            given["type"] = kind
+        if not name.startswith("--"):
+            parser.add_argument(name.lower(), metavar=name, **given)
+            continue
         if value:
             default = None if "type" in given else ""
             given = {"metavar": value, "default": default, **given}
         else:
             given["action"] = "store_true"
-        parser.add_argument(name, **given)
+        dest = name[2:].replace("-", "_")
+        dest += "_" * iskeyword(dest)
+        parser.add_argument(name, dest=dest, **given | dict(settings.get(name, {})))
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """The TOML files of a run to start: `config`, empty if none is named."""
-    about = f"TOML files, merged from left to right; {_HERE}"
-    # With a default, or argparse lists it among what is required.
-    parser.add_argument("config", nargs="*", default=[], metavar="CONFIG", help=about)
-
-
-def add_run(
-    parser: argparse.ArgumentParser, *, metavar: str = "RUN", before: str = "", is_log: bool = False
-) -> None:
-    """An existing run: `config`, for `configuration` or `opened`.
-
-    With `is_log` a recording is accepted too. `before` describes what may precede the run.
-    """
-    kinds = "its folder or its TOML files" + (", or a recording" if is_log else "")
-    about = f"{before}{'RUN: ' if before else ''}{kinds}; {_HERE}"
-    parser.add_argument("config", nargs="*", default=[], metavar=metavar, help=about)
-
-
-def add_no_live(parser: argparse.ArgumentParser) -> None:
-    """Whether the live view is shown on a terminal: `no_live`."""
-    parser.add_argument(
-        "--no-live", action="store_true", help="plain lines instead of the live view"
-    )
-
-
-def whole(low: int, high: float = math.inf) -> Callable[[str], int]:
-    """The `type` of an option that takes a whole number from `low` to `high`."""
-
-    def parsed(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-        _check(number, text, low, high)
-        return number
-
-    return parsed
-
-
-def real(low: float) -> Callable[[str], float]:
-    """The `type` of an option that takes a finite number of `low` or more."""
+def _number(
+    kind: Callable[[str], float], low: float, high: float = math.inf
+) -> Callable[[str], float]:
+    """The `type` of an option that takes a finite number from `low` to `high`."""
 
     def parsed(text: str) -> float:
         try:
-            number = float(text)
+            number = kind(text)
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
-        _check(number, text, low, math.inf)
+            name = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"must be {name}, got {text!r}")
+        if not low <= number <= high:
+            bound = f"{low:g} or above" if high == math.inf else f"{low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"must be {bound}, got {text}")
         return number
 
     return parsed
 
 
-def _check(number: float, text: str, low: float, high: float) -> None:
-    if low <= number <= high:
-        return
-    bound = f"{low:g} or above" if high == math.inf else f"{low:g} to {high:g}"
-    raise argparse.ArgumentTypeError(f"must be {bound}, got {text}")
+TYPES: Mapping[str, Callable[[str], object]] = {
+    "N": _number(int, 1),
+    "COUNT": _number(int, 0),
+    "PORT": _number(int, 0, 65_535),
+    "SECONDS": _number(float, 0.0),
+    "SEED": _number(int, -math.inf),
+    "X": _number(float, -math.inf),
+}  # of a value, by its name in the help
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,90 +3,75 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
+from rlstreams.cli.arguments import LOG, command, opened
 
 if TYPE_CHECKING:
-    from rlstreams.streams.audit.auditor import Auditor, Hanging
+    from rlstreams.streams.audit.auditor import Auditor
     from rlstreams.streams.audit.report import Breach
-    from rlstreams.workers.config.run import RunConfig
 
 FOLLOW_EVERY_S = 5.0
 DONE = "done"  # the trainer's last heartbeat says so
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = command(
-        subparsers,
-        "audit",
-        run,
-        """
-        account for every sample of a run, from its topics alone
-
-        Reads committed offsets and topics, and reports for every issued sample whether it was
-        trained, dropped, dead-lettered or evaluated, is in flight, or is lost. Exit status 1, with
-        the ids, if the log violates a guarantee.
-
-        --json                 print the report as one JSON object
-        --bootstrap HOST:PORT  the broker to read from, instead of the configured one or the run's
-                               own
-        --follow               audit a live run repeatedly; ends at the first breach or with the
-                               run
-
-        rlstreams audit runs/demo
-        rlstreams audit recordings/demo
-        rlstreams audit run.toml --follow
-        rlstreams audit runs/demo --json --bootstrap 127.0.0.1:9092
-        """,
-    )
-    add_run(parser, is_log=True)
-
-
+@command("audit", LOG)
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 0 if the log violates no guarantee, else 1."""
+    """account for every sample of a run, from its topics alone
+
+    Reads committed offsets and topics, and reports for every issued sample whether it was
+    trained, dropped, dead-lettered or evaluated, is in flight, or is lost. Exit status 1, with
+    the ids, if the log violates a guarantee.
+
+    --json    print the report as one JSON object
+    --follow  audit a live run repeatedly; ends at the first breach or with the run
+
+    rlstreams audit runs/demo
+    rlstreams audit recordings/demo
+    rlstreams audit run.toml --follow
+    rlstreams audit run.toml --json --broker.bootstrap 127.0.0.1:9092
+    """
     from rlstreams.streams.audit.auditor import SETTLE_S
 
     with _auditor(args) as auditor:
         if args.follow:
             return follow(auditor, SETTLE_S, FOLLOW_EVERY_S, as_json=args.json)
         report = auditor.round(SETTLE_S)
-    show(report.to_json() if args.json else report.text())
+    print(report.to_json() if args.json else report.text())
     return 0 if report.ok else 1
 
 
 @contextmanager
 def _auditor(args: argparse.Namespace) -> Iterator[Auditor]:
-    from dataclasses import replace
-
     from rlstreams.streams.audit.auditor import Auditor
+    from rlstreams.streams.audit.hanging import hanging
     from rlstreams.streams.log.errors import ConfigError
-    from rlstreams.streams.run.recorded_log import RecordedLog, is_recording
+    from rlstreams.streams.run.recorded_log import RecordedLog
+    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
 
-    if args.config and is_recording(args.config[0]):
-        with RecordedLog(args.config[0]) as recorded:
+    with opened(args.config, args.overrides) as source:
+        log, config = source.log, source.config
+
+        def ask() -> Sequence[Breach]:
+            if config is None:
+                return ()
+            return hanging(bootstrap_of(config), config.run.id, options=client_options(config))
+
+        if isinstance(log, RecordedLog):
             if args.follow:
                 raise ConfigError(
-                    f"--follow is for a live run, and {recorded.name} is a recording: audit it once"
+                    f"--follow is for a live run, and {log.name} is a recording: audit it once"
                 )
-            if missing := [*recorded.recording.manifest.selection.values(), *recorded.problems]:
+            if missing := [*log.recording.manifest.selection.values(), *log.problems]:
                 raise ConfigError(
-                    f"{recorded.name} holds a part of its run ({missing[0]}): of what is not there "
+                    f"{log.name} holds a part of its run ({missing[0]}): of what is not there "
                     "nobody can say whether it was lost"
                 )
-            with Auditor(recorded.bus) as auditor:
-                yield auditor
-        return
-    config = configuration(args.config, args.overrides)
-    if args.bootstrap:
-        config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
-    with opened_run(config) as log, Auditor(log.bus, hanging=_hanging(config)) as auditor:
-        yield auditor
+        with Auditor(log.bus, hanging=ask) as auditor:
+            yield auditor
 
 
 def follow(auditor: Auditor, settle_s: float, every_s: float, *, as_json: bool) -> int:
@@ -97,29 +82,13 @@ def follow(auditor: Auditor, settle_s: float, every_s: float, *, as_json: bool) 
             number += 1
             report = auditor.round(settle_s)
             line = f"round {number}: {'ok' if report.ok else 'BREACH'}, {report.line()}"
-            show(report.to_json(indent=None) if as_json else line)
+            print(report.to_json(indent=None) if as_json else line, flush=True)
             if not report.ok:
                 if not as_json:
-                    show(report.text())
+                    print(report.text())
                 return 1
             if report.trainer_state == DONE:
                 return 0
             time.sleep(every_s)
     except KeyboardInterrupt:
         return 0
-
-
-def show(text: str) -> None:
-    """Print at once, also into a pipe."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def _hanging(config: RunConfig) -> Hanging:
-    def ask() -> Sequence[Breach]:
-        from rlstreams.streams.audit.hanging import hanging
-        from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
-
-        return hanging(bootstrap_of(config), config.run.id, options=client_options(config))
-
-    return ask

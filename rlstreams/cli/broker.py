@@ -5,50 +5,62 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rlstreams.cli.arguments import Commands, command, options, whole
+from rlstreams.cli.arguments import command, group
 
-_ACTIONS = {
-    "start": "start it, unless it is running; it keeps running after this command",
-    "stop": "stop it; its data stays",
-    "status": "print its address; exit status 1 if it is not running",
-}
+group("broker", "the embedded Apache Kafka broker")
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = subparsers.add_parser("broker", help="the embedded Apache Kafka broker")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for action, about in _ACTIONS.items():
-        text = f"""{about}
+@command("broker start")
+def start(args: argparse.Namespace) -> int:
+    """start it, unless it is running; it keeps running after this command
 
-        rlstreams broker {action} --dir runs/demo/broker
+    --dir DIR    data folder [runs/broker]
+    --port PORT  default: the folder's last port, or a free one
 
-        --dir DIR  data folder (%(default)s)
-        """
-        one = command(actions, action, run, text, dir_={"default": "runs/broker"})
-        one.set_defaults(port=0)
-        if action == "start":
-            port = "--port N  default: the folder's last port, or a free one"
-            options(one, port, port_={"type": whole(0, 65_535)})
-
-
-def run(args: argparse.Namespace) -> int:
-    """Do it; `status` and `stop` answer 1 if no broker runs there."""
+    rlstreams broker start --dir runs/demo/broker
+    """
     from rlstreams.streams.broker.embedded import EmbeddedBroker
 
-    broker = EmbeddedBroker(Path(args.dir), args.port)
-    if args.action == "start":
-        state = broker.start()
-        print(f"broker {state.pid} serves {state.bootstrap}; stop it with")
-        print(f"  rlstreams broker stop --dir {args.dir}")
-        return 0
-    state_now = broker.status()
-    if state_now is None:
-        print(f"no broker runs in {args.dir}")
+    state = EmbeddedBroker(Path(args.dir), args.port or 0).start()
+    print(f"broker {state.pid} serves {state.bootstrap}; stop it with")
+    print(f"  rlstreams broker stop --dir {args.dir}")
+    return 0
+
+
+@command("broker stop")
+def stop(args: argparse.Namespace) -> int:
+    """stop it; its data stays
+
+    --dir DIR  data folder [runs/broker]
+
+    rlstreams broker stop --dir runs/demo/broker
+    """
+    return _found(args.dir, is_stopped=True)
+
+
+@command("broker status")
+def status(args: argparse.Namespace) -> int:
+    """print its address; exit status 1 if it is not running
+
+    --dir DIR  data folder [runs/broker]
+
+    rlstreams broker status --dir runs/demo/broker
+    """
+    return _found(args.dir, is_stopped=False)
+
+
+def _found(folder: str, *, is_stopped: bool) -> int:
+    """Say what runs there, and stop it if asked; 1 if no broker does."""
+    from rlstreams.streams.broker.embedded import EmbeddedBroker
+
+    broker = EmbeddedBroker(Path(folder))
+    state = broker.status()
+    if state is None:
+        print(f"no broker runs in {folder}")
         return 1
-    if args.action == "stop":
+    if is_stopped:
         broker.stop()
-        print(f"broker {state_now.pid} stopped; its data stays in {args.dir}")
+        print(f"broker {state.pid} stopped; its data stays in {folder}")
     else:
-        print(f"broker {state_now.pid} serves {state_now.bootstrap} from {args.dir}")
+        print(f"broker {state.pid} serves {state.bootstrap} from {folder}")
     return 0

@@ -7,53 +7,22 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rlstreams.cli.arguments import Commands, add_config, command
+from rlstreams.cli.arguments import CONFIG, command, group
+
+group("config", "show and explain the configuration")
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser("config", help="show and explain the configuration")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = command(
-        actions,
-        "show",
-        run,
-        """
-        print every field, its value and its origin
-
-        --json       as one JSON object, without origins
-        --why FIELD  explain one field and where its value is set
-
-        rlstreams config show
-        rlstreams config show base.toml mine.toml --why trainer.optimizer.lr
-        rlstreams config show run.toml --json --trainer.steps=3
-        """,
-    )
-    add_config(show)
-    command(
-        actions,
-        "schema",
-        run_schema,
-        """
-        print a JSON Schema for editors
-
-        rlstreams config schema > rlstreams.schema.json
-        """,
-    )
-    command(
-        actions,
-        "fields",
-        run_fields,
-        """
-        print every field as a page in Markdown
-
-        rlstreams config fields > configuration.md
-        """,
-    )
-
-
+@command("config show", CONFIG)
 def run(args: argparse.Namespace) -> int:
-    """Print what a run with these files and overrides would be told."""
+    """print every field, its value and its origin
+
+    --json       as one JSON object, without origins
+    --why FIELD  explain one field and where its value is set
+
+    rlstreams config show
+    rlstreams config show base.toml mine.toml --why trainer.optimizer.lr
+    rlstreams config show run.toml --json --trainer.steps=3
+    """
     from rlstreams.workers.config.load import load_with_origins, resolved_json
 
     loaded = load_with_origins(args.config, args.overrides)
@@ -67,8 +36,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+@command("config schema")
 def run_schema(args: argparse.Namespace) -> int:
-    """Print the schema."""
+    """print a JSON Schema for editors
+
+    rlstreams config schema > rlstreams.schema.json
+    """
     del args
     from rlstreams.workers.config.docs import json_schema
 
@@ -76,8 +49,12 @@ def run_schema(args: argparse.Namespace) -> int:
     return 0
 
 
+@command("config fields")
 def run_fields(args: argparse.Namespace) -> int:
-    """Print the page."""
+    """print every field as a page in Markdown
+
+    rlstreams config fields > configuration.md
+    """
     del args
     from rlstreams.workers.config.docs import page
 

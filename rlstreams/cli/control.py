@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
+from rlstreams.cli.arguments import RUN, command, configuration, group, opened_run
 
 _ACTIONS = {
     "pause": ("paused", "finish what is begun, begin nothing new; weights are still pulled"),
@@ -12,18 +12,12 @@ _ACTIONS = {
     "drain": ("draining", "finish what is begun and end; `up` ends with it, --resume goes on"),
 }
 
-
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = subparsers.add_parser(
-        "control",
-        help="pause, resume or drain all roles of a live run, wherever they run",
-        description="Writes the desired state of a run to its topic control, which each role "
-        "follows: rollout finishes its requests, logprob its window, the trainer its step.",
-    )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for action, (_, about) in _ACTIONS.items():
-        add_run(command(actions, action, run, f"{about}\n\nrlstreams control {action} runs/demo"))
+group(
+    "control",
+    "pause, resume or drain all roles of a live run, wherever they run",
+    "Writes the desired state of a run to its topic control, which each role follows: rollout "
+    "finishes its requests, logprob its window, the trainer its step.",
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,3 +37,8 @@ def run(args: argparse.Namespace) -> int:
         producer.commit([outgoing(CONTROL, desired(config.run.id, state, by="operator"))])
     print(f"run {config.run.id}: {state}")
     return 0
+
+
+for _action, (_, _about) in _ACTIONS.items():
+    _example = f"rlstreams control {_action} runs/demo"
+    command(f"control {_action}", RUN, text=f"{_about}\n\n{_example}")(run)

@@ -7,86 +7,33 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
+from rlstreams.cli.arguments import RUN, Takes, command, configuration, group, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.schemas.events import DeadLetter
 
-_WHICH = "LETTER: by its sample or its record's offset; "
 _LETTER = re.compile(r"(\d+|e\d+-\d+)/\d+|[a-z-]+(-\d+|\[\d+\])@\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "dead-letters",
-        help="list dead letters, show one, requeue its group",
-        description="A record or sample that could not be handled goes to the topic dead-letters, "
-        "with its bytes and their origin; its group is closed, and usually replaced.",
-    )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    _add_list(actions)
-    _add_show(actions)
-    _add_requeue(actions)
+group(
+    "dead-letters",
+    "list dead letters, show one, requeue its group",
+    "A record or sample that could not be handled goes to the topic dead-letters, with its bytes "
+    "and their origin; its group is closed, and usually replaced.",
+)
 
 
-def _add_list(actions: Commands) -> None:
-    parser = command(
-        actions,
-        "list",
-        run_list,
-        """
-        one line per letter, and totals by reason
-
-        --reason REASON  only this reason: decode, reward, ...
-        --json           one JSON object a line
-
-        rlstreams dead-letters list runs/demo
-        rlstreams dead-letters list runs/demo --reason reward --json
-        """,
-    )
-    add_run(parser)
-
-
-def _add_show(actions: Commands) -> None:
-    parser = command(
-        actions,
-        "show",
-        run_show,
-        """
-        show one letter in full, its record decoded if possible
-
-        rlstreams dead-letters show 17/3 runs/demo
-        rlstreams dead-letters show trajectories-0@41 runs/demo
-        """,
-        usage="%(prog)s [-h] GROUP/SAMPLE | TOPIC-PARTITION@OFFSET [RUN ...]",
-    )
-    add_run(parser, metavar="LETTER | RUN", before=_WHICH)
-
-
-def _add_requeue(actions: Commands) -> None:
-    parser = command(
-        actions,
-        "requeue",
-        run_requeue,
-        """
-        request another group for the same row
-
-        Exit status 0 only if every group named can be requeued; otherwise nothing is written.
-
-        --reason REASON  every dropped group with such a letter
-
-        rlstreams dead-letters requeue 17 21 runs/demo
-        rlstreams dead-letters requeue --reason reward runs/demo
-        """,
-        usage="%(prog)s [-h] [--reason REASON] [GROUP ...] [RUN ...]",
-    )
-    add_run(parser, metavar="GROUP | RUN", before="GROUP: number of a dropped group; ")
-
-
+@command("dead-letters list", RUN)
 def run_list(args: argparse.Namespace) -> int:
-    """Print the letters; 0."""
+    """one line per letter, and totals by reason
+
+    --reason REASON  only this reason: decode, reward, ...
+    --json           one JSON object a line
+
+    rlstreams dead-letters list runs/demo
+    rlstreams dead-letters list runs/demo --reason reward --json
+    """
     import shutil
 
     from rlstreams.debug.letters.requeue import read_letters
@@ -106,31 +53,36 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
+@command("dead-letters show", RUN)
 def run_show(args: argparse.Namespace) -> int:
-    """Print one letter; 1 if there is none."""
+    """show one letter in full, its record decoded if possible
+
+    LETTER  by its sample or its record's offset: GROUP/SAMPLE or TOPIC-PARTITION@OFFSET
+
+    rlstreams dead-letters show 17/3 runs/demo
+    rlstreams dead-letters show trajectories-0@41 runs/demo
+    """
     from rlstreams.debug.letters.requeue import read_letters
     from rlstreams.debug.letters.text import whole
     from rlstreams.streams.log.errors import ConfigError
 
-    words = [w for w in args.config if _LETTER.fullmatch(w)]
-    if len(words) != 1:
+    if not _LETTER.fullmatch(args.letter):
         raise ConfigError(
             "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, like 17/3 or "
-            f"trajectories-0@41, got {' '.join(words) or 'none'}; "
-            "`rlstreams dead-letters list` has them"
+            f"trajectories-0@41, got {args.letter}; `rlstreams dead-letters list` has them"
         )
-    name = words[0].replace("[", "-").replace("]", "")
+    name = args.letter.replace("[", "-").replace("]", "")
 
     def is_wanted(event: DeadLetter) -> bool:
         place = f"{event.origin_topic}-{event.origin_partition}@{event.origin_offset}"
         return name in (place, f"{event.group_id}/{event.sample}")
 
-    config = configuration([w for w in args.config if w not in words], args.overrides)
+    config = configuration(args.config, args.overrides)
     with opened_run(config) as log:
         found = read_letters(log.bus, config.deadlines.commit_s, keep_bytes=is_wanted)
         letters = [letter for letter in found.view.letters if is_wanted(letter.event)]
         shown = [whole(found.view, letter, log.bus.schemas()) for letter in letters]
-    print("\n\n".join(shown) or f"no dead letter of {words[0]}")
+    print("\n\n".join(shown) or f"no dead letter of {args.letter}")
     if not shown:
         _tell_unreadable(found.num_unreadable)
     return 0 if shown else 1
@@ -143,8 +95,21 @@ def _tell_unreadable(count: int) -> None:
         print(f"{counted(count, 'record')} in these topics could not be decoded")
 
 
+@command(
+    "dead-letters requeue",
+    Takes("GROUP | RUN", f"GROUP: number of a dropped group; RUN: {RUN.about}"),
+    usage="%(prog)s [-h] [--reason REASON] [GROUP ...] [RUN ...]",
+)
 def run_requeue(args: argparse.Namespace) -> int:
-    """Ask; 0 only if each group that was named can be answered, and at least one was asked for."""
+    """request another group for the same row
+
+    Exit status 0 only if every group named can be requeued; otherwise nothing is written.
+
+    --reason REASON  every dropped group with such a letter
+
+    rlstreams dead-letters requeue 17 21 runs/demo
+    rlstreams dead-letters requeue --reason reward runs/demo
+    """
     from rlstreams.debug.letters.requeue import read_letters, request, select, select_by_reason
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.log.text import counted

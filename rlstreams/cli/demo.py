@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_no_live, command, whole
+from rlstreams.cli.arguments import command
+from rlstreams.cli.up import up_options
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.fault_hook import UpOptions
@@ -16,59 +16,34 @@ if TYPE_CHECKING:
 NAME = "demo"
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "demo",
-        run,
-        """
-        see a tiny model learn while processes are killed; needs no files
-
-        Runs the packaged example in ./runs: a broker, every role, three kills, and a report. About
-        two minutes on two cores. Takes --section.field VALUE as `up` does.
-
-        --steps N  optimizer steps; short for --trainer.steps
-        --resume   continue the run demo, or the one of --run.id
-
-        rlstreams demo
-        rlstreams demo --steps 20 --run.seed=1
-        rlstreams demo --resume --steps 120
-        """,
-        steps_={"type": whole(1)},
-    )
-    add_no_live(parser)
-    parser.set_defaults(config=None)
-
-
+@command("demo", defaults={"config": None})  # which overrides are for
 def run(args: argparse.Namespace) -> int:
-    """Run it; 0 if the run is complete, or drained as asked, and the audit finds nothing."""
+    """see a tiny model learn while processes are killed; needs no files
+
+    Runs the packaged example in ./runs: a broker, every role, three kills, and a report. About
+    two minutes on two cores. Takes --section.field VALUE as `up` does.
+
+    --steps N  optimizer steps; short for --trainer.steps
+    --no-live  plain lines instead of the live view
+    --resume   continue the run demo, or the one of --run.id
+
+    rlstreams demo
+    rlstreams demo --steps 20 --run.seed=1
+    rlstreams demo --resume --steps 120
+    """
     from rlstreams.up.supervisor.up import up
 
-    return up(up_options(args))
+    return up(demo_options(args))
 
 
-def up_options(args: argparse.Namespace) -> UpOptions:
+def demo_options(args: argparse.Namespace) -> UpOptions:
     """What `up` is to do: a run that is new, or with `--resume` the one that is there."""
-    from rlstreams.up.supervisor.fault_hook import UpOptions
-    from rlstreams.workers.config.load import load
     from rlstreams.workers.config.packaged import example
 
-    overrides = list(args.overrides)
-    if not any(word.startswith("--run.id") for word in overrides):
+    if not any(word.startswith("--run.id") for word in args.overrides):
         name = NAME if args.resume else free_id(NAME, Path("runs"))
-        overrides.append(f"--run.id={name}")
-    command = shlex.join(["demo", *overrides])
-    if args.steps is not None:
-        overrides.append(f"--trainer.steps={args.steps}")
-    config = load([str(example("demo.toml"))], overrides)
-    return UpOptions(
-        config=config,
-        command=command,
-        is_resumed=args.resume,
-        is_live=not args.no_live,
-        steps_typed=args.steps or 0,
-    )
+        args.overrides.append(f"--run.id={name}")
+    return up_options(args, [example("demo.toml")], ["demo", *args.overrides])
 
 
 def free_id(name: str, runs: Path) -> str:

@@ -9,37 +9,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, command, opened, print_json
+from rlstreams.cli.arguments import command, opened, print_json
 
 if TYPE_CHECKING:
     from rlstreams.streams.recording import Recording
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "diff",
-        run,
-        """
-        compare two recordings or runs, record by record, field by field
-
-        Pairs records by sample, step or version. Writers, times and offsets are ignored. Exit
-        status 1 if something differs.
-
-        --json  one JSON object a line, for each kind of event
-
-        rlstreams diff recordings/demo runs/demo-2
-        """,
-    )
-    for name in ("one", "other"):
-        parser.add_argument(
-            name, metavar=name.upper(), help="a run: its folder or one TOML file, or a recording"
-        )
-
-
+@command("diff")
 def run(args: argparse.Namespace) -> int:
-    """Compare; 0 if nothing of the first is different or missing in the second."""
+    """compare two recordings or runs, record by record, field by field
+
+    Pairs records by sample, step or version. Writers, times and offsets are ignored. Exit
+    status 1 if something differs.
+
+    ONE     a run: its folder or one TOML file, or a recording
+    OTHER   the same
+    --json  one JSON object a line, for each kind of event
+
+    rlstreams diff recordings/demo runs/demo-2
+    """
     from rlstreams.debug.replay.diff import diff, lines
 
     with _opened(args.one) as one, _opened(args.other) as other:

@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, whole
-from rlstreams.cli.worker import ROLES
+from rlstreams.cli.arguments import RUN, command, configuration
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = command(
-        subparsers,
-        "doctor",
-        run,
-        """
-        check machine, configuration and broker, and say what to do
-
-        Checks Java, disk, GPUs, model, data, verifier, model servers and broker. Starts nothing.
-        Exit status 0 if no check fails.
-
-        --ordinal N  with --role: only what its worker N needs; default: any of them
-        --json       print the checks as a JSON array
-
-        rlstreams doctor
-        rlstreams doctor run.toml --broker.bootstrap=10.0.0.5:9092
-        rlstreams doctor runs/demo --json
-        rlstreams doctor run.toml --role rollout --ordinal 1
-        """,
-        ordinal_={"type": whole(0)},
-    )
-    add_run(parser)
-    about = f"only what this role needs, on a host of its own: {', '.join(ROLES)}"
-    parser.add_argument("--role", choices=ROLES, default="", metavar="ROLE", help=about)
-
-
+@command("doctor", RUN)
 def run(args: argparse.Namespace) -> int:
-    """Print every check; 1 if one fails."""
+    """check machine, configuration and broker, and say what to do
+
+    Checks Java, disk, GPUs, model, data, verifier, model servers and broker. Starts nothing.
+    Exit status 0 if no check fails.
+
+    --role prompts|rollout|logprob|trainer  only what this role needs, on a host of its own
+    --ordinal COUNT  with --role: only what its worker N needs; default: any of them
+    --json       print the checks as a JSON array
+
+    rlstreams doctor
+    rlstreams doctor run.toml --broker.bootstrap=10.0.0.5:9092
+    rlstreams doctor runs/demo --json
+    rlstreams doctor run.toml --role rollout --ordinal 1
+    """
     import json
     from dataclasses import asdict
 

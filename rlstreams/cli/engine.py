@@ -3,61 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import textwrap
 
-from rlstreams.cli.arguments import Commands, add_config, command, print_json
+from rlstreams.cli.arguments import CONFIG, command, group, print_json
 
-_INDENT = 28
-_NARROWEST = 60
+group("engine", "start command for a model server; check one")
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = subparsers.add_parser("engine", help="start command for a model server; check one")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    start = command(
-        actions,
-        "command",
-        run_command,
-        """
-        print the complete start command
-
-        --image IMAGE             container image, for docker and kubernetes
-        --server-version VERSION  version of the server, if it is not installed here
-
-        rlstreams engine command vllm run.toml
-        rlstreams engine command sglang run.toml --format kubernetes
-        """,
-    )
-    start.add_argument("kind", choices=("vllm", "sglang"), metavar="KIND",
-                         help="which server: vllm, sglang")  # fmt: skip
-    add_config(start)
-    start.add_argument(
-        "--format",
-        choices=("shell", "docker", "kubernetes"),
-        default="shell",
-        help="output format (%(default)s)",
-    )
-    check = command(
-        actions,
-        "check",
-        run_check,
-        """
-        check that a running server meets all requirements
-
-        Exit status 1 if the server cannot be used.
-
-        --json  one JSON object a line
-
-        rlstreams engine check http://127.0.0.1:8000
-        """,
-    )
-    check.add_argument("url", metavar="URL", help="http://HOST:PORT")
-
-
+@command("engine command", CONFIG)
 def run_command(args: argparse.Namespace) -> int:
-    """Print it."""
+    """print the complete start command
+
+    KIND vllm|sglang          which server: vllm, sglang
+    --format shell|docker|kubernetes  output format [shell]
+    --image IMAGE             container image, for docker and kubernetes
+    --server-version VERSION  version of the server, if it is not installed here
+
+    rlstreams engine command vllm run.toml
+    rlstreams engine command sglang run.toml --format kubernetes
+    """
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.workers.bootstrap.served import Where, command_of, where_installed
     from rlstreams.workers.config.load import load
@@ -81,8 +44,17 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
+@command("engine check")
 def run_check(args: argparse.Namespace) -> int:
-    """Print what was found; 1 if the server cannot be used."""
+    """check that a running server meets all requirements
+
+    Exit status 1 if the server cannot be used.
+
+    URL     http://HOST:PORT
+    --json  one JSON object a line
+
+    rlstreams engine check http://127.0.0.1:8000
+    """
     import asyncio
 
     from rlstreams.workers.config.checks import check_urls
@@ -93,15 +65,7 @@ def run_check(args: argparse.Namespace) -> int:
     if args.json:
         print_json(*findings)
     for finding in () if args.json else findings:
-        print(_wrapped(f"{finding.weight:<7} {finding.name:<19} {finding.found}"))
+        print(f"{finding.weight:<7} {finding.name:<19} {finding.found}")
         if finding.cure:
-            print(_wrapped(f"{'':<{_INDENT}}fix: {finding.cure}"))
+            print(f"{'':<28}fix: {finding.cure}")
     return 0 if is_usable(findings) else 1
-
-
-def _wrapped(line: str) -> str:
-    """Continued below where it begins; a word is never cut, so a flag can be copied."""
-    width = max(_NARROWEST, shutil.get_terminal_size().columns)
-    return textwrap.fill(
-        line, width, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
-    )

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.cli.arguments import (
-    Commands,
-    add_run,
+    LOG,
+    RUN,
     command,
     configuration,
     opened,
     opened_run,
-    real,
 )
 
 if TYPE_CHECKING:
@@ -26,71 +24,23 @@ if TYPE_CHECKING:
     from rlstreams.streams.run.run_log import RunLog
 
 
-def add(subparsers: Commands) -> None:
-    """Add both commands."""
-    parser = command(
-        subparsers,
-        "export",
-        run,
-        """
-        samples as Parquet or JSON lines
-
-        Reads the log and writes a row for each finished rollout with prompt, completion, reward,
-        tokens, log-probs and outcome. Events as they are: `topics tail TOPIC --json`.
-
-        --out FILE       FILE.parquet, FILE.jsonl, or -
-        --schema         print the table's columns and end
-        --min-reward X   only samples of X or more
-        --step N         only samples that step N trained on
-        --tokenizer DIR  where tokenizer.json is, if it has moved
-
-        rlstreams export runs/demo --out samples.parquet --min-reward 1
-        rlstreams export runs/demo --out - --step 12
-        rlstreams export --schema
-        """,
-        min_reward_={"type": real(-math.inf)},
-        step_={"type": int},
-    )
-    add_run(parser, is_log=True)
-    parser.set_defaults(wants_config=False)  # `--schema` needs none
-    _add_model(subparsers)
-
-
-def _add_model(subparsers: Commands) -> None:
-    parser = command(
-        subparsers,
-        "export-model",
-        run_model,
-        """
-        the trained model as a Hugging Face folder
-
-        Takes a checkpoint that the log confirms and writes what other programs load:
-        configuration, tokenizer, and weights under the names of the folder that training began
-        with; adapters of trainer.lora are merged into them. What was written is loaded again and
-        its hash compared with the log's before the folder gets its name.
-
-        --to DIR  a folder that is not there yet, or is empty
-        --step N  a step with a checkpoint (the newest)
-        --model DIR  where the model folder is now
-
-        rlstreams export-model runs/demo --to models/demo
-        rlstreams export-model runs/demo --to models/demo-40 --step 40
-        rlstreams export-model runs/demo --to models/demo --dtype bfloat16
-        """,
-        to={"required": True},
-        step_={"type": int, "default": 0},
-    )
-    add_run(parser)
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        default="",
-        help="of the weights (as the checkpoint has them)",
-    )
-
-
+@command("export", LOG, defaults={"wants_config": False})  # `--schema` needs none
 def run(args: argparse.Namespace) -> int:
-    """Write the table and say how many rows it has."""
+    """samples as Parquet or JSON lines
+
+    Reads the log and writes a row for each finished rollout with prompt, completion, reward,
+    tokens, log-probs and outcome. Events as they are: `topics tail TOPIC --json`.
+
+    --out FILE       FILE.parquet, FILE.jsonl, or -
+    --schema         print the table's columns and end
+    --min-reward X   only samples of X or more
+    --step N         only samples that step N trained on
+    --tokenizer DIR  where tokenizer.json is, if it has moved
+
+    rlstreams export runs/demo --out samples.parquet --min-reward 1
+    rlstreams export runs/demo --out - --step 12
+    rlstreams export --schema
+    """
     from rlstreams.show.export.sample_table import SCHEMA
     from rlstreams.streams.log.errors import ConfigError
 
@@ -138,13 +88,26 @@ def _rows(log: RunLog, spelled: Spelling, args: argparse.Namespace) -> Iterator[
     )
 
 
+@command("export-model", RUN, settings={"--to": {"required": True}})
 def run_model(args: argparse.Namespace) -> int:
-    """Write the folder and say what is in it."""
-    from rlstreams.streams.log.errors import ConfigError
+    """the trained model as a Hugging Face folder
+
+    Takes a checkpoint that the log confirms and writes what other programs load:
+    configuration, tokenizer, and weights under the names of the folder that training began
+    with; adapters of trainer.lora are merged into them. What was written is loaded again and
+    its hash compared with the log's before the folder gets its name.
+
+    --to DIR  a folder that is not there yet, or is empty
+    --step N  a step with a checkpoint (the newest)
+    --model DIR  where the model folder is now
+    --dtype float32|bfloat16|float16  of the weights (as the checkpoint has them)
+
+    rlstreams export-model runs/demo --to models/demo
+    rlstreams export-model runs/demo --to models/demo-40 --step 40
+    rlstreams export-model runs/demo --to models/demo --dtype bfloat16
+    """
     from rlstreams.workers.config.hub import model_folder
 
-    if args.step < 0:
-        raise ConfigError(f"--step must be a step that was done, got {args.step}")
     config = configuration(args.config, args.overrides)
     from rlstreams.show.export.model import export_model
 
@@ -154,7 +117,7 @@ def run_model(args: argparse.Namespace) -> int:
             Path(config.folder),
             model_folder(args.model or config.model.path),
             Path(args.to),
-            step=args.step,
+            step=args.step or 0,
             dtype=args.dtype,
         )
     same = (

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, command
+from rlstreams.cli.arguments import command
 
 if TYPE_CHECKING:
     from rlstreams.start.project.scaffold import Plan
@@ -14,45 +14,35 @@ if TYPE_CHECKING:
 DEMO, GSM8K = "demo", "gsm8k"
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "init",
-        run,
-        """
-        create a project: configuration, reward with its test, rows, README
-
-        Writes DIR with run.toml, reward.py and its test, twenty rows and a README. It runs as is:
-        cd DIR, then `rlstreams up`.
-
-        --from demo|gsm8k|FILE  twenty sums, the data set openai/gsm8k, or your own rows, .jsonl
-                                or .parquet (default: demo)
-        --prompt COLUMN         FILE's problem column
-        --answer COLUMN         FILE's answer column
-        --model MODEL           Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can
-                                write the rows)
-
-        rlstreams init sums
-        rlstreams init x --from my.jsonl --prompt question --answer target
-        rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B
-        """,
-        from_={"dest": "source", "default": DEMO},
-    )
-    parser.add_argument("folder", metavar="DIR", type=Path, help="a folder that does not exist yet")
-
-
+@command("init")
 def run(args: argparse.Namespace) -> int:
-    """Write the project and say what to do next."""
+    """create a project: configuration, reward with its test, rows, README
+
+    Writes DIR with run.toml, reward.py and its test, twenty rows and a README. It runs as is:
+    cd DIR, then `rlstreams up`.
+
+    DIR                     a folder that does not exist yet
+    --from demo|gsm8k|FILE  twenty sums, the data set openai/gsm8k, or your own rows, .jsonl
+                            or .parquet [demo]
+    --prompt COLUMN         FILE's problem column
+    --answer COLUMN         FILE's answer column
+    --model MODEL           Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can
+                            write the rows)
+
+    rlstreams init sums
+    rlstreams init x --from my.jsonl --prompt question --answer target
+    rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B
+    """
     from rlstreams.start.project.scaffold import write
 
-    plan = _plan(args)
+    folder = Path(args.dir)
+    plan = _plan(args, folder)
     width = len("test_reward.py")
     for path in write(plan):
         print(f"{path.parent}/{path.name:<{width}}  {_ABOUT[path.name]}")
     print("\n".join(_told(plan)))
     tried, whole = ("minutes", "minutes a step on a CPU") if plan.model else ("seconds", "minutes")
-    print(f"next:\n  cd {args.folder}\n  rlstreams try    # {tried}\n  rlstreams up     # {whole}")
+    print(f"next:\n  cd {folder}\n  rlstreams try    # {tried}\n  rlstreams up     # {whole}")
     return 0
 
 
@@ -66,7 +56,7 @@ _ABOUT = {
 }
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace, folder: Path) -> Plan:
     from rlstreams.start.project import start
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.workers.config.nearest import meant_path
@@ -79,11 +69,11 @@ def _plan(args: argparse.Namespace) -> Plan:
                 f"--model: there is no folder {model!r}{meant_path(model)} "
                 "(a model of the Hugging Face hub is named hf:ORG/NAME)"
             )
-    if args.source == DEMO:
-        return start.from_demo(args.folder, model)
-    if args.source == GSM8K:
-        return start.from_gsm8k(args.folder, model)
-    return start.from_file(args.folder, Path(args.source), model, args.prompt, args.answer)
+    if args.from_ == DEMO:
+        return start.from_demo(folder, model)
+    if args.from_ == GSM8K:
+        return start.from_gsm8k(folder, model)
+    return start.from_file(folder, Path(args.from_), model, args.prompt, args.answer)
 
 
 def _told(plan: Plan) -> list[str]:

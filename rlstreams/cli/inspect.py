@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, opened
+from rlstreams.cli.arguments import LOG, Takes, command, opened
 
 if TYPE_CHECKING:
     from rlstreams.debug.inspect.sample_detail import SampleDetail
@@ -17,43 +17,34 @@ if TYPE_CHECKING:
 
 _SAMPLE = re.compile(r"(\d+|e\d+-\d+)/\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
-_MEASURES = ("mismatch", "reward", "staleness", "tokens", "duration")
 _PIPE_WIDTH = 160
-_WHICH = "SAMPLE: 12/3, or 12 for all samples of group 12; "
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = command(
-        subparsers,
-        "inspect",
-        run,
-        """
-        a trajectory, its tokens and its whole lineage; or the worst ones of a run
-
-        Follows a sample from its prompt through attempts, segments, scores and step to the version
-        that it contributed to. Without a sample, lists the worst ones by some measure: by default
-        the mismatch of engine and trainer.
-
-        --step N     only samples that step N trained on
-        --limit K  list at most K (%(default)s)
-        --full     show each listed sample in full, not as a line
-        --tokenizer DIR  where tokenizer.json is, if it has moved
-
-        rlstreams inspect runs/demo
-        rlstreams inspect 12/3 runs/demo
-        rlstreams inspect recordings/demo --worst reward --step 8
-        """,
-        usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
-        step_={"type": int},
-        limit_={"type": int, "default": 10},
-    )
-    add_run(parser, metavar="SAMPLE | RUN", is_log=True, before=_WHICH)
-    parser.add_argument("--worst", choices=_MEASURES, help="list the worst first")
-
-
+@command(
+    "inspect",
+    Takes(
+        "SAMPLE | RUN",
+        f"SAMPLE: 12/3, or 12 for all samples of group 12; RUN: {LOG.about}",
+    ),
+    usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
+)
 def run(args: argparse.Namespace) -> int:
-    """Show them; 1 if the log knows none."""
+    """a trajectory, its tokens and its whole lineage; or the worst ones of a run
+
+    Follows a sample from its prompt through attempts, segments, scores and step to the version
+    that it contributed to. Without a sample, lists the worst ones by some measure: by default
+    the mismatch of engine and trainer.
+
+    --step N     only samples that step N trained on
+    --limit N    list at most so many [10]
+    --worst mismatch|reward|staleness|tokens|duration  list the worst first
+    --full       show each listed sample in full, not as a line
+    --tokenizer DIR  where tokenizer.json is, if it has moved
+
+    rlstreams inspect runs/demo
+    rlstreams inspect 12/3 runs/demo
+    rlstreams inspect recordings/demo --worst reward --step 8
+    """
     from rlstreams.debug.inspect.sample_detail import sample_detail
     from rlstreams.debug.inspect.words import spelling
 
@@ -90,15 +81,13 @@ def worst(log: RunLog, measure: str | None, step: int | None, limit: int) -> lis
     """Names of samples, the worst first; of a step without a measure those of its batch, in order.
 
     Raises:
-        ConfigError: a step that the log does not have; names those that it has. No limit.
+        ConfigError: a step that the log does not have; names those that it has.
         DeadlineError: a partition did not deliver up to its end.
     """
     from rlstreams.show.report.rows import SampleRows, Wanted
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.log.topics import SCORED, STEPS, TRAJECTORIES
 
-    if limit < 1:
-        raise ConfigError(f"limit must be at least 1, got {limit}")
     rows, numbers = SampleRows(), [event.step for event in log.steps()]
     if step is not None and step not in numbers:
         there = f"it has steps {numbers[0]} to {numbers[-1]}" if numbers else "it has no step"

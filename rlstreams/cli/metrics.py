@@ -6,50 +6,36 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
+from rlstreams.cli.arguments import RUN, command, configuration, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.show.metrics.rows import Sink
     from rlstreams.streams.log.bus import Bus
 
-FORMATS = ("jsonl", "csv", "prometheus")
 STDOUT = "-"
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = command(
-        subparsers,
-        "metrics",
-        run,
-        """
-        figures by step as JSON lines, CSV or for Prometheus; for trackers: `track`
-
-        Reads the log and touches nothing: while the run goes on, afterwards, or again from the
-        beginning, each time with the same figures. Files have a row for each step and each
-        evaluation; prometheus answers scrapes with the present state until Ctrl-C.
-
-        --follow   go on until the run is over or Ctrl-C
-        --to FILE  (%(default)s: standard output)
-        --port N   of prometheus (%(default)s)
-
-        rlstreams metrics runs/demo --to steps.csv --format csv
-        rlstreams metrics runs/demo --follow
-        rlstreams metrics runs/demo --format prometheus --port 9400
-        """,
-        to_={"default": STDOUT},
-        port_={"type": int, "default": 9400},
-    )
-    add_run(parser)
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="(%(default)s)")
-
-
+@command("metrics", RUN)
 def run(args: argparse.Namespace) -> int:
-    """Write what was asked for; 0 also after Ctrl-C, which is how following ends."""
+    """figures by step as JSON lines, CSV or for Prometheus; for trackers: `track`
+
+    Reads the log and touches nothing: while the run goes on, afterwards, or again from the
+    beginning, each time with the same figures. Files have a row for each step and each
+    evaluation; prometheus answers scrapes with the present state until Ctrl-C.
+
+    --follow   go on until the run is over or Ctrl-C
+    --to FILE  - is standard output [-]
+    --port PORT  of prometheus [9400]
+    --format jsonl|csv|prometheus  what is written [jsonl]
+
+    rlstreams metrics runs/demo --to steps.csv --format csv
+    rlstreams metrics runs/demo --follow
+    rlstreams metrics runs/demo --format prometheus --port 9400
+    """
     from rlstreams.streams.log.errors import ConfigError
 
     if args.format == "csv" and args.follow:
@@ -77,13 +63,10 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
     from rlstreams.show.metrics.rows import CsvTable, JsonLines
 
     kind = CsvTable if args.format == "csv" else JsonLines
-    if args.to == STDOUT:
-        with closing(kind(sys.stdout)) as table:
-            yield table
-        return
     path = Path(args.to)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file, closing(kind(file)) as table:
+    opening = nullcontext(sys.stdout) if args.to == STDOUT else path.open("w", encoding="utf-8")
+    with opening as file, closing(kind(file)) as table:
         yield table
 
 

@@ -5,36 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run, whole
+from rlstreams.cli.arguments import RUN, command, configuration, opened_run
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = command(
-        subparsers,
-        "monitor",
-        run,
-        """
-        serve a run's health, and counts by minute, as JSON (extra `monitor`)
-
-        Reads the small topics (steps, versions, pulls, dead letters, workers' reports; no prompts,
-        no trajectories) and writes nothing. /health is 200, or 503 with what is wrong; /windows
-        counts what happened, by minute. Until Ctrl-C.
-
-        --host ADDRESS  to listen on (%(default)s)
-        --port N        to listen on; 0: a free one (%(default)s)
-
-        rlstreams monitor runs/demo
-        rlstreams monitor run.toml --host 0.0.0.0 --port 9401 --deadlines.stall_s=600
-        """,
-        host_={"default": "127.0.0.1"},
-        port_={"type": whole(0, 65535), "default": 9401},
-    )
-    add_run(parser)
-
-
+@command("monitor", RUN)
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; 0 then, for that is how it ends."""
+    """serve a run's health, and counts by minute, as JSON (extra `monitor`)
+
+    Reads the small topics (steps, versions, pulls, dead letters, workers' reports; no prompts,
+    no trajectories) and writes nothing. /health is 200, or 503 with what is wrong; /windows
+    counts what happened, by minute. Until Ctrl-C.
+
+    --host ADDRESS  to listen on [127.0.0.1]
+    --port PORT        to listen on; 0: a free one [9401]
+
+    rlstreams monitor runs/demo
+    rlstreams monitor run.toml --host 0.0.0.0 --port 9401 --deadlines.stall_s=600
+    """
     from rlstreams.show.monitor.answers import SMALL
     from rlstreams.show.monitor.app import serve
     from rlstreams.workers.bootstrap.parts import bootstrap_of

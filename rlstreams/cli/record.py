@@ -7,47 +7,33 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
+from rlstreams.cli.arguments import RUN, Progress, Takes, command, configuration, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
     from rlstreams.streams.recording import Recording
-    from rlstreams.streams.recording.recorder import Progress
+    from rlstreams.streams.recording.recorder import Progress as Recorded
 
 ACTIONS = ("list", "verify")
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "record",
-        run,
-        """
-        copy a run's topics to Parquet files, live or afterward
-
-        Records up to the current end of the topics; --follow continues until the run is done. The
-        same command continues an interrupted recording. list names recordings, verify reads every
-        byte of them; exit status 1 if something is missing or was changed.
-
-        --out DIR      folder of the recording (recordings/RUN_ID)
-        --follow       until the run is done, or Ctrl-C
-        --weights      copy the run's weight versions, for replays of the log-prob role
-        --checkpoints  copy its checkpoints, for rerun-step
-
-        rlstreams record runs/demo
-        rlstreams record run.toml --follow --weights --checkpoints
-        rlstreams record list
-        rlstreams record verify recordings/demo
-        """,
-    )
-    add_run(parser, before="list or verify, and folders (recordings); or ")
-
-
+@command("record", Takes("RUN", f"list or verify, and folders (recordings); or RUN: {RUN.about}"))
 def run(args: argparse.Namespace) -> int:
-    """Record and say what is there; 0 once the recording is sealed, with every event read.
+    """copy a run's topics to Parquet files, live or afterward
 
-    Or list and verify: 0 if something is there, and nothing of it is missing or was changed.
+    Records up to the current end of the topics; --follow continues until the run is done. The
+    same command continues an interrupted recording. list names recordings, verify reads every
+    byte of them; exit status 1 if something is missing or was changed.
+
+    --out DIR      folder of the recording (recordings/RUN_ID)
+    --follow       until the run is done, or Ctrl-C
+    --weights      copy the run's weight versions, for replays of the log-prob role
+    --checkpoints  copy its checkpoints, for rerun-step
+
+    rlstreams record runs/demo
+    rlstreams record run.toml --follow --weights --checkpoints
+    rlstreams record list
+    rlstreams record verify recordings/demo
     """
     if args.config[0] in ACTIONS:
         return _list(args.config[1:], is_read=args.config[0] == "verify")
@@ -55,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from rlstreams.workers.loop.runtime import Stop
 
     config = configuration(args.config, args.overrides)
-    stop = Stop()
+    stop, show = Stop(), Progress()
     if args.follow:
         stop.on_signals()
     with opened_run(config) as log:
@@ -70,25 +56,23 @@ def run(args: argparse.Namespace) -> int:
             config,
             options,
             stopped=lambda: stop.requested,
-            on_progress=_show if sys.stderr.isatty() else lambda _: None,
+            on_progress=lambda now: show(_line_of(now)),
         )
+    show("")
     return _tell(result, options)
 
 
-def _show(progress: Progress) -> None:
+def _line_of(progress: Recorded) -> str:
     from rlstreams.streams.log.text import counted
 
     behind = f", {counted(progress.behind, 'offset')} behind" if progress.behind else ""
-    line = f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
-    print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    return f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
 
 
 def _tell(result: RecordingResult, options: RecordingOptions) -> int:
     """What is there; the exit status."""
     from rlstreams.streams.log.text import counted
 
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
     size = sum(file.size_bytes for file in result.manifest.files if file.num_records)
     print(f"{'topic':<20} {'records':>10}  offsets")
     for name, topic in result.manifest.topics.items():

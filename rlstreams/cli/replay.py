@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, Progress, command, options, set_threads
+from rlstreams.cli.arguments import Progress, command, set_threads
 from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.recording.selection import Range, Selection
 
-INTO = ("trainer", "logprob")
 SPEED = "max"
 _UNUSED = {  # options that do nothing with an --into
     "": ("--weights", "--keep-weights"),
@@ -28,48 +27,28 @@ _UNUSED = {  # options that do nothing with an --into
 }
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "replay",
-        run,
-        """
-        play a recording into a fresh run, or do again what one role computed
-
-        Records keep their bytes, keys and partitions; the header rlstreams-replay-of names their
-        recorded offset. Refuses to replay into a run that has records. With --into nothing is
-        started or written: that role's steps or scores are computed again from the recording and
-        compared. Exit status 1 if the recording lacks records, or with --into if anything differs.
-
-        --as RUN_ID            id of the fresh run (default: the recorded id plus -replay)
-        --dir DIR              its folder (runs/RUN_ID)
-        --bootstrap HOST:PORT  a broker; default: an embedded one
-        --speed X              1 as recorded, 10, ... (max)
-        --steps A:B            only these steps, and all their groups; the trainer begins with 1
-
-        rlstreams replay recordings/demo --as slow --speed 2 --steps 5:
-        rlstreams replay recordings/demo --into trainer
-        """,
-        as_={"dest": "run_id"},
-        speed_={"default": SPEED},
-    )
-    parser.add_argument("recording", metavar="RECORDING", help="its folder")
-    role = parser.add_argument_group("one role alone")
-    role.add_argument("--into", choices=INTO, help="compute what this role did again, and compare")
-    options(
-        role,
-        """
-        --weights DIR   folder of weight versions or checkpoints, in addition to the recording's
-        --keep-weights  trainer: keep every version that it makes
-        """,
-        weights_={"action": "append", "default": []},
-    )
-
-
+@command("replay")
 def run(args: argparse.Namespace) -> int:
-    """Play; 0 if everything asked for was played and nothing of the recording is missing, and with
-    --into only if nothing differs.
+    """play a recording into a fresh run, or do again what one role computed
+
+    Records keep their bytes, keys and partitions; the header rlstreams-replay-of names their
+    recorded offset. Refuses to replay into a run that has records. With --into nothing is
+    started or written: that role's steps or scores are computed again from the recording and
+    compared. Exit status 1 if the recording lacks records, or with --into if anything differs.
+
+    RECORDING              its folder
+    --as RUN_ID            id of the fresh run (default: the recorded id plus -replay)
+    --dir DIR              its folder (runs/RUN_ID)
+    --bootstrap HOST:PORT  a broker; default: an embedded one
+    --speed FACTOR         1 as recorded, 10, ... [max]
+    --steps A:B            only these steps, and all their groups; the trainer begins with 1
+    --into trainer|logprob  compute what this role did again, and compare
+    --weights DIR...       folder of weight versions or checkpoints, in addition to the
+                           recording's
+    --keep-weights         trainer: keep every version that it makes
+
+    rlstreams replay recordings/demo --as slow --speed 2 --steps 5:
+    rlstreams replay recordings/demo --into trainer
     """
     from rlstreams.debug.replay.player import range_of, selection_of
     from rlstreams.streams.recording import Recording
@@ -106,7 +85,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
     unused, where = _UNUSED[args.into or ""], f"--into {args.into}" if args.into else "no --into"
     if args.into == "trainer" and not args.keep_weights:  # which names their folder
         unused, where = (*unused, "--as", "--dir"), f"{where} and no --keep-weights"
-    values = {**vars(args), "as": args.run_id, "speed": args.speed != SPEED}
+    values = {**vars(args), "as": args.as_, "speed": args.speed != SPEED}
     if typed := [name for name in unused if values[name[2:].replace("-", "_")]]:
         raise ConfigError(f"{', '.join(typed)}: of no use with {where}; leave it out")
 
@@ -132,7 +111,7 @@ def _fresh(args: argparse.Namespace, recording: Recording) -> AbstractContextMan
     """The fresh run that the options name."""
     from rlstreams.debug.replay.target import fresh_run, replay_config
 
-    config = replay_config(recording, run_id=args.run_id, folder=args.dir, bootstrap=args.bootstrap)
+    config = replay_config(recording, run_id=args.as_, folder=args.dir, bootstrap=args.bootstrap)
     return fresh_run(config, schemas=[*recording.schemas.values()])
 
 
@@ -188,7 +167,7 @@ def _trainer(args: argparse.Namespace, recording: Recording, steps: Range | None
     last = 0 if steps is None or steps.last == math.inf else int(steps.last)
     config, weights = recorded_config(recording), None
     if args.keep_weights:
-        fresh = replay_config(recording, run_id=args.run_id, folder=args.dir, bootstrap="")
+        fresh = replay_config(recording, run_id=args.as_, folder=args.dir, bootstrap="")
         if (Path(fresh.folder) / CONFIG_FILE).exists():
             raise ConfigError(f"{fresh.folder} is the folder of a run: name another with --dir DIR")
         weights = Path(fresh.folder) / "weights"

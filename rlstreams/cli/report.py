@@ -5,31 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rlstreams.cli.arguments import Commands, add_run, command, opened
+from rlstreams.cli.arguments import LOG, command, opened
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = command(
-        subparsers,
-        "report",
-        run,
-        """
-        one HTML page and the learning curve of a finished or running run
-
-        Reads the run's topics; writes report.html, steps.csv and curve.png into its folder.
-
-        --out DIR  folder for the files (the run's)
-
-        rlstreams report runs/demo
-        rlstreams report runs/demo --out public
-        """,
-    )
-    add_run(parser, is_log=True)
-
-
+@command("report", LOG)
 def run(args: argparse.Namespace) -> int:
-    """Write the files and say where they are."""
+    """one HTML page and the learning curve of a finished or running run
+
+    Reads the run's topics; writes report.html, steps.csv and curve.png into its folder.
+
+    --out DIR  folder for the files (the run's)
+
+    rlstreams report runs/demo
+    rlstreams report runs/demo --out public
+    """
     from datetime import UTC, datetime
 
     from rlstreams.debug.inspect.words import spelling

@@ -9,51 +9,35 @@ from functools import partial
 from pathlib import Path
 
 from rlstreams.cli.arguments import (
-    Commands,
-    add_run,
+    LOG,
     command,
     opened,
     print_json,
     set_threads,
-    whole,
 )
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "rerun-step",
-        run,
-        """
-        re-execute a recorded step and compare it; with --set, also a changed one
-
-        Loads the newest checkpoint before the step, redoes the steps in between, then the step
-        itself. Writes nothing. Exit status 1 if anything differs.
-
-        --set NAME=VALUE   re-run it a second time with this changed: trainer.loss.*,
-                           trainer.optimizer.*, trainer.micro_batch_tokens,
-                           trainer.minibatches, trainer.batch_epochs, trainer.control;
-                           repeatable
-        --json             print what was compared as one JSON object
-        --checkpoints DIR  also look here
-        --model DIR        where the model folder is now
-        --profile FILE     instead, do it twice and write a torch trace of the second time, for
-                           https://ui.perfetto.dev; print the kernels that take longest
-
-        rlstreams rerun-step 7 recordings/demo
-        rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01
-        rlstreams rerun-step 7 runs/demo --profile step-7.json
-        """,
-        set_={"dest": "settings", "action": "append", "default": []},
-        checkpoints_={"action": "append", "default": []},
-    )
-    parser.add_argument("step", type=whole(1), metavar="N", help="the step")
-    add_run(parser, is_log=True)
-
-
+@command("rerun-step", LOG)
 def run(args: argparse.Namespace) -> int:
-    """Re-run; 0 if everything is equal to what was recorded."""
+    """re-execute a recorded step and compare it; with --set, also a changed one
+
+    Loads the newest checkpoint before the step, redoes the steps in between, then the step
+    itself. Writes nothing. Exit status 1 if anything differs.
+
+    N                  the step
+    --set NAME=VALUE...  re-run it a second time with this changed: trainer.loss.*,
+                       trainer.optimizer.*, trainer.micro_batch_tokens,
+                       trainer.minibatches, trainer.batch_epochs, trainer.control
+    --json             print what was compared as one JSON object
+    --checkpoints DIR...  also look here
+    --model DIR        where the model folder is now
+    --profile FILE     instead, do it twice and write a torch trace of the second time, for
+                       https://ui.perfetto.dev; print the kernels that take longest
+
+    rlstreams rerun-step 7 recordings/demo
+    rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01
+    rlstreams rerun-step 7 runs/demo --profile step-7.json
+    """
     import json
 
     from rlstreams.streams.run.places import check_checkpoints
@@ -74,16 +58,16 @@ def run(args: argparse.Namespace) -> int:
         folders = [found_run.folder / "checkpoints", *extra]
         if args.profile:
             out = Path(args.profile)
-            traced = profile(found_run.log.bus, config, args.step, checkpoints=folders, out=out)
-            print("\n".join(traced.lines(args.step, out)))
+            traced = profile(found_run.log.bus, config, args.n, checkpoints=folders, out=out)
+            print("\n".join(traced.lines(args.n, out)))
             return 0
         found = rerun(
             found_run.log.bus,
             config,
-            args.step,
+            args.n,
             checkpoints=folders,
             weights=[found_run.folder / "weights"],
-            change=partial(changed_config, settings=args.settings) if args.settings else None,
+            change=partial(changed_config, settings=args.set) if args.set else None,
         )
     if args.json:
         names = "step is_equal started_from num_redone findings environment change"

@@ -1,31 +1,25 @@
-"""`rlstreams topics apply|list|tail CONFIG...`: the topics of a run, and what lies in them."""
+"""`rlstreams topics apply|tail CONFIG...`: the topics of a run, and what lies in them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.cli.arguments import (
-    Commands,
-    add_config,
-    add_run,
+    CONFIG,
+    LOG,
     command,
     configuration,
+    group,
     opened,
     print_json,
-    whole,
 )
 
 if TYPE_CHECKING:
     from rlstreams.schemas import SchemaTexts
-    from rlstreams.streams.kafka.facts import TopicFacts
-    from rlstreams.streams.log.bus import Reader
-    from rlstreams.streams.log.record import Partition, RawRecord
-    from rlstreams.streams.log.topics import Topic
+    from rlstreams.streams.log.record import RawRecord
 
 POLL_S = 0.5
 READ_DEADLINE_S = 30.0  # longest wait for the next record below a known end
@@ -33,91 +27,43 @@ _BATCH = 500
 _SHOWN = 60  # characters of a value in a line
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = subparsers.add_parser(
-        "topics", help="create or list the topics of a run, show what lies in one"
-    )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    apply = """create missing topics, lengthen retention; refuse other partition counts
-
-        rlstreams topics apply run.toml --broker.bootstrap=10.0.0.5:9092
-        """
-    add_config(command(actions, "apply", run, apply))
-    listed = """each topic with partitions, records, writers and readers
-
-        Exit status 1 if a topic is missing.
-
-        --json  one JSON object a line
-
-        rlstreams topics list runs/demo
-        """
-    add_run(command(actions, "list", run, listed))
-    tail = """the newest records of a topic, decoded: position, time, key, headers, event
-
-        Of a live, finished or recorded run; changes nothing and joins no group. TOPIC without the
-        run's prefix: steps, trajectories, dead-letters, ... A record that is no event of ours is
-        shown with the reason.
-
-        --last N  how many (%(default)s)
-        --follow  go on with what comes, until Ctrl-C
-        --json    one JSON object a line, arrays in full; of a dead letter with its record
-
-        rlstreams topics tail steps runs/demo --follow
-        rlstreams topics tail dead-letters runs/demo --last 1 --json
-        """
-    one = command(actions, "tail", run_tail, tail, last_={"type": whole(0), "default": 10})
-    one.add_argument("topic", metavar="TOPIC", help="name of the topic")
-    add_run(one, is_log=True)
+group("topics", "create the topics of a run, show what lies in one")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Do it; `list` answers 1 if a topic is missing."""
-    from rlstreams.streams.kafka.admin import apply, listing
-    from rlstreams.streams.log.topics import TOPICS
-    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, place_of, topic_plan
+@command("topics apply", CONFIG)
+def run_apply(args: argparse.Namespace) -> int:
+    """create missing topics, lengthen retention; refuse other partition counts
+
+    rlstreams topics apply run.toml --broker.bootstrap=10.0.0.5:9092
+    """
+    from rlstreams.streams.kafka.admin import apply
+    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, topic_plan
 
     config = configuration(args.config, args.overrides)
-    options = client_options(config)
-    if args.action == "apply":
-        bootstrap = bootstrap_of(config)
-        created = apply(bootstrap, config.run.id, topic_plan(config), options)
-        print("\n".join(f"created {name}" for name in created) or "nothing was missing")
-        return 0
-    with place_of(config).served() as bootstrap:
-        there = listing(bootstrap, config.run.id, options)
-    rows = [_listed(topic, there.get(topic.name)) for topic in TOPICS]
-    if args.json:
-        print_json(*rows)
-    else:
-        print(f"{'topic':<20} partitions replicas    records  key          written by -> read by")
-    for row in () if args.json else rows:
-        print(
-            f"{row['topic']:<20} {row['partitions'] or 'missing':>10} {row['replicas']:>8} "
-            f"{row['records']:>10}  {row['key']:<12} "
-            f"{', '.join(row['written_by'])} -> {', '.join(row['read_by'])}"
-        )
-    return 0 if len(there) == len(TOPICS) else 1
+    plan, options = topic_plan(config), client_options(config)
+    created = apply(bootstrap_of(config), config.run.id, plan, options)
+    print("\n".join(f"created {name}" for name in created) or "nothing was missing")
+    return 0
 
 
-def _listed(topic: Topic, found: TopicFacts | None) -> dict[str, Any]:
-    """A topic as the catalogue has it, and as it is; None: it is missing."""
-    return {
-        "topic": topic.name,
-        "partitions": found.partitions if found else 0,
-        "replicas": min((len(one.assigned) for one in found.copies.values()), default=0)
-        if found
-        else 0,
-        "records": found.num_records if found else 0,
-        "key": topic.key,
-        "written_by": topic.written_by,
-        "read_by": topic.read_by,
-    }
-
-
+@command("topics tail", LOG)
 def run_tail(args: argparse.Namespace) -> int:
-    """Print the newest records, and with `--follow` those to come; 0."""
+    """the newest records of a topic, decoded: position, time, key, headers, event
+
+    Of a live, finished or recorded run; changes nothing and joins no group. TOPIC without the
+    run's prefix: steps, trajectories, dead-letters, ... A record that is no event of ours is
+    shown with the reason.
+
+    TOPIC         name of the topic
+    --last COUNT  how many [10]
+    --follow      go on with what comes, until Ctrl-C
+    --json        one JSON object a line, arrays in full; of a dead letter with its record
+
+    rlstreams topics tail steps runs/demo --follow
+    rlstreams topics tail dead-letters runs/demo --last 1 --json
+    """
     from rlstreams.streams.log.errors import BrokerError, ConfigError
+    from rlstreams.streams.log.read_to import read_to
     from rlstreams.streams.log.topics import TOPICS
     from rlstreams.workers.config.nearest import meant
 
@@ -131,7 +77,9 @@ def run_tail(args: argparse.Namespace) -> int:
         back = 4 * args.last  # offsets: transactions have markers, large records several parts
         starts = {p: max(at, ends[p] - back) for p, at in bus.beginnings(args.topic).items()}
         with bus.reader(starts) as reader, suppress(KeyboardInterrupt):
-            for raw in _between(reader, ends)[-args.last :] if args.last else ():
+            found = [raw for raws in read_to(reader, ends, READ_DEADLINE_S) for raw in raws]
+            found.sort(key=lambda raw: (raw.timestamp_ms, raw.position))
+            for raw in found[-args.last :] if args.last else ():
                 _show(record_row(raw, schemas), as_json=args.json)
             while args.follow and source.log.is_growing:
                 try:
@@ -141,26 +89,6 @@ def run_tail(args: argparse.Namespace) -> int:
                     print(f"{source.log.name}: {err}", file=sys.stderr)
                     break
     return 0
-
-
-def _between(reader: Reader, ends: Mapping[Partition, int]) -> list[RawRecord]:
-    """What the reader gives up to `ends`, by time.
-
-    Raises:
-        DeadlineError: a partition did not deliver up to its end.
-    """
-    from rlstreams.streams.log.errors import DeadlineError
-
-    found: list[RawRecord] = []
-    until_s = time.monotonic() + READ_DEADLINE_S
-    while any(reader.positions().get(at, 0) < end for at, end in ends.items()):
-        if records := reader.poll(_BATCH, POLL_S):
-            until_s = time.monotonic() + READ_DEADLINE_S
-            found += records
-        elif time.monotonic() > until_s:
-            names = ", ".join(map(str, ends))
-            raise DeadlineError(f"reading {names}: nothing came for {READ_DEADLINE_S:g} s")
-    return sorted(found, key=lambda raw: (raw.timestamp_ms, raw.position))
 
 
 def record_row(raw: RawRecord, schemas: SchemaTexts) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
+from rlstreams.cli.arguments import RUN, command, configuration, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.show.track.sinks import About
@@ -25,35 +25,22 @@ NICE = 10  # the run goes first
 PREDECESSOR_S = 45.0  # of an `up` that was killed: its tracker is about to end
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = command(
-        subparsers,
-        "track",
-        run,
-        """
-        write steps, evaluations and samples to wandb, mlflow, trackio or tensorboard
-
-        Reads the log, and writes what a tracker lacks: each row once, also after a kill, an outage
-        or a resumed run. `up` does it by itself if the section [track] names a tracker. Exit status
-        1: one lacks rows.
-
-        --follow   go on until the run is over or SIGTERM
-
-        rlstreams track runs/demo
-        rlstreams track run.toml --follow --track.wandb.project=mine
-        rlstreams track run.toml --track.mlflow.uri=http://localhost:5000
-        """,
-    )
-    add_run(parser)
-    # `up` gives the end of a pipe that closes when `up` is gone.
-    parser.add_argument("--caller-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    # This command starts itself again for each tracker.
-    parser.add_argument("--only", default="", help=argparse.SUPPRESS)
-
-
+# Hidden: `up` gives the end of a pipe that closes when `up` is gone; this command starts itself
+# again for each tracker.
+@command("track", RUN, hidden=("--caller-fd", "--only"))
 def run(args: argparse.Namespace) -> int:
-    """Write all; 0 if no tracker lacks a row."""
+    """write steps, evaluations and samples to wandb, mlflow, trackio or tensorboard
+
+    Reads the log, and writes what a tracker lacks: each row once, also after a kill, an outage
+    or a resumed run. `up` does it by itself if the section [track] names a tracker. Exit status
+    1: one lacks rows.
+
+    --follow   go on until the run is over or SIGTERM
+
+    rlstreams track runs/demo
+    rlstreams track run.toml --follow --track.wandb.project=mine
+    rlstreams track run.toml --track.mlflow.uri=http://localhost:5000
+    """
     from rlstreams.show.track.tracker import TRIES, keep
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.log.owner_lock import OwnedError, held
@@ -67,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
         )
     stop = Stop()
     stop.on_signals()
-    if args.caller_fd >= 0:
-        stop.when_closed(args.caller_fd)
+    if args.caller_fd:
+        stop.when_closed(int(args.caller_fd))
     if args.only:
         return _write(args, config, stop)
     with suppress(OSError):
@@ -78,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     words = [sys.executable, "-m", "rlstreams", "track", *args.config, *args.overrides]
     words += ["--caller-fd", "0", *(["--follow"] if args.follow else []), "--only"]
     commands = {name: [*words, name] for name in config.track.used}
-    wait_s = PREDECESSOR_S if args.caller_fd >= 0 else 0.0
+    wait_s = PREDECESSOR_S if args.caller_fd else 0.0
     tries = math.inf if args.follow else TRIES
     try:
         # Two would end each other's processes.

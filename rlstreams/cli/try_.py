@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_config, command, whole
+from rlstreams.cli.arguments import CONFIG, command
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
@@ -13,33 +13,20 @@ if TYPE_CHECKING:
     from rlstreams.workers.sandbox.reward import Verifier
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "try",
-        run,
-        """
-        run a few rows through prompt, model and reward, without a broker
-
-        Shows each prompt as the model sees it, the model's answers, their rewards by part, how
-        long each takes, and what a run would reject and why. Samples with the built-in engine.
-        Exit status 0 if every answer was scored.
-
-        --rows N            rows of data.train, from the first (%(default)s)
-        --samples N         answers per row (%(default)s)
-
-        rlstreams try
-        rlstreams try run.toml --rows 10 --samples 1
-        """,
-        rows_={"type": whole(1), "default": 3},
-        samples_={"type": whole(1), "default": 4},
-    )
-    add_config(parser)
-
-
+@command("try", CONFIG)
 def run(args: argparse.Namespace) -> int:
-    """Print it all; 1 if an answer could not be judged."""
+    """run a few rows through prompt, model and reward, without a broker
+
+    Shows each prompt as the model sees it, the model's answers, their rewards by part, how
+    long each takes, and what a run would reject and why. Samples with the built-in engine.
+    Exit status 0 if every answer was scored.
+
+    --rows N            rows of data.train, from the first [3]
+    --samples N         answers per row [4]
+
+    rlstreams try
+    rlstreams try run.toml --rows 10 --samples 1
+    """
     from rlstreams.workers.config.load import load
     from rlstreams.workers.rollout.verifiers import make_verifier
 

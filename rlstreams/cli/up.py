@@ -7,91 +7,76 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Commands, add_config, add_no_live, command, whole
+from rlstreams.cli.arguments import CONFIG, command
 
 if TYPE_CHECKING:
-    from rlstreams.up.live.figures import Figures
-    from rlstreams.workers.config.run import RunConfig
+    from rlstreams.up.supervisor.fault_hook import UpOptions
 
 
-def add(subparsers: Commands) -> None:
-    """Register the command."""
-    parser = command(
-        subparsers,
-        "up",
-        run,
-        """
-        run everything on this machine: broker and all roles, supervised
-
-        Starts a broker, unless broker.bootstrap names one, and every role; restarts what dies.
-        Ctrl-C drains and leaves a run that --resume continues. Exit status 0 if the run is
-         complete, or drained as asked, and the audit finds no breach.
-
-        --steps N  optimizer steps; short for --trainer.steps
-        --resume   continue a run that has steps
-        --web PORT  show the run in a browser, at this port of this machine; 0: a free one
-        --json     print each step, each evaluation and the end as a JSON object a line;
-                   everything else goes to stderr
-
-        rlstreams up
-        rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5
-        rlstreams up run.toml --resume --steps 120
-        rlstreams up --web
-        rlstreams up --json --no-live > figures.jsonl
-        """,
-        steps_={"type": whole(1)},
-        web_={"type": whole(0, 65535), "nargs": "?", "const": 9402, "metavar": "PORT"},
-    )
-    add_config(parser)
-    add_no_live(parser)
-    # Set by `rlstreams.run`: a pipe that closes when its process is gone.
-    parser.add_argument("--caller-fd", type=int, default=-1, help=argparse.SUPPRESS)
-
-
+# Hidden, and set by `rlstreams.run`: a pipe that closes when its process is gone.
+@command("up", CONFIG, hidden=("--caller-fd",), settings={"--web": {"nargs": "?", "const": 9402}})
 def run(args: argparse.Namespace) -> int:
-    """Run it; 0 if the run is complete, or drained as asked, and the audit finds nothing."""
+    """run everything on this machine: broker and all roles, supervised
+
+    Starts a broker, unless broker.bootstrap names one, and every role; restarts what dies.
+    Ctrl-C drains and leaves a run that --resume continues. Exit status 0 if the run is
+    complete, or drained as asked, and the audit finds no breach.
+
+    --steps N  optimizer steps; short for --trainer.steps
+    --resume   continue a run that has steps
+    --web PORT  show the run in a browser, at this port of this machine; 0: a free one
+    --no-live  plain lines instead of the live view
+    --json     print each step, each evaluation and the end as a JSON object a line;
+               everything else goes to stderr
+
+    rlstreams up
+    rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5
+    rlstreams up run.toml --resume --steps 120
+    rlstreams up --web
+    rlstreams up --json --no-live > figures.jsonl
+    """
     from rlstreams.streams.log.errors import StreamsError
-    from rlstreams.workers.config.load import check_secrets, load_with_origins
-
-    overrides = list(args.overrides)
-    if args.steps is not None:
-        overrides += ["--trainer.steps", str(args.steps)]
-    loaded = load_with_origins(args.config, overrides)
-    config = loaded.config
-    check_secrets(loaded)
-    if args.caller_fd >= 0:
-        _drain_when_closed(args.caller_fd)
-    if not args.json:
-        return _up(args, config, None)
     from rlstreams.up.live.figures import Figures
+    from rlstreams.up.supervisor.up import up
 
+    options = up_options(args, args.config, ["up", *args.config, *args.overrides])
+    if args.caller_fd:
+        _drain_when_closed(int(args.caller_fd))
+    if not args.json:
+        return up(options)
     figures = Figures(sys.stdout)
     with redirect_stdout(sys.stderr):
         try:
-            return _up(args, config, figures)
+            return up(replace(options, figures=figures))
         except StreamsError as err:
             problem = "\n".join([str(err), *getattr(err, "__notes__", ())])
             figures.end("failed", problem, type(err).__name__)
             raise
 
 
-def _up(args: argparse.Namespace, config: RunConfig, figures: Figures | None) -> int:
+def up_options(
+    args: argparse.Namespace, files: Sequence[str | Path], words: Sequence[str]
+) -> UpOptions:
+    """What `up` is to do with files of a configuration; `words` start it again, but for steps."""
     from rlstreams.up.supervisor.fault_hook import UpOptions
-    from rlstreams.up.supervisor.up import up
+    from rlstreams.workers.config.load import check_secrets, load_with_origins
 
-    return up(
-        UpOptions(
-            config=config,
-            command=shlex.join(["up", *args.config, *args.overrides]),
-            is_resumed=args.resume,
-            is_live=not args.no_live,
-            steps_typed=args.steps or 0,
-            web_port=args.web,
-            figures=figures,
-        )
+    steps = [] if args.steps is None else ["--trainer.steps", str(args.steps)]
+    loaded = load_with_origins(files, [*args.overrides, *steps])
+    check_secrets(loaded)
+    return UpOptions(
+        config=loaded.config,
+        command=shlex.join(words),
+        is_resumed=args.resume,
+        is_live=not args.no_live,
+        steps_typed=args.steps or 0,
+        web_port=getattr(args, "web", None),
     )
 
 

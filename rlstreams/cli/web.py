@@ -11,39 +11,26 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from rlstreams.cli.arguments import Commands, add_run, command, opened, several, whole
+from rlstreams.cli.arguments import LOG, command, opened, several
 
 NICE = 10  # the run goes first
 
 
-def add(subparsers: Commands) -> None:
-    """Add the command."""
-    parser = command(
-        subparsers,
-        "web",
-        run,
-        """
-        a live page of runs in the browser: charts, samples, steps, dead letters, flow
-
-        Reads the log of each run, live, finished or recorded, and writes nothing. Several folders
-        are compared in the same charts. The page needs no network, and answers this machine alone
-        unless --host says otherwise. Until Ctrl-C.
-
-        --host ADDRESS  to listen on; others than this machine can read everything (%(default)s)
-        --port N        to listen on; 0: a free one (%(default)s)
-
-        rlstreams web runs/demo
-        rlstreams web runs/demo runs/demo-seed1 --port 9410
-        rlstreams web recordings/demo
-        """,
-        host_={"default": "127.0.0.1"},
-        port_={"type": whole(0, 65535), "default": 9402},
-    )
-    add_run(parser, is_log=True)
-
-
+@command("web", LOG)
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; 0 then, for that is how it ends."""
+    """a live page of runs in the browser: charts, samples, steps, dead letters, flow
+
+    Reads the log of each run, live, finished or recorded, and writes nothing. Several folders
+    are compared in the same charts. The page needs no network, and answers this machine alone
+    unless --host says otherwise. Until Ctrl-C.
+
+    --host ADDRESS  to listen on; others than this machine can read everything [127.0.0.1]
+    --port PORT        to listen on; 0: a free one [9402]
+
+    rlstreams web runs/demo
+    rlstreams web runs/demo runs/demo-seed1 --port 9410
+    rlstreams web recordings/demo
+    """
     from rlstreams.show.web.app import server_of
     from rlstreams.show.web.beside import listening
     from rlstreams.show.web.reading import RunReader

@@ -39,4 +39,4 @@ def test_the_notebook_runs_to_its_end(tmp_path: Path) -> None:
     prompt, _, outcome = ast.literal_eval(sample)
     assert ("=", "trained") == (prompt[-1], outcome)
     (source,) = (tmp_path / "runs/first/given").glob("reward_*.py")
-    assert "NUMBER = " in source.read_text("utf-8")
+    assert "reward = pickle.loads" in source.read_text("utf-8")

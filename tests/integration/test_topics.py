@@ -85,19 +85,19 @@ def test_more_replicas_than_brokers_is_the_brokers_refusal(broker: str, run_id: 
         apply(broker, run_id, plan)
 
 
-def test_the_command_lists_what_it_created(
+def test_the_command_says_what_it_created(
     broker: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`topics list` answers 1 while a topic is missing; other partitions are status 78."""
+    """Each topic by name, once; other partitions are status 78."""
     config = tmp_path / "run.toml"
     config.write_text(f'[run]\nid = "{run_id}"\n[broker]\nbootstrap = "{broker}"\n', "utf-8")
 
-    assert main(["topics", "list", str(config)]) == 1
     assert main(["topics", "apply", str(config)]) == 0
-    assert main(["topics", "list", str(config)]) == 0
+    assert main(["topics", "apply", str(config)]) == 0
     assert main(["topics", "apply", str(config), "--rollout.workers", "9"]) == 78
     out = capsys.readouterr()
     assert f"created {run_id}.steps" in out.out
+    assert "nothing was missing" in out.out
     assert f"{run_id}.prompts has 2 partitions, the configuration wants 18" in out.err
 
 
@@ -106,14 +106,14 @@ def test_without_a_broker_the_command_says_how_to_start_one(
 ) -> None:
     """No address and no embedded broker: a configuration error with the way out.
 
-    `list` would start the stopped broker of a run; of one that never ran it says that.
+    `tail` would start the stopped broker of a run; of one that never ran it says that.
     """
     config = tmp_path / "run.toml"
     config.write_text(f'[run]\nid = "{run_id}"\ndir = "{tmp_path}"\n', "utf-8")
 
     assert main(["topics", "apply", str(config)]) == 78
     assert f"rlstreams broker start --dir {tmp_path}/broker" in capsys.readouterr().err
-    assert main(["topics", "list", str(config)]) == 78
+    assert main(["topics", "tail", "steps", str(config)]) == 78
     assert f"run {run_id} has left no log under {tmp_path}" in capsys.readouterr().err
 
 

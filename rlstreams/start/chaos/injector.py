@@ -306,7 +306,7 @@ class FaultInjector:
     def _inject_up(self, fault: Fault, targets: FaultTargets) -> Injection | None:
         """The end of this process, once its plan is written down; nobody may be asleep, for nobody
         else would wake him."""
-        if self._state_file is None or self._sleepers or self._doomed or targets.fleet.num_replaced:
+        if self._state_file is None or self._sleepers or self._doomed or targets.fleet.replaced:
             return None
         injection = self._record(fault, "", targets)
         self._left.popleft()

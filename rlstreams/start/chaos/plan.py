@@ -16,7 +16,7 @@ from typing import TypeAlias
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.crash_points import CrashPoint
 from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets
-from rlstreams.up.supervisor.fleet import Exited
+from rlstreams.up.supervisor.restart import Exited
 
 BROKER = "broker"
 SERVER = "server"  # the model server that a rollout worker started, not the worker

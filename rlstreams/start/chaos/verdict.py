@@ -30,8 +30,7 @@ from rlstreams.streams.log.text import plain_json
 from rlstreams.streams.log.topics import POLICY_PULLS, PROMPTS, SCORED, STEPS, TRAJECTORIES
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.run import RunState
-from rlstreams.up.supervisor.fleet import Exited
-from rlstreams.up.supervisor.restart import OWNER_S, described
+from rlstreams.up.supervisor.restart import OWNER_S, Exited, described
 from rlstreams.workers.loop.runtime import Exit
 
 TOPICS = (PROMPTS, TRAJECTORIES, SCORED, STEPS, POLICY_PULLS)

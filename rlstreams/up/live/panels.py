@@ -1,15 +1,11 @@
-"""The panes of the live view: each takes the input and gives what rich draws.
-
-Curves are of braille dots: two columns and four rows of dots to each character cell.
-"""
+"""The panes of the live view: each takes the input and gives what rich draws."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from statistics import median
 
 from rich.console import Group, RenderableType
@@ -19,85 +15,56 @@ from rich.text import Text
 
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.views.dead import list_command
-from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
+from rlstreams.streams.views.evaluation import EvaluationPoint
 from rlstreams.streams.views.pace import STEPS, bottleneck, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
-from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, number, spelled, visible
+from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, number, visible
 
 KILL = "\u250a"  # a dotted stroke
-_BLANK = 0x2800
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row][column] of one cell
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Points of one quantity, x ascending, and the style of its dots."""
-
-    points: Sequence[tuple[float, float]]
-    style: str
-    marker: str = ""  # a character at each point: lines differ without colour too
+BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # an eighth of a row to all of it
+Points = Sequence[tuple[float, float]]
 
 
 def chart(
-    lines: Sequence[Line],
+    curves: Sequence[tuple[Points, str, str]],
     *,
     width: int,
     height: int,
     x_max: float,
-    y_min: float = 0.0,
-    y_max: float = 1.0,
+    y_min: float,
+    y_max: float,
     marks: Sequence[float] = (),
 ) -> list[Text]:
     """`height` rows of `width` cells; x from 0 to `x_max`, y from `y_min` to `y_max`.
 
     Args:
-        lines: later ones are drawn over earlier ones, cell by cell.
+        curves: points, their style and character, "" for blocks as high as the point in its row;
+            a later one is drawn over earlier ones.
         marks: x of vertical strokes, drawn under everything.
     """
-    cells: dict[tuple[int, int], tuple[str, str]] = {}  # style and character of a cell
 
-    def dot(x: int, y: int, style: str) -> None:
-        owner, char = cells.get((y // 4, x // 2), ("", " "))
-        # Mixed dots would take the wrong colour: the newer line owns the cell.
-        dots = ord(char) if owner == style and char >= chr(_BLANK) else _BLANK
-        cells[y // 4, x // 2] = (style, chr(dots | _DOTS[y % 4][x % 2]))
+    def column(x: float) -> int:
+        return round(min(1.0, x / x_max) * (width - 1))
 
-    for x in marks:
-        for row in range(height):
-            cells[row, _scale(x, x_max, width * 2) // 2] = ("red", KILL)
-    for line in lines:
-        spots = [
-            (
-                _scale(x, x_max, width * 2),
-                height * 4 - 1 - _scale(y - y_min, y_max - y_min, height * 4),
-            )
-            for x, y in line.points
-            if math.isfinite(y)
-        ]
-        for (x0, y0), (x1, y1) in zip(spots, spots[1:] or spots, strict=False):
-            num = max(abs(x1 - x0), abs(y1 - y0), 1)
-            for i in range(num + 1):
-                dot(x0 + round((x1 - x0) * i / num), y0 + round((y1 - y0) * i / num), line.style)
-        for x, y in spots if line.marker else ():
-            cells[y // 4, x // 2] = (line.style, line.marker)
+    cells = {(row, column(x)): (KILL, "red") for x in marks for row in range(height)}
+    for points, style, char in curves:
+        for (x, y), following in zip_longest(points, points[1:]):
+            if math.isfinite(y):
+                eighths = min(8 * height - 1, int((y - y_min) / (y_max - y_min) * 8 * height))
+                row, block = height - 1 - eighths // 8, BLOCKS[eighths % 8]
+                end = column(following[0]) if following and not char else 0  # up to the next point
+                for at in range(column(x), max(end, column(x) + 1)):
+                    cells[row, at] = (char or block, style)
     return [
-        Text.assemble(*((char, style) for style, char in row), no_wrap=True)
-        for row in ([cells.get((y, x), ("", " ")) for x in range(width)] for y in range(height))
+        Text.assemble(*(cells.get((row, at), (" ", "")) for at in range(width)), no_wrap=True)
+        for row in range(height)
     ]
 
 
-def _scale(value: float, most: float, num_dots: int) -> int:
-    share = min(1.0, max(0.0, value / most)) if most > 0 else 0.0
-    return round(share * (num_dots - 1))
-
-
-# Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
-VERSION_STYLES = ("cyan", "magenta", "yellow", "blue")
 REWARD_STYLE = "bright_black"
 ACCURACY_STYLE = "bold cyan"
 MARKER = "o"  # of the held-out accuracy
-NEXT_VERSION = "\u2502"  # within an answer
 _MARGIN = 7  # columns of the y axis
 _STATE_STYLES = {  # any other: yellow
     **dict.fromkeys(("working", "training"), "green"),
@@ -145,14 +112,10 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
     steps, curve = given.views.run.steps, given.views.evaluation.curve
     rewards = [(p.step, p.reward) for p in steps]
     accuracies = given.views.held_out
-    lines = [
-        Line(points=rewards, style=REWARD_STYLE),
-        Line(points=accuracies, style=ACCURACY_STYLE, marker=MARKER),
-    ]
     y_min, y_max = _span([y for _, y in (*rewards, *accuracies)])
     height = max(1, height - 1)
     rows = chart(
-        lines,
+        [(rewards, REWARD_STYLE, ""), (accuracies, ACCURACY_STYLE, MARKER)],
         width=max(8, width - _MARGIN),
         height=height,
         x_max=float(max(given.target, given.views.run.step, 1)),
@@ -186,33 +149,8 @@ def _legend(steps: Sequence[StepPoint], curve: Sequence[EvaluationPoint], has_ki
     reward = f"{steps[-1].reward:.2f}" if steps else "-"
     text = Text(no_wrap=True)
     text.append(f"{MARKER} held-out ", ACCURACY_STYLE).append(accuracy)
-    text.append(" \u2812 reward ", REWARD_STYLE).append(reward)
+    text.append(f" {BLOCKS[3]} reward ", REWARD_STYLE).append(reward)
     return text.append(f" {KILL} kill", "red") if has_kills else text
-
-
-def problems(given: LiveInput, height: int) -> RenderableType:
-    """Held-out problems, as many as there is room for: the question, the answer then and now."""
-    kept = given.views.samples.ranked
-    if not kept:
-        return Text("waiting for the first evaluation", style="bright_black")
-    parts: list[RenderableType] = []
-    for found in kept[: max(1, (height + 1) // 7)]:
-        question = Text(visible(given.decode(found.then.prompt_ids).strip()), style="bold")
-        question.truncate(400)
-        parts += [*([Text("")] if parts else ()), question, _answer("then", found.then, given)]
-        if found.now.policy_version != found.then.policy_version:
-            parts.append(_answer("now", found.now, given))
-    return Group(*parts)
-
-
-def _answer(when: str, answer: Answer, given: LiveInput) -> Text:
-    verdict = ("right", "bold green") if answer.is_right else ("wrong", "bold red")
-    text = Text.assemble((f"{when}, version {answer.policy_version}: ", "bright_black"), verdict)
-    text.append("\n  ")
-    for index, (version, words) in enumerate(spelled(answer, given.decode)):
-        style = VERSION_STYLES[version % len(VERSION_STYLES)] if version >= 0 else "bright_black"
-        text.append(NEXT_VERSION if index else "", "bright_black").append(visible(words), style)
-    return text
 
 
 def workers(given: LiveInput) -> RenderableType:

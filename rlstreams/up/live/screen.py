@@ -26,7 +26,7 @@ from rlstreams.show.metrics.rows import step_row
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
-from rlstreams.up.live.panels import footer, header, learning, problems, queues, workers
+from rlstreams.up.live.panels import footer, header, learning, queues, workers
 from rlstreams.up.live.words import LiveInput, clock, over, visible
 
 _GONE = (errno.EPIPE, errno.EIO)
@@ -88,8 +88,7 @@ _KEPT = 200  # lines of what happened
 
 
 class Screen:
-    """One screenful: header, learning, workers, footer; from 64 columns on a problem and the topics
-    are beside them."""
+    """One screenful: header, learning, workers, footer; from 64 columns on also the topics."""
 
     def __init__(self, given: LiveInput) -> None:
         self._given = given
@@ -108,17 +107,12 @@ class Screen:
         given = self._given
         num_workers = max(len(given.processes), len(given.views.throughput.workers))
         bottom = min(height // 2, max(10, num_workers + 1 + _FRAME))
-        top, team = height - bottom, _framed("workers", workers(given))
-        if width < _FEWEST_COLUMNS:  # side by side neither of two could be read
-            curve = learning(given, width - _FRAME - 2, top - _FRAME)
-            return _split((_framed("learning", curve), 0), (team, bottom))
-        curve = learning(given, width // 2 - _FRAME - 2, top - _FRAME)
-        found = _framed("the same problem, then and now", problems(given, top - _FRAME))
-        lag = _framed("topics", queues(given, bottom - _FRAME))
-        return _split(
-            (_split((_framed("learning", curve), width // 2), (found, 0), is_row=True), 0),
-            (_split((team, width * 2 // 3), (lag, 0), is_row=True), bottom),
-        )
+        curve = learning(given, width - _FRAME - 2, height - bottom - _FRAME)
+        below: RenderableType = _framed("workers", workers(given))
+        if width >= _FEWEST_COLUMNS:  # else side by side neither of two could be read
+            lag = _framed("topics", queues(given, bottom - _FRAME))
+            below = _split((below, width * 2 // 3), (lag, 0), is_row=True)
+        return _split((_framed("learning", curve), 0), (below, bottom))
 
 
 def _split(*parts: tuple[RenderableType, int], is_row: bool = False) -> Layout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlstreams.schemas.events import StepsRedone
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
@@ -63,7 +63,6 @@ class LiveInput:
     kills: Sequence[KillMark] = ()
     message: str = ""  # the newest thing that happened, e.g. a kill
     state: str = "running"  # "starting", "running", "draining", ...
-    decode: Callable[[Sequence[int]], str] = field(default=spell)
 
     @property
     def target(self) -> int:

@@ -150,10 +150,9 @@ class BrokerKeeper:
         if lived_s >= QUICK_S:
             self._num_failures = 0
         delay_s = 0.0
-        lacks_room = self._broker.died_of_full_disk()
-        if self._ended_by_itself() and (lived_s < QUICK_S or lacks_room):
-            why = f"it ended after {lived_s:.0f} s:\n{self._broker.log_tail()}"
-            delay_s = self._failed(why, lacks_room=lacks_room)
+        is_quick = lived_s < QUICK_S or self._broker.died_of_full_disk()
+        if self._ended_by_itself() and is_quick:
+            delay_s = self._failed(f"it ended after {lived_s:.0f} s:\n{self._broker.log_tail()}")
         self._news.append("the broker died; starting it again")
         while not self._over.wait(delay_s):
             try:
@@ -161,8 +160,7 @@ class BrokerKeeper:
             except (StreamsError, OSError) as err:
                 if self._over.is_set():
                     return
-                lacks_room = self._broker.died_of_full_disk()
-                delay_s = self._failed(f"its start failed: {err}", lacks_room=lacks_room)
+                delay_s = 0.0 if self._was_killed() else self._failed(f"its start failed: {err}")
                 continue
             self.started_s = time.monotonic()
             self.is_away = False
@@ -173,25 +171,26 @@ class BrokerKeeper:
             )
             return
 
-    def _ended_by_itself(self) -> bool:
-        """Whether nobody killed it, as far as is known."""
+    def _was_killed(self) -> bool:
+        """Whether we did, since this was asked last."""
         with self._lock:
             by_us, self._was_killed_by_us = self._was_killed_by_us, False
-        status = self._broker.last_status
+        return by_us
+
+    def _ended_by_itself(self) -> bool:
+        """Whether nobody killed it, as far as is known."""
+        by_us, status = self._was_killed(), self._broker.last_status
         return not by_us and status is not None and 0 <= status <= SIGNALLED
 
-    def _failed(self, why: str, *, lacks_room: bool = False) -> float:
+    def _failed(self, why: str) -> float:
         """Note a failure; the pause before the next start. A full disk is none of the broker.
 
         Raises:
             BrokerError: it was one too many, or the disk has been full for too long.
         """
-        with self._lock:
-            by_us, self._was_killed_by_us = self._was_killed_by_us, False
-        if by_us:
-            return 0.0
         now_s = time.monotonic()
-        if lacks_room or is_about_room(why) or is_full(self._broker.folder):
+        lacks_room = self._broker.died_of_full_disk() or is_about_room(why)
+        if lacks_room or is_full(self._broker.folder):
             since_s = self._full_since_s = self._full_since_s or now_s
             if 0 < self._room_s <= now_s - since_s:
                 raise BrokerError(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlstreams.schemas.events import DeviceLease
-from rlstreams.streams.log.bus import Bus, Closing, Commit, Producer
+from rlstreams.streams.log.bus import Bus, Closing, Producer
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
@@ -36,7 +36,7 @@ READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again 
 
 
 class DeviceScheduler(Closing):
-    """All shared devices of a run; `tick` often, it never waits."""
+    """All shared devices of a run; `tick` often, it waits for the commit of a change alone."""
 
     def __init__(self, config: RunConfig, fleet: Fleet, watcher: Watcher, bus: Bus) -> None:
         self._config = config
@@ -44,7 +44,6 @@ class DeviceScheduler(Closing):
         self._watcher = watcher
         self._bus = bus
         self._producer: Producer | None = None
-        self._under_way: tuple[Commit, float] | None = None
         self._written: dict[str, tuple[int, str, float]] = {}  # by device: turn, state, when
         self._idle: dict[str, tuple[int, int, float]] = {}  # by role: samples, version, when
         self._killed: set[str] = set()  # instances
@@ -57,8 +56,6 @@ class DeviceScheduler(Closing):
             if (device := self._config.shared_device(role)) is not None:
                 why = f"{child.spec.worker} was replaced, and shares device {device.name!r}"
                 self._kill(child, why)
-        if not self._is_settled():
-            return
         for device in self._config.devices:
             lease = self._watcher.turns.leases[device.name]
             if self._has_read(device, lease) and (
@@ -68,9 +65,10 @@ class DeviceScheduler(Closing):
                 return
 
     def close(self) -> None:
-        """Release the producer."""
+        """Release the producer; another is made when it is needed."""
         if self._producer is not None:
             self._producer.close()
+            self._producer = None
 
     def _next(self, device: Device, lease: Lease, *, is_draining: bool) -> DeviceLease | None:
         demands = self._demands(device, lease, is_draining=is_draining)
@@ -103,18 +101,8 @@ class DeviceScheduler(Closing):
             return None
         child = self._worker(role).child
         assert child is not None, "who asks has a process"
-        return DeviceLease(
-            run=self._config.run.id,
-            device=device.name,
-            turn=lease.turn + 1,
-            state=GRANTED,
-            holder=child.spec.worker,
-            instance=child.spec.instance,
-            reason=f"{role} waits for {demands[role]}",
-            waiting={role: float(demand.samples) for role, demand in demands.items()},
-            by="up",
-            at_ms=now_ms(),
-        )
+        taken = Lease(turn=lease.turn + 1, holder=child.spec.worker, instance=child.spec.instance)
+        return self._event(device, taken, GRANTED, f"{role} waits for {demands[role]}", demands)
 
     def _recall(
         self, device: Device, lease: Lease, role: str, held_s: float, demands: Mapping[str, Demand]
@@ -248,36 +236,14 @@ class DeviceScheduler(Closing):
             child.signal(signal.SIGKILL)
 
     def _write(self, event: DeviceLease) -> None:
-        if self._producer is None:
-            self._producer = self._bus.producer("up.lease")
-        now_s = time.monotonic()
-        self._written[event.device] = (event.turn, event.state, now_s)
+        """One that could not be written, or whose outcome is not known, is decided anew."""
+        self._written[event.device] = (event.turn, event.state, time.monotonic())
         try:
-            self._under_way = (self._producer.start([outgoing(CONTROL, event)]), now_s)
+            self._producer = self._producer or self._bus.producer("up.lease")
+            self._producer.commit([outgoing(CONTROL, event)])
         except StreamsError as err:
-            self._give_up(err)
-
-    def _is_settled(self) -> bool:
-        """Whether the last event was committed, or failed: what happened is in the log."""
-        if self._under_way is None:
-            return True
-        commit, _ = self._under_way
-        try:
-            if not commit.wait(0.0):
-                return False
-            commit.result()
-        except StreamsError as err:
-            self._give_up(err)
-        self._under_way = None
-        return True
-
-    def _give_up(self, err: StreamsError) -> None:
-        """Another producer decides anew, from the log."""
-        self._watcher.say(f"a change of a device's lease could not be written: {err}")
-        self._under_way = None
-        if self._producer is not None:
-            self._producer.close()
-            self._producer = None
+            self._watcher.say(f"a change of a device's lease could not be written: {err}")
+            self.close()
 
     def _has_read(self, device: Device, lease: Lease) -> bool:
         """Whether the lease shows what was written last."""

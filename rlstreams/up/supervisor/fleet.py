@@ -6,7 +6,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlstreams.up.supervisor.child import (
@@ -19,7 +19,7 @@ from rlstreams.up.supervisor.child import (
     log_tail,
 )
 from rlstreams.up.supervisor.progress import Progress
-from rlstreams.up.supervisor.restart import Action, Death, Decision, RestartPolicy, described
+from rlstreams.up.supervisor.restart import Action, Decision, Exited, RestartPolicy, described
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit
 
@@ -55,26 +55,12 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
-    """A process that was seen to end."""
-
-    worker: str
-    instance: str
-    status: int
-    seen_s: float  # monotonic
-    excuse: str  # why it is no failure of its own; "": it is
-    died_at: str  # the crash point that it was killed at, if it was armed
-    was_replaced: bool  # its successor had been started before
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why the run cannot go on."""
 
     worker: str  # "": none of them alone
     reason: str
     last_lines: Sequence[str]
-    status: int
 
 
 class Fleet:
@@ -119,9 +105,11 @@ class Fleet:
     def tick(self) -> None:
         """Reap what ended, and start again what should be."""
         now_s = time.monotonic()
-        for child in [child for child in self._replaced if child.poll() is not None]:
-            self._replaced.remove(child)
-            self._note_exit(child, now_s, "was replaced while suspended", was_replaced=True)
+        for child in tuple(self._replaced):
+            if (status := child.poll()) is not None:
+                self._replaced.remove(child)
+                end = self._exited(child, status, now_s, "was replaced while suspended")
+                self.exits.append(replace(end, was_replaced=True))
         for worker in self.workers:
             self._reap(worker, now_s)
             self._tell_start(worker)
@@ -175,11 +163,6 @@ class Fleet:
         """The processes that live on beside their successors."""
         return tuple(self._replaced)
 
-    @property
-    def num_replaced(self) -> int:
-        """Processes that live on beside their successors."""
-        return len(self._replaced)
-
     def child_of(self, instance: str) -> Child | None:
         """The process of this instance; None: it has ended, or is none of ours."""
         children = [*(worker.child for worker in self.workers), *self._replaced]
@@ -201,7 +184,7 @@ class Fleet:
 
     def give_up(self, reason: str) -> None:
         """Every worker works, and yet the run cannot go on."""
-        self.failure = self.failure or Failure(worker="", reason=reason, last_lines=(), status=1)
+        self.failure = self.failure or Failure(worker="", reason=reason, last_lines=())
 
     def is_gone(self, role: str) -> bool:
         """Whether no process of `role` is left."""
@@ -249,23 +232,47 @@ class Fleet:
         status = None if child is None else child.poll()
         if child is None or status is None:
             return
-        worker.child = None
-        cause = "" if status == Exit.DONE else last_error(worker.log, child.log_start)
-        worker.last_status = status
-        instance = child.spec.instance
+        worker.child, worker.last_status = None, status
         if status != Exit.FENCED:  # a fenced one had a rival, who may own the run
-            worker.reaped.append(instance)
+            worker.reaped.append(child.spec.instance)
         died_at = "" if worker.excuse or status != -signal.SIGKILL else child.spec.crash_at
         if died_at:
             worker.excuse = f"died at {died_at} as asked"
             self.num_killed += 1
-        if worker.excuse:  # we ended it: what it last complained about was not why
-            cause = ""
-        self._note_exit(child, now_s, worker.excuse, died_at)
+        end = replace(self._exited(child, status, now_s, worker.excuse), died_at=died_at)
+        self.exits.append(end)
         if not self.is_draining:
-            self._follow(worker, self._decide(worker, status, now_s, child, cause), status, now_s)
+            owners = worker.reaped if status == Exit.OWNER_ALIVE else ()
+            decision = worker.policy.after(
+                end,
+                may_leave=self._may_leave(worker),
+                is_owner_gone=any(map(self._progress.owns_run, owners)),
+            )
+            self._follow(worker, decision, end)
         elif status > 0:
-            self._say(f"{worker.name} {described(status)} while it drained: {cause or 'no error'}")
+            told = end.cause or "no error"
+            self._say(f"{worker.name} {described(status)} while it drained: {told}")
+
+    def _exited(self, child: Child, status: int, now_s: float, excuse: str) -> Exited:
+        spec, cause = child.spec, ""
+        if status != Exit.DONE and not excuse:  # else what it last complained about was not why
+            cause = last_error(spec.log, child.log_start)
+        is_disk_full = is_about_room(cause)
+        # Its error may have had no room either.
+        if not is_disk_full and not excuse and status > 0 and is_full(self._logs):
+            is_disk_full, cause = True, f"{cause}; the disk under {self._logs} is full".lstrip("; ")
+        return Exited(
+            worker=spec.worker,
+            instance=spec.instance,
+            status=status,
+            seen_s=now_s,
+            excuse=excuse,
+            uptime_s=now_s - child.started_s,
+            committed=self._progress.committed(spec.instance),
+            has_started=self._progress.has_started(spec.instance),
+            cause=cause,
+            is_disk_full=is_disk_full,
+        )
 
     def _tell_start(self, worker: Worker) -> None:
         """That a process started again works, where its end was told."""
@@ -274,68 +281,21 @@ class Fleet:
             worker.is_awaited = False
             self._say(f"{worker.name} has started again")
 
-    def _note_exit(
-        self,
-        child: Child,
-        now_s: float,
-        excuse: str,
-        died_at: str = "",
-        *,
-        was_replaced: bool = False,
-    ) -> None:
-        status = child.poll()
-        assert status is not None
-        self.exits.append(
-            Exited(
-                worker=child.spec.worker,
-                instance=child.spec.instance,
-                status=status,
-                seen_s=now_s,
-                excuse=excuse,
-                died_at=died_at,
-                was_replaced=was_replaced,
-            )
-        )
-
-    def _decide(
-        self, worker: Worker, status: int, now_s: float, child: Child, cause: str
-    ) -> Decision:
-        policy, instance = worker.policy, child.spec.instance
-        if status == Exit.DONE and not self._may_leave(worker):
-            return policy.left(status)
-        if status == Exit.OWNER_ALIVE and any(map(self._progress.owns_run, worker.reaped)):
-            return policy.owner_gone(status)
-        if worker.excuse and status not in (Exit.DONE, Exit.OWNER_ALIVE, Exit.CONFIG):
-            return policy.excused(status, f"{worker.excuse}: {cause}" if cause else worker.excuse)
-        is_disk_full = is_about_room(cause)
-        if not is_disk_full and status > 0 and is_full(self._logs):  # its error had no room either
-            is_disk_full, cause = True, f"{cause}; the disk under {self._logs} is full".lstrip("; ")
-        death = Death(
-            status=status,
-            uptime_s=now_s - child.started_s,
-            committed=self._progress.committed(instance),
-            has_started=self._progress.has_started(instance),
-            cause=cause,
-            is_disk_full=is_disk_full,
-        )
-        return policy.ended(death, now_s)
-
     def _may_leave(self, worker: Worker) -> bool:
         """Whether a good end is in order; that of a trainer before its target drains the run."""
         return worker.role == "trainer" or (worker.role == "prompts" and self._progress.at_target)
 
-    def _follow(self, worker: Worker, decision: Decision, status: int, now_s: float) -> None:
+    def _follow(self, worker: Worker, decision: Decision, end: Exited) -> None:
         if decision.action is Action.RESTART:
             again = f"again in {decision.delay_s:g} s" if decision.delay_s else "starting it again"
             self._say(f"{decision.reason}; {again}")
-            worker.restart_at_s = now_s + decision.delay_s
+            worker.restart_at_s = end.seen_s + decision.delay_s
             worker.is_awaited = True
         elif decision.action is Action.STOP and self.failure is None:
             self.failure = Failure(
                 worker=worker.name,
                 reason=decision.reason,
                 last_lines=log_tail(worker.log),
-                status=status,
             )
 
 

@@ -52,7 +52,6 @@ class PoisonWatch:
         self._ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._dropped)
         self._since_ms = since_ms
         self._examples: dict[str, str] = {}  # by reason: the newest
-        self.num_foreign = 0  # letters about records that name no sample of this run
         self._told: dict[str, tuple[int, int]] = {}  # by reason: when, ms; dead letters since
         self._list = partial(list_command, config.folder)
         self.news = ""  # of the newest dead letter that was told of, in words
@@ -96,7 +95,6 @@ class PoisonWatch:
             self._told[event.reason] = event.at_ms, 0
             self.news = f"{more}{told} ({self._list(event.reason)})"
         if not is_group_number(event.group_id) or event.purpose != TRAIN:
-            self.num_foreign += event.purpose == TRAIN
             return
         group = self._open.setdefault(event.group_id, {})
         if self._ledger.is_closed(int(event.group_id)):  # it was counted when its group closed

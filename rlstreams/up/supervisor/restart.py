@@ -1,4 +1,4 @@
-"""What to do about a worker that ended: pure; the clock is passed in.
+"""What to do about a worker that ended: pure.
 
 Statuses are those of `workers.loop.runtime.Exit`, as infra/docs/operating.md explains them to any
 supervisor; a negative one is the signal that killed the process.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from rlstreams.workers.loop.runtime import Exit
 
@@ -32,8 +33,7 @@ class Action(StrEnum):
     STOP = "stop"  # the run cannot go on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """The answer to an end, with a sentence for people."""
 
     action: Action
@@ -42,12 +42,18 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """A process that ended, and what is known of it."""
+class Exited:
+    """A process that was seen to end, and what is known of it."""
 
+    worker: str
+    instance: str
     status: int  # exit status, or minus the number of the signal
-    uptime_s: float  # for people
-    committed: bool  # something of its work, since it started
+    seen_s: float  # monotonic
+    excuse: str = ""  # why it is no failure of its own; "": it is
+    died_at: str = ""  # the crash point that it was killed at, if it was armed
+    was_replaced: bool = False  # its successor had been started before
+    uptime_s: float = 0.0  # for people
+    committed: bool = False  # something of its work, since it started
     has_started: bool = False  # it reported that it does more than to start
     cause: str = ""  # its last error, in a line
     is_disk_full: bool = False
@@ -74,58 +80,57 @@ class RestartPolicy:
         self._num_deaths = 0  # in a row, with nothing committed
         self._num_quick = 0  # of them, failures
 
-    def excused(self, status: int, why: str) -> Decision:
-        """We ended the worker, e.g. `why` = "was killed as asked": no failure of its own."""
-        delay_s = FENCED_PAUSE_S if status == Exit.FENCED else 0.0
-        return Decision(action=Action.RESTART, reason=f"{self._worker} {why}", delay_s=delay_s)
+    def after(
+        self, end: Exited, *, may_leave: bool = True, is_owner_gone: bool = False
+    ) -> Decision:
+        """Decide.
 
-    def left(self, status: int) -> Decision:
-        """The worker ended well while the run goes on, as after a SIGTERM from outside."""
-        reason = f"{self._worker} {described(status)}, but the run goes on"
-        return Decision(action=Action.RESTART, reason=reason, delay_s=BACK_OFF_S)
-
-    def owner_gone(self, status: int) -> Decision:
-        """The trainer gave way to an owner that we have reaped since: nobody is alive."""
-        reason = f"{self._worker} {described(status)}, but that one has ended"
-        return Decision(action=Action.RESTART, reason=reason, delay_s=BACK_OFF_S)
-
-    def ended(self, death: Death, now_s: float) -> Decision:
-        """Decide; `now_s` is of any monotonic clock."""
-        status = death.status
-        how = f"{self._worker} {described(status)} after {death.uptime_s:.1f} s"
-        how += f": {death.cause}" if death.cause else ""
+        Args:
+            may_leave: whether a good end is in order; else somebody sent a SIGTERM from outside.
+            is_owner_gone: a trainer gave way to an owner that we have reaped since.
+        """
+        status, how = end.status, f"{self._worker} {described(end.status)}"
+        if (status == Exit.DONE and not may_leave) or (
+            status == Exit.OWNER_ALIVE and is_owner_gone
+        ):
+            but = "the run goes on" if status == Exit.DONE else "that one has ended"
+            return Decision(Action.RESTART, f"{how}, but {but}", BACK_OFF_S)
+        if end.excuse and status not in (Exit.DONE, Exit.OWNER_ALIVE, Exit.CONFIG):
+            delay_s = FENCED_PAUSE_S if status == Exit.FENCED else 0.0
+            return Decision(Action.RESTART, f"{self._worker} {end.excuse}", delay_s)
+        how += f" after {end.uptime_s:.1f} s" + (f": {end.cause}" if end.cause else "")
         if status in (Exit.DONE, Exit.CONFIG):
-            action = Action.DONE if status == Exit.DONE else Action.STOP
-            return Decision(action=action, reason=how)
+            return Decision(Action.DONE if status == Exit.DONE else Action.STOP, how)
         if status in (Exit.FENCED, Exit.OWNER_ALIVE):
-            return (self._fenced if status == Exit.FENCED else self._owned)(how, now_s)
+            return (self._fenced if status == Exit.FENCED else self._owned)(how, end.seen_s)
         self._owned_since_s = None
-        if death.committed:
+        if end.committed:
             self._num_deaths = self._num_quick = 0
             self._full_since_s = None
-            return Decision(action=Action.RESTART, reason=how)
+            return Decision(Action.RESTART, how)
         self._num_deaths += 1
-        return self._full(how, now_s) if death.is_disk_full else self._failed(how, death)
+        return self._full(how, end.seen_s) if end.is_disk_full else self._failed(how, end)
 
-    def _failed(self, how: str, death: Death) -> Decision:
+    def _failed(self, how: str, end: Exited) -> Decision:
         self._full_since_s = None
-        if death.status > 0 or (not death.has_started and -death.status in _OWN_MISTAKES):
+        if end.status > 0 or (not end.has_started and -end.status in _OWN_MISTAKES):
             self._num_quick += 1
         if self._num_quick >= QUICK_LIMIT:
             reason = f"{how}, the {QUICK_LIMIT}rd time in a row without committing anything"
-            return Decision(action=Action.STOP, reason=reason)
+            return Decision(Action.STOP, reason)
         return self._again(how)
 
     def _again(self, how: str) -> Decision:
         delay_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2 ** (min(self._num_deaths, 9) - 1))
-        return Decision(action=Action.RESTART, reason=how, delay_s=delay_s)
+        return Decision(Action.RESTART, how, delay_s)
 
     def _full(self, how: str, now_s: float) -> Decision:
         self._full_since_s = since_s = self._full_since_s or now_s
         waited_s = now_s - since_s
         if 0 < self._room_s <= waited_s:
-            reason = f"{how}; there was no room on the disk for {waited_s:.0f} s"
-            return Decision(action=Action.STOP, reason=reason)
+            return Decision(
+                Action.STOP, f"{how}; there was no room on the disk for {waited_s:.0f} s"
+            )
         limit = f", at most {self._room_s - waited_s:.0f} s" if self._room_s else ""
         return self._again(f"{how}; waiting for room on the disk{limit}")
 
@@ -133,8 +138,8 @@ class RestartPolicy:
         """The owner may be of an `up` that was killed: it drains, and is gone in a while."""
         self._owned_since_s = self._owned_since_s or now_s
         if now_s - self._owned_since_s >= OWNER_S:
-            return Decision(action=Action.STOP, reason=how)
-        return Decision(action=Action.RESTART, reason=how, delay_s=FENCED_PAUSE_S)
+            return Decision(Action.STOP, how)
+        return Decision(Action.RESTART, how, FENCED_PAUSE_S)
 
     def _fenced(self, how: str, now_s: float) -> Decision:
         before, self._fenced_at_s = self._fenced_at_s, now_s
@@ -143,8 +148,8 @@ class RestartPolicy:
                 f"{how}, twice within {FENCED_WINDOW_S / 60:.0f} minutes: something else uses the "
                 f"transactional id {self._transactional_id!r} of this run; is it up twice?"
             )
-            return Decision(action=Action.STOP, reason=reason)
-        return Decision(action=Action.RESTART, reason=how, delay_s=FENCED_PAUSE_S)
+            return Decision(Action.STOP, reason)
+        return Decision(Action.RESTART, how, FENCED_PAUSE_S)
 
 
 def described(status: int) -> str:

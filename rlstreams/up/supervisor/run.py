@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any, Self
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.up.live.words import ProcessInfo
@@ -46,7 +46,6 @@ class Drain:
         self._deadline_s: float | None = None
         self._saving_since_s: float | None = None  # as far as this drain has seen it
         self._is_save_told = False
-        self.abandoned: list[str] = []  # workers that had to be killed
         fleet.is_draining = True
 
     @property
@@ -96,42 +95,26 @@ class Drain:
             problem = f"has not finished its checkpoint within {self._save_s:g} s"
         late = [worker.name for worker in self._fleet.of(role) if worker.is_alive]
         self._say(f"{', '.join(late)} {problem}: killed")
-        self.abandoned += late
         self._deadline_s = now_s + self._limit_s
         self._fleet.stop(role, signal.SIGKILL)
 
 
-class Interrupts:
-    """Counts SIGINT and SIGTERM: the first one drains, the second one kills.
+@contextmanager
+def interrupts() -> Iterator[Sequence[int]]:
+    """Every SIGINT and SIGTERM of the block, which must be in the main thread.
 
-    Use it in a `with` block of the main thread; afterwards signals mean what they meant before.
+    The first one drains, the second one kills; afterwards signals mean what they meant before.
     """
-
-    def __init__(self) -> None:
-        self._num_asked = 0
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+    asked: list[int] = []
+    before = {
+        number: signal.signal(number, lambda it, _frame: asked.append(it))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
-
-    @property
-    def drains(self) -> bool:
-        """Whether the run is to end in good order."""
-        return self._num_asked > 0
-
-    @property
-    def kills(self) -> bool:
-        """Whether the run is to end at once."""
-        return self._num_asked > 1
-
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self._num_asked += 1
 
 
 class Supervisor:
@@ -145,7 +128,7 @@ class Supervisor:
         devices: DeviceScheduler | None = None,
         *,
         broker: BrokerKeeper | None,
-        interrupts: Interrupts,
+        asked: Sequence[int],
         hook: FaultHook | None = None,
     ) -> None:
         self._config = config
@@ -153,9 +136,9 @@ class Supervisor:
         self._fleet = fleet
         self._watcher = watcher
         self._broker = broker
-        self._interrupts = interrupts
+        self._asked = asked  # signals that came
         self._hook = hook
-        self._kills = KillPlan(config.demo.kills, watcher.step, config.trainer.steps)
+        self._kills = kills_ahead(config.demo.kills, watcher.step, config.trainer.steps)
         self._drain: Drain | None = None
         self._finish_until_s: float | None = None  # while the last evaluation goes on
         self._num_evaluated = 0
@@ -204,7 +187,7 @@ class Supervisor:
 
     def _advance(self) -> None:
         if self._drain is not None:
-            if self._interrupts.kills:
+            if len(self._asked) > 1:
                 self._fleet.close()
             self._drain.tick()
         elif self._fleet.failure is not None:
@@ -213,7 +196,7 @@ class Supervisor:
         elif self._watcher.problem:
             if not self._cure():
                 self._fleet.give_up(self._watcher.problem)
-        elif self._interrupts.drains:
+        elif self._asked:
             self._begin_drain("draining; a second Ctrl-C kills, --resume continues")
         elif self._watcher.control == DRAINING:
             self._begin_drain("draining, as `control` says; --resume continues")
@@ -286,10 +269,11 @@ class Supervisor:
         )
 
     def _kill_for_show(self) -> None:
-        step = self._watcher.step
-        due = self._kills.due(step, self._watcher.ledger.step_target)
-        if due is not None and self._kill(self._fleet.of(due.role)[0], step):
-            self._kills.done(due)
+        step, step_target = self._watcher.step, self._watcher.ledger.step_target
+        if self._kills and step_target and step >= self._kills[0].at * step_target:
+            (worker, *_) = self._fleet.of(self._kills[0].role)
+            if self._kill(worker, step):
+                self._kills.popleft()
 
     def _kill(self, worker: Worker, step: int) -> bool:
         pid = worker.child.pid if worker.child is not None else 0
@@ -314,24 +298,7 @@ def _info(worker: Worker) -> ProcessInfo:
     )
 
 
-class KillPlan:
-    """The kills of `[demo]`, each due once, when its share of the steps is reached.
-
-    What lies before the step that a resumed run starts from is past.
-    """
-
-    def __init__(self, kills: Sequence[Kill], step: int, step_target: int) -> None:
-        self._kills = sorted(
-            (kill for kill in kills if not step or kill.at * step_target > step),
-            key=lambda kill: kill.at,
-        )
-
-    def due(self, step: int, step_target: int) -> Kill | None:
-        """The oldest kill that is due; it stays so until `done`."""
-        if not self._kills or not step_target or step < self._kills[0].at * step_target:
-            return None
-        return self._kills[0]
-
-    def done(self, kill: Kill) -> None:
-        """It happened."""
-        self._kills.remove(kill)
+def kills_ahead(kills: Sequence[Kill], step: int, step_target: int) -> deque[Kill]:
+    """The kills of `[demo]`, oldest first; those before the step of a resumed run are past."""
+    left = [kill for kill in kills if not step or kill.at * step_target > step]
+    return deque(sorted(left, key=lambda kill: kill.at))

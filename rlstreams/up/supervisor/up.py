@@ -26,9 +26,8 @@ from rlstreams.up.supervisor.child import make_spawner
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, UpOptions
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
-from rlstreams.up.supervisor.next_commands import program_name
-from rlstreams.up.supervisor.run import Interrupts, Supervisor
-from rlstreams.up.supervisor.summary import audited, show, summarize
+from rlstreams.up.supervisor.run import Supervisor, interrupts
+from rlstreams.up.supervisor.summary import audited, program_name, show, summarize
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
 from rlstreams.workers.bootstrap.parts import (
@@ -43,7 +42,6 @@ from rlstreams.workers.config.layers import leaves
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING, desired
-from rlstreams.workers.model.tokenizer import Tokenizer
 
 
 def up(options: UpOptions, hook: FaultHook | None = None) -> int:
@@ -67,8 +65,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         _topics(config)
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
         _refuse_started(bus, options)
-        watcher = _watcher(bus, options)
-        with watcher:
+        with Watcher(bus, config, is_live=options.is_live, figures=options.figures) as watcher:
             watcher.catch_up()
             watcher.begin()
             _say_changes(watcher, config, is_resumed=options.is_resumed)
@@ -89,9 +86,9 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             if hook is not None:
                 hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
             devices = stack.enter_context(DeviceScheduler(config, fleet, watcher, bus))
-            with Interrupts() as interrupts:
+            with interrupts() as asked:
                 outcome = Supervisor(
-                    config, fleet, watcher, devices, broker=keeper, interrupts=interrupts, hook=hook
+                    config, fleet, watcher, devices, broker=keeper, asked=asked, hook=hook
                 ).run()
             outlasting(watcher.finish, keeper)
         ended = Ended(
@@ -174,12 +171,6 @@ def _refuse_started(bus: Bus, options: UpOptions) -> None:
             f"`{program_name()} {options.resume}`, "
             f"or begin another run with `--run.id NAME{folder}`"
         )
-
-
-def _watcher(bus: Bus, options: UpOptions) -> Watcher:
-    decode = Tokenizer.load(model_folder(options.config.model.path)).decode
-    is_live, figures = options.is_live, options.figures
-    return Watcher(bus, options.config, is_live=is_live, decode=decode, figures=figures)
 
 
 def _say_running(bus: Bus, config: RunConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,7 +50,6 @@ class Watcher:
         config: RunConfig,
         *,
         is_live: bool,
-        decode: Callable[[Sequence[int]], str],
         figures: Figures | None = None,
     ) -> None:
         self._config = config
@@ -63,7 +62,6 @@ class Watcher:
         self._next_look_s = 0.0
         self._feed = Feed(bus, self, (*WATCHED, CONTROL), on_record=self.stall.take)
         self._processes: Sequence[ProcessInfo] = ()
-        self._decode = decode
         self._figures = figures
         self._asked_ends: dict[Partition, int] = {}
         self._live = LiveView(None if is_live else Console(force_terminal=False))
@@ -213,7 +211,6 @@ class Watcher:
                 kills=tuple(self.kills),
                 message=self._message,
                 state=self.phase,
-                decode=self._decode,
             )
         )
 

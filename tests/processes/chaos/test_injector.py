@@ -68,7 +68,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         log = made_log()
         self.bus = MemoryBus(log, "run")
-        self.watcher = Watcher(self.bus, RunConfig(), is_live=False, decode=str)
+        self.watcher = Watcher(self.bus, RunConfig(), is_live=False)
         self.spawner = Scripts({"rollout": WAITS, "trainer": WAITS})
         counts = {"rollout": 1, "trainer": 1}
         self.fleet = Fleet(
@@ -143,7 +143,7 @@ def test_a_zombie_sleeps_until_its_successor_is_at_work(stage: Stage) -> None:
             for spec in (old, successor)
         ),
     )
-    stage.until(one, lambda: stage.fleet.num_replaced == 0)
+    stage.until(one, lambda: not stage.fleet.replaced)
     (exited,) = stage.fleet.exits
     assert (old.instance, 75, True) == (exited.instance, exited.status, exited.was_replaced)
     assert [old.instance] == list(one.journal.woken_s)
@@ -156,7 +156,7 @@ def test_a_trainer_sleeps_until_its_successor_has_claimed(stage: Stage) -> None:
     stage.until(one, lambda: len(stage.spawner.started) == 3)
     assert () == stage.spawner.started[2].reaped
     stage.say(STEPS, trainer_started(epoch=2, instance=stage.spawner.started[2].instance))
-    stage.until(one, lambda: stage.fleet.num_replaced == 0)
+    stage.until(one, lambda: not stage.fleet.replaced)
     assert 75 == stage.fleet.exits[0].status
 
 

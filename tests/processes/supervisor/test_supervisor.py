@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.up.supervisor.fleet import Worker
-from rlstreams.up.supervisor.run import Interrupts, Supervisor, _info
+from rlstreams.up.supervisor.run import Supervisor, _info
 from rlstreams.workers.config.run import RunConfig
 from tests.factories import step_completed, trainer_started
 from tests.processes.supervisor.small import OBEDIENT, Log, fleet_of
@@ -25,7 +25,7 @@ def test_the_last_checkpoint_has_a_name(tmp_path: Path) -> None:
         fleet_of(tmp_path, {"trainer": OBEDIENT}, Log()) as (fleet, spawner, _),
         watching(bus) as watcher,
     ):
-        supervisor = Supervisor(RunConfig(), fleet, watcher, broker=None, interrupts=Interrupts())
+        supervisor = Supervisor(RunConfig(), fleet, watcher, broker=None, asked=())
         watcher.phase = "running"
         phases = []
         (ours,) = spawner.started
@@ -57,8 +57,7 @@ def test_a_stage_that_is_not_fed_is_given_a_new_broker_once_a_step(tmp_path: Pat
         bus = make_bus()
         with fleet_of(tmp_path, {}, Log()) as (fleet, _, _), watching(bus) as watcher:
             broker = cast("BrokerKeeper | None", keeper)
-            config, interrupts = RunConfig(), Interrupts()
-            supervisor = Supervisor(config, fleet, watcher, broker=broker, interrupts=interrupts)
+            supervisor = Supervisor(RunConfig(), fleet, watcher, broker=broker, asked=())
             for _ in range(times):
                 watcher.stall.problem, watcher.stall.is_unfed = "no step", is_unfed
                 supervisor._advance()

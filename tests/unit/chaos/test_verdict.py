@@ -20,7 +20,7 @@ from rlstreams.start.chaos.plan import (
 from rlstreams.start.chaos.verdict import NOT_AUDITED, Outputs, RunObservations, report
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.run import RunState
-from rlstreams.up.supervisor.fleet import Exited
+from rlstreams.up.supervisor.restart import Exited
 from rlstreams.workers.loop.runtime import Exit
 from tests.factories import (
     policy_loaded,

@@ -76,7 +76,6 @@ def test_what_is_not_there_is_named(folder: str, capsys: pytest.CaptureFixture[s
         (["inspect", "nowhere"], "nowhere"),
         (["inspect", "1/0", "FOLDER", "--worst", "reward"], "name samples, or rank them"),
         (["inspect", "FOLDER", "--run.id", "x"], "a recording has its own configuration"),
-        (["inspect", "FOLDER", "--limit", "0"], "limit must be at least 1, got 0"),
         (["inspect", "FOLDER", "--step", "9"], "it has steps 1 to 2"),
         (["inspect", "FOLDER", "--tokenizer", "nowhere"], "--tokenizer: nowhere"),
     ],

@@ -72,7 +72,7 @@ def recorded(
 
 
 def audited(folder: Path, *, follow: bool = False) -> int:
-    options = {"follow": follow, "json": False, "bootstrap": None}
+    options = {"follow": follow, "json": False}
     return audit_command(argparse.Namespace(config=[str(folder)], overrides=[], **options))
 
 

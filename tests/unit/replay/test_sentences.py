@@ -45,8 +45,8 @@ def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None
     assert (
         "rec: 2,000 records, 0.0 MB in Parquet files (2.0 MB read in 1.0 s, continued: 3 of" in said
     )
-    record_command._show(Progress(num_records=1, num_bytes=0, behind=1))
-    assert "1 record, 0.0 MB, 1 offset behind" in capsys.readouterr().err
+    now = Progress(num_records=1, num_bytes=0, behind=1)
+    assert "1 record, 0.0 MB, 1 offset behind" == record_command._line_of(now)
 
 
 def test_record_says_which_schemas_it_lacks(capsys: Said) -> None:

@@ -16,7 +16,7 @@ from rlstreams.streams.views.feed import ViewState
 from rlstreams.up.live.panels import learning
 from rlstreams.up.live.screen import LiveView, PlainLines, Screen
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo
-from tests.unit.report.sample_run import decode, views_at
+from tests.unit.report.sample_run import views_at
 
 WORKERS = ("prompts-0", "rollout-0", "rollout-1", "logprob-0", "trainer-0")
 
@@ -27,7 +27,6 @@ def live_input(num_steps: int = 34, **changes: Any) -> LiveInput:
         "views": views_at(num_steps),
         "elapsed_s": 42.0,
         "step_target": 60,
-        "decode": decode,
         "processes": [
             ProcessInfo(worker=name, role=name[:-2], pid=1, is_alive=name != "rollout-1")
             for name in WORKERS
@@ -79,8 +78,7 @@ def drawn(given: LiveInput, width: int = 80, height: int = 24) -> list[str]:
 SMALL = (
     "step 34/60",
     "0:42, 0:39 left",
-    "o held-out 0.86 \u2812 reward 0.82 \u250a kill",
-    "15,18\u2502,27",
+    "o held-out 0.86 \u2584 reward 0.82 \u250a kill",
     "rollout-0 +1 working",
     "waiting for traj",
     "v34",
@@ -93,12 +91,11 @@ SMALL = (
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 60)])
 def test_a_terminal_is_filled(width: int, height: int) -> None:
-    """A small one shows all; a larger one has several problems."""
+    """A small one shows all."""
     lines = drawn(full_input(), width, height)
     assert (height, width) == (len(lines), max(map(len, lines)))
     text = "\n".join(lines)
     assert [] == [words for words in SMALL if words not in text]
-    assert (text.count("then, version 0") > 1) == (width > 80)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +113,7 @@ def test_a_narrow_terminal_shows_who_does_what() -> None:
     text = "\n".join(drawn(live_input(), 40, 24))
     for word in (*WORKERS, "working", "down", "held-out"):
         assert word in text
-    assert "the same problem" not in text
+    assert "lag" not in text
 
 
 def test_an_empty_run_has_a_screen_too() -> None:
@@ -124,7 +121,7 @@ def test_an_empty_run_has_a_screen_too() -> None:
     given = live_input(views=ViewState(), processes=(), kills=(), message="")
     text = "\n".join(drawn(given))
     assert "step 0/60" in text
-    assert "waiting for the first evaluation" in text
+    assert "o held-out -" in text
 
 
 def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_step() -> None:

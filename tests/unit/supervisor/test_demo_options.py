@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import parser_of_all, split_overrides
-from rlstreams.cli.demo import up_options
+from rlstreams.cli.demo import demo_options
 from rlstreams.up.supervisor.fault_hook import UpOptions
 
 
@@ -15,7 +15,7 @@ def request(*words: str) -> UpOptions:
     rest, overrides = split_overrides(["demo", *words])
     args = parser_of_all().parse_args(rest)
     args.overrides = overrides
-    return up_options(args)
+    return demo_options(args)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,6 @@ def test_each_reason_is_told_now_and_then() -> None:
     assert folded.news.startswith("2 more for reason reward, the newest: ")
     feed(folded, dead_letter(reason="decode", group_id="", sample=-1))
     assert folded.news.startswith("a foreign record was set aside")
-    assert 1 == folded.num_foreign
 
 
 def test_more_than_the_share_is_a_problem_with_reasons_and_an_example() -> None:

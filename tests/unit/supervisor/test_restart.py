@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
-from rlstreams.up.supervisor.restart import OWNER_S, Action, Death, Decision, RestartPolicy
+from rlstreams.up.supervisor.restart import OWNER_S, Action, Decision, Exited, RestartPolicy
 
 KILLS = [-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP]
 CRASHES = [-signal.SIGSEGV, -signal.SIGABRT]
@@ -15,8 +16,12 @@ CRASHES = [-signal.SIGSEGV, -signal.SIGABRT]
 def ended(
     policy: RestartPolicy, status: int, now_s: float = 0.0, *, committed: bool, **more: object
 ) -> Decision:
-    death = Death(status=status, uptime_s=1.0, committed=committed, **more)  # type: ignore[arg-type]
-    return policy.ended(death, now_s)
+    return policy.after(end(status, seen_s=now_s, committed=committed, **more))
+
+
+def end(status: int, **more: Any) -> Exited:
+    values = {"worker": "rollout-0", "instance": "one", "seen_s": 0.0, "uptime_s": 1.0, **more}
+    return Exited(status=status, **values)
 
 
 def policy() -> RestartPolicy:
@@ -120,25 +125,25 @@ def test_a_full_disk_is_waited_for_with_a_deadline() -> None:
 def test_our_own_kill_is_no_failure() -> None:
     """However often a user kills a worker, it comes back at once."""
     one = policy()
-    decisions = [one.excused(-9, "was killed as asked")] * 5
+    decisions = [one.after(end(-9, excuse="was killed as asked"))] * 5
     assert {(Action.RESTART, 0.0)} == {(d.action, d.delay_s) for d in decisions}
 
 
 def test_a_fencing_that_was_asked_for_is_forgiven() -> None:
     """It gets the pause of any fencing, and does not count as the first of two."""
     one = policy()
-    asked_for = one.excused(75, "was suspended and resumed as planned")
+    asked_for = one.after(end(75, excuse="was suspended and resumed as planned"))
     assert (Action.RESTART, True) == (asked_for.action, asked_for.delay_s > 0)
     assert ended(one, 75, committed=True).action is Action.RESTART
 
 
 def test_a_good_end_too_early_is_no_end() -> None:
     """A worker that somebody drained from outside is started again."""
-    decision = policy().left(0)
+    decision = policy().after(end(0), may_leave=False)
     assert (Action.RESTART, True) == (decision.action, "the run goes on" in decision.reason)
 
 
 def test_an_owner_that_we_reaped_is_not_alive() -> None:
     """Its last words may come into sight late; the next start takes over."""
-    decision = policy().owner_gone(76)
+    decision = policy().after(end(76), is_owner_gone=True)
     assert (Action.RESTART, True) == (decision.action, decision.delay_s > 0)

@@ -15,8 +15,13 @@ from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationState
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
-from rlstreams.up.supervisor.next_commands import model_lines, next_commands, program_name
-from rlstreams.up.supervisor.summary import accuracy_lines, summarize
+from rlstreams.up.supervisor.summary import (
+    accuracy_lines,
+    model_lines,
+    next_commands,
+    program_name,
+    summarize,
+)
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.logs import made_log
 from tests.unit.report.sample_run import audit_report

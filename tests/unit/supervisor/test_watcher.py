@@ -31,13 +31,6 @@ from tests.logs import made_log
 WAIT_S = 20.0
 
 
-class Words:
-    """Tokens as numbers."""
-
-    def decode(self, token_ids: object) -> str:
-        return str(token_ids)
-
-
 def make_bus() -> MemoryBus:
     log = made_log()
     return MemoryBus(log, "run")
@@ -61,8 +54,7 @@ def say(bus: MemoryBus, topic: Topic, *events: Event) -> None:
 
 @contextmanager
 def watching(bus: MemoryBus, figures: Figures | None = None) -> Iterator[Watcher]:
-    decode = Words().decode
-    with Watcher(bus, RunConfig(), is_live=False, decode=decode, figures=figures) as watcher:
+    with Watcher(bus, RunConfig(), is_live=False, figures=figures) as watcher:
         yield watcher
 
 

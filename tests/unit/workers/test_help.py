@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,7 +81,7 @@ def test_the_readme_lists_every_command() -> None:
         ["audit"],
         ["dead-letters", "show", "17/3"],
         ["inspect"],
-        ["topics", "list"],
+        ["topics", "tail", "steps"],
         ["config", "show"],
     ],
 )
@@ -93,30 +92,3 @@ def test_where_no_run_is_named_the_project_is_meant(
     monkeypatch.chdir(tmp_path)
     assert 78 == main(words)
     assert f"there is no run.toml in {tmp_path}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("to", "topics"),
-        ("topics ta", "tail"),
-        ("topics tail steps runs/demo --fo", "--follow"),
-        ("metrics --format pro", "prometheus"),
-        ("up --trainer.optimizer.war", "--trainer.optimizer.warmup_steps"),
-        ("broker start --trainer", ""),
-        ("worker --supervisor", ""),
-    ],
-)
-def test_a_shell_completes(
-    words: str, found: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Commands, actions, options, choices, fields where a command takes them; nothing hidden."""
-    assert 0 == main(["completion", "bash"])
-    script = tmp_path / "completion"
-    script.write_text(capsys.readouterr().out, "utf-8")
-    ask = f"source {script}; COMP_WORDS=(rlstreams {words}); COMP_CWORD={len(words.split())}"
-    done = subprocess.run(
-        ["bash", "-c", f'{ask}; _rlstreams; echo "${{COMPREPLY[*]}}"'],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert (found, "") == (done.stdout.strip(), done.stderr)

@@ -28,8 +28,8 @@ DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
          "--ordinal 5: logprob.workers is 1, so ordinals are 0\n"),
         ("worker trainer DEMO --ordinal 1", "--ordinal 1: a run has one trainer"),
         ("worker rollout DEMO --ordinal 9", "--ordinal 9: rollout.workers is"),
-        ("audit DEMO --bootstrap 127.0.0.1:1", "no broker answers at 127.0.0.1:1: "),
-        ("dead-letters show zzz DEMO", "like 17/3 or trajectories-0@41, got none; `rlstreams dead"),
+        ("audit DEMO --broker.bootstrap 127.0.0.1:1", "no broker answers at 127.0.0.1:1: "),
+        ("dead-letters show zzz DEMO", "like 17/3 or trajectories-0@41, got zzz; `rlstreams dead"),
         ("replay run.toml", "run.toml is a file; a recording is a folder with a manifest.json"),
         ("init new --from gsm8", "--from gsm8: cannot be read: No such file or directory; did you "
          "mean 'gsm8k'?"),
