@@ -7,7 +7,7 @@ import pickle
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,22 +22,18 @@ from rlstreams.start.chaos.plan import (
     ROLES,
     SERVER,
     UP,
-    Conclude,
     Fault,
     FaultSpace,
     Journal,
-    Struck,
     plan,
     points_of,
     sweep,
 )
-from rlstreams.start.chaos.verdict import RunObservations, machine, read_outputs, report
-from rlstreams.streams.log.bus import Bus
+from rlstreams.start.chaos.verdict import machine
 from rlstreams.streams.log.crash_points import CrashPoint
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets, Outcome, UpOptions
+from rlstreams.up.supervisor.fault_hook import UpOptions
 from rlstreams.up.supervisor.fleet import num_workers
-from rlstreams.up.supervisor.summary import show
 from rlstreams.up.supervisor.up import up
 from rlstreams.workers.config.run import RunConfig
 
@@ -64,79 +60,37 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     Raises:
         StreamsError: as `up`; a role that cannot be struck.
     """
+    config = up_options.config
     space = FaultSpace(
-        counts=victims(up_options.config, options.roles),
+        counts=victims(config, options.roles),
         every_s=options.every_s,
         has_points=options.has_points,
         max_stop_s=options.max_stop_s,
     )
-    faults = _faults(options, space)
+    journal = Journal(
+        planned=_faults(options, space),
+        seed=options.seed,
+        started_s=time.monotonic(),
+        machine=machine(),
+    )
     _check_writable(options.json_file)
-    begun = time.monotonic(), machine()
     state_file: Path | None = None
-    before: Struck | None = None
-    if any(fault.role == UP for fault in faults):
-        state_file = Path(tempfile.mkdtemp(prefix="rlstreams-chaos-")) / "struck"
+    if any(fault.role == UP for fault in journal.planned):
+        state_file = Path(tempfile.mkdtemp(prefix="rlstreams-chaos-")) / "journal"
         if (status := survived(state_file)) is not None:
             return status
         if state_file.exists():
-            before = pickle.loads(state_file.read_bytes())
+            journal = pickle.loads(state_file.read_bytes())
             up_options = replace(up_options, is_resumed=True)
     hook = FaultInjector(
-        faults,
-        _concluding(up_options.config, options, begun, before),
-        before=before,
+        journal,
         state_file=state_file,
-        vandal=Vandal(up_options.config, options.seed),
-        folder=Path(up_options.config.folder),
-        stall_s=up_options.config.deadlines.stall_s,
+        vandal=Vandal(config, options.seed),
+        folder=Path(config.folder),
+        stall_s=config.deadlines.stall_s,
+        json_file=options.json_file,
     )
     return up(up_options, hook)
-
-
-def _concluding(
-    config: RunConfig,
-    options: ChaosOptions,
-    begun: tuple[float, Mapping[str, object]],
-    before: Struck | None,
-) -> Conclude:
-    """What is said at the end.
-
-    Args:
-        begun: when the first `up` was started (monotonic, seconds), and on which machine.
-        before: of an `up` that was killed as planned.
-    """
-    started_s, on = begun
-
-    def conclude(
-        bus: Bus, ended: Ended, _status: int, journal: Journal, targets: FaultTargets
-    ) -> int:
-        seconds = time.monotonic() - started_s
-        failure = ended.failure
-        made = report(
-            RunObservations(
-                run=config.run.id,
-                seed=options.seed,
-                machine=on,
-                seconds=seconds,
-                now_s=started_s + seconds,
-                journal=journal,
-                exits=(*(before.exits if before else ()), *targets.fleet.exits),
-                num_killed=ended.num_killed + (before.num_killed if before else 0),
-                outputs=read_outputs(bus),
-                state=targets.watcher.state.run,
-                audit=ended.audit,
-                outcome=ended.outcome,
-                is_complete=ended.outcome is Outcome.COMPLETE,
-                failure="" if failure is None else f"{failure.worker} {failure.reason}".strip(),
-            )
-        )
-        show(*made.lines())
-        if options.json_file:
-            Path(options.json_file).write_text(made.to_json() + "\n", encoding="utf-8")
-        return 0 if made.ok else 1
-
-    return conclude
 
 
 def _faults(options: ChaosOptions, space: FaultSpace) -> Sequence[Fault]:

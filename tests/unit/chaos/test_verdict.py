@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,19 +18,14 @@ from rlstreams.start.chaos.plan import (
     Injection,
     Journal,
 )
-from rlstreams.start.chaos.verdict import NOT_AUDITED, Outputs, RunObservations, report
+from rlstreams.start.chaos.verdict import LOADS, NOT_AUDITED, ChaosReport, report
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.run import RunState
-from rlstreams.up.supervisor.fleet import Exited
+from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
+from rlstreams.up.supervisor.fleet import Exited, Failure
+from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit
-from tests.factories import (
-    policy_loaded,
-    prompt,
-    scored,
-    step_completed,
-    steps_redone,
-    trajectory,
-)
+from tests.factories import steps_redone
 
 EPOCH_MS = 1_000_000  # of the log's clock, where the monotonic one is 0
 
@@ -54,25 +50,26 @@ def journal(injections: list[Injection], **more: Any) -> Journal:
     return Journal(planned=planned, injections=injections, **more)
 
 
-def observed(injections: list[Injection], **more: Any) -> RunObservations:
-    audit = AuditReport(
-        run="run", steps=3, policy_version=3, issued=8, trained=8, evaluated=0, dead_lettered=0,
-        lost=0,
-    )  # fmt: skip
-    values: dict[str, Any] = {
-        "run": "run", "seed": 5, "machine": {}, "seconds": 60.0, "now_s": 100.0,
-        "journal": journal(injections),
-        "exits": [], "num_killed": 0, "outputs": Outputs(), "state": RunState(), "audit": audit,
-        "outcome": "complete", "is_complete": True, "failure": "",
-    }  # fmt: skip
-    return RunObservations(**{**values, **more})
+AUDIT = AuditReport(
+    run="run", steps=3, policy_version=3, issued=8, trained=8, evaluated=0, dead_lettered=0, lost=0
+)
+OPTIONS = UpOptions(config=RunConfig(), command="up", is_resumed=False, is_live=False)
 
 
-def outputs(*events: tuple[float, Any]) -> Outputs:
-    found = Outputs()
-    for at_s, event in events:
-        found.apply(event, EPOCH_MS + round(1000 * at_s))
-    return found
+def reported(
+    seen: Journal,
+    *,
+    times: Mapping[str, Sequence[tuple[float, str]]] | None = None,
+    state: RunState | None = None,
+    **more: Any,
+) -> ChaosReport:
+    """The report, 100 s after the begin; `times` are seconds since then."""
+    values = {"outcome": Outcome.COMPLETE, "failure": None, "num_killed": 0, "audit": AUDIT, **more}
+    at_ms = {
+        worker: [(EPOCH_MS + round(1000 * at_s), instance) for at_s, instance in found]
+        for worker, found in (times or {}).items()
+    }
+    return report(seen, Ended(options=OPTIONS, **values), state or RunState(), at_ms, 100.0)
 
 
 def test_recovery_ends_with_the_successors_first_work() -> None:
@@ -84,16 +81,14 @@ def test_recovery_ends_with_the_successors_first_work() -> None:
         injection(4.0, "prompts", FaultKind.KILL, "p1"),
         injection(5.0, BROKER, FaultKind.KILL),
     ]
-    log = outputs(
-        (1.2, trajectory(worker="rollout-0", instance="r1")),
-        (5.5, trajectory(worker="rollout-0", instance="r2")),
-        (2.5, scored(worker="logprob-0", instance="l1")),
-        (4.0, scored(worker="logprob-0", instance="l2")),
-        (9.0, step_completed(2, instance="t2")),
-        (4.5, prompt()),
-    )
-    made = report(observed(injections, outputs=log))
-    medians = {role: spread.median_s for role, spread in made.recovery.items()}
+    times = {
+        "rollout-0": [(1.2, "r1"), (5.5, "r2")],
+        "logprob-0": [(2.5, "l1"), (4.0, "l2")],
+        "trainer-0": [(9.0, "t2")],
+        "prompts-0": [(4.5, "")],
+    }
+    made = reported(journal(injections), times=times)
+    medians = {role: spread["median_s"] for role, spread in made.recovery.items()}
     assert {
         "rollout": 4.5,
         "logprob": 2.0,
@@ -105,21 +100,20 @@ def test_recovery_ends_with_the_successors_first_work() -> None:
 
 def test_a_run_that_nobody_can_audit_proves_nothing() -> None:
     """A replay wrote its steps: the report says so and is not ok."""
-    made = report(observed([], audit=None))
+    made = reported(journal([]), audit=None)
     assert (made.ok, made.problems) == (False, (NOT_AUDITED,))
 
 
 def test_a_model_server_is_back_when_its_worker_has_pulled_again() -> None:
     """What the worker still commits of answers that it had says nothing of the server."""
     injections = [injection(1.0, SERVER, FaultKind.KILL)]
-    log = outputs(
-        (0.5, policy_loaded(worker="rollout-0", instance="r1")),
-        (1.1, trajectory(worker="rollout-0", instance="r1")),
-        (2.0, policy_loaded(worker="rollout-1", instance="r2")),
-        (31.0, policy_loaded(worker="rollout-0", instance="r1")),
-    )
-    made = report(observed(injections, outputs=log))
-    assert {"server": 30.0} == {role: s.median_s for role, s in made.recovery.items()}
+    times = {
+        "rollout-0": [(1.1, "r1")],
+        f"rollout-0{LOADS}": [(0.5, "r1"), (31.0, "r1")],
+        f"rollout-1{LOADS}": [(2.0, "r2")],
+    }
+    made = reported(journal(injections), times=times)
+    assert {"server": {"count": 1, "median_s": 30.0, "worst_s": 30.0}} == made.recovery
     assert (1, {"server": {"kill": 1}}) == (made.processes_killed, made.faults)
 
 
@@ -130,13 +124,9 @@ def test_a_crash_point_counts_from_when_its_death_was_seen() -> None:
         exited("rollout-0", "r1", -9, 1.1),
         exited("rollout-0", "r2", -9, 4.0, died_at="commit.before:3"),
     ]
-    log = outputs(
-        (2.0, trajectory(worker="rollout-0", instance="r2")),
-        (6.5, trajectory(worker="rollout-0", instance="r3")),
-    )
-    made = report(observed(injections, exits=exits, outputs=log, num_killed=2))
-    spread = made.recovery["rollout"]
-    assert (2, 1.75, 2.5) == (spread.count, spread.median_s, spread.worst_s)
+    times = {"rollout-0": [(2.0, "r2"), (6.5, "r3")]}
+    made = reported(journal(injections, exits=exits), times=times, num_killed=2)
+    assert {"count": 2, "median_s": 1.75, "worst_s": 2.5} == made.recovery["rollout"]
     assert ({"commit.before": 1}, 2) == (made.crash_points, made.processes_killed)
 
 
@@ -147,9 +137,8 @@ def test_a_zombie_must_notice() -> None:
         injection(2.0, "rollout", FaultKind.ZOMBIE, "r1", stop_s=5.0),
     ]
     exits = [exited("trainer-0", "t1", 75, 8.0, was_replaced=True)]
-    woken = journal(injections, woken_s={"t1": 6.0, "r1": 7.0})
-    made = report(observed(injections, journal=woken, exits=exits))
-    assert (2, 1, 1) == (made.zombies.woken, made.zombies.fenced, made.zombies.alive)
+    made = reported(journal(injections, woken_s={"t1": 6.0, "r1": 7.0}, exits=exits))
+    assert {"woken": 2, "fenced": 1, "ended_otherwise": 0, "alive": 1} == made.zombies
     assert ["1 zombies still lived 90 s after they woke up"] == list(made.problems)
     assert not made.ok
 
@@ -157,25 +146,25 @@ def test_a_zombie_must_notice() -> None:
 def test_fewer_faults_than_asked_are_said() -> None:
     """Never silently: it is a problem, and the way out is named."""
     one = injection(1.0, "rollout", FaultKind.KILL, "r1")
-    asked = replace(journal([one]), planned=[one.fault] * 3)
-    made = report(observed([one], journal=asked))
+    made = reported(Journal(planned=[one.fault] * 3, injections=[one]))
     assert "only 1 of 3 faults were possible" in made.problems[0]
     assert "--steps" in made.problems[0]
 
 
 def test_a_breach_and_a_hang_are_problems() -> None:
     """What stopped the run is named as it was told."""
-    (hang,) = report(observed([], is_complete=False, failure="no step for 90 s")).problems
+    failure = Failure(worker="", reason="no step for 90 s", last_lines=(), status=1)
+    (hang,) = reported(journal([]), outcome=Outcome.FAILED, failure=failure).problems
     assert "no step for 90 s" == hang
     state = RunState(redone=(steps_redone(first_step=1, last_step=3, num_equal=2),))
-    (drift,) = report(observed([], state=state)).problems
+    (drift,) = reported(journal([]), state=state).problems
     assert "1 redone steps gave other weights" == drift
 
 
 def test_an_end_that_no_fault_accounts_for_is_listed() -> None:
     """It may be right, as after an outage, but a reader should see it."""
     exits = [exited("logprob-0", "l1", 1, 3.0, excuse=""), exited("prompts-0", "p", 0, 9.0)]
-    made = report(observed([], exits=exits))
+    made = reported(journal([], exits=exits))
     assert ["logprob-0 failed (exit 1)"] == list(made.unexplained)
 
 
@@ -187,27 +176,27 @@ def test_what_follows_from_a_fault_elsewhere_is_accounted_for() -> None:
         exited("prompts-0", "p1", 1, 3.0, excuse=""),
         exited("prompts-0", "p2", 1, 99.0, excuse=""),
     ]
-    made = report(observed(struck, exits=exits))
+    made = reported(journal(struck, exits=exits))
     assert ["prompts-0 failed (exit 1)"] == list(made.unexplained)
-    by_up = report(observed(struck[:1], exits=exits[:2]))
+    by_up = reported(journal(struck[:1], exits=exits[:2]))
     assert ["prompts-0 failed (exit 1)"] == list(by_up.unexplained)
 
 
 def test_damaged_steps_are_a_breach_unless_they_were_written_on_purpose() -> None:
     """Another breach is one all the same."""
-    audit = replace(observed([]).audit, breach_counts={"unreadable step": 2})
-    struck = [injection(1.0, RECORDS, FaultKind.DAMAGE)]
-    assert report(observed(struck, audit=audit)).ok
-    (problem,) = report(observed([], audit=audit)).problems
+    audit = replace(AUDIT, breach_counts={"unreadable step": 2})
+    struck = journal([injection(1.0, RECORDS, FaultKind.DAMAGE)])
+    assert reported(struck, audit=audit).ok
+    (problem,) = reported(journal([]), audit=audit).problems
     assert "its audit found unreadable step" in problem
     both = replace(audit, breach_counts={"unreadable step": 2, "lost": 1})
-    (problem,) = report(observed(struck, audit=both)).problems
+    (problem,) = reported(struck, audit=both).problems
     assert "its audit found lost" in problem
 
 
 def test_the_report_is_json_and_text() -> None:
     """All figures in both."""
-    made = report(observed([injection(1.0, "rollout", FaultKind.KILL, "r1")]))
+    made = reported(journal([injection(1.0, "rollout", FaultKind.KILL, "r1")], seed=5))
     assert made.ok
     told = json.loads(made.to_json())
     assert (True, 5, {"rollout": {"kill": 1}}) == (told["ok"], told["seed"], told["faults"])
