@@ -1,4 +1,4 @@
-"""`rlstreams monitor RUN`: windows of figures and the run's health as JSON over HTTP."""
+"""`rlstreams monitor RUN`: the run's health as JSON over HTTP."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def add(subparsers: Commands) -> None:
         "monitor",
         run,
         """
-        serve a run's health, and counts by minute, as JSON (extra `monitor`)
+        serve a run's health as JSON (extra `monitor`)
 
         Reads the small topics (steps, versions, pulls, dead letters, workers' reports; no prompts,
-        no trajectories) and writes nothing. /health is 200, or 503 with what is wrong; /windows
-        counts what happened, by minute. Until Ctrl-C.
+        no trajectories) and writes nothing. /health is 200, or 503 with what is wrong. Until
+        Ctrl-C.
 
         --host ADDRESS  to listen on (%(default)s)
         --port N        to listen on; 0: a free one (%(default)s)
@@ -35,15 +35,14 @@ def add(subparsers: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; 0 then, for that is how it ends."""
-    from rlstreams.show.monitor.answers import SMALL
     from rlstreams.show.monitor.app import serve
+    from rlstreams.show.monitor.health import SMALL
     from rlstreams.workers.bootstrap.parts import bootstrap_of
 
     config = configuration(args.config, args.overrides)
 
     def say(address: str) -> None:
-        pages = ", ".join(f"{address}/{page}" for page in ("health", "windows"))
-        print(f"monitor of run {config.run.id}: {pages}", file=sys.stderr, flush=True)
+        print(f"monitor of run {config.run.id}: {address}/health", file=sys.stderr, flush=True)
 
     with opened_run(config) as log:
         ends = {at: end for topic in SMALL for at, end in log.bus.ends(topic.name).items()}

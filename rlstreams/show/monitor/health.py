@@ -12,8 +12,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from rlstreams.schemas import DecodeError, SchemaTexts
+from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.schemas.events import Event, WorkerReport
-from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.codec import decoded, now_ms
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.parts import Assembler, Message
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import (
+    CONTROL,
+    DEAD_LETTERS,
+    POLICY_PULLS,
+    POLICY_VERSIONS,
+    STEPS,
+    WORKER_EVENTS,
+)
 from rlstreams.streams.views.hops import HopsState, HopsView, WorkerHop
 from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
 from rlstreams.streams.views.workers import SILENT_S
@@ -22,6 +35,9 @@ from rlstreams.up.supervisor.stall_watch import StallClock
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
 from rlstreams.workers.loop.stall import limits_of
+
+# Never those with payloads: prompts, trajectories, scored-trajectories.
+SMALL = (STEPS, POLICY_VERSIONS, POLICY_PULLS, DEAD_LETTERS, WORKER_EVENTS, CONTROL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +50,7 @@ class Health:
     step_target: int
     policy_version: int
     since_last_step_s: float  # what counts of it
+    unreadable: int  # records
 
 
 class HealthWatch:
@@ -41,6 +58,7 @@ class HealthWatch:
 
     Args:
         config: of the run: its deadlines, and the share of dead letters that it allows.
+        schemas: of the run's bus, for records of other releases.
         clock_ms: this host's wall clock; what is live is dated by it.
         monotonic_s: the clock that waiting is counted by.
     """
@@ -48,10 +66,16 @@ class HealthWatch:
     def __init__(
         self,
         config: RunConfig,
+        schemas: SchemaTexts = NO_TEXTS,
+        *,
         clock_ms: Callable[[], int] = now_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits_of(config)
+        self._schemas = schemas
+        self._assembler = Assembler()
+        self._next: dict[Partition, int] = {}
+        self._num_unreadable = 0
         self._clock_ms = clock_ms
         self._monotonic_s = monotonic_s
         self._hops = HopsView()
@@ -61,6 +85,25 @@ class HealthWatch:
         self._live_s: float | None = None  # since when the log is read to its end
         self._live_ms = 0  # the same by the wall clock
         self._num_behind = -1  # offsets left of what lay there at the start; -1: not known
+
+    def take(self, message: Message) -> None:
+        """A record, or a part of one. What cannot be read is counted; its role dead-letters it.
+
+        What was taken before is passed by: with no committed offsets a client that had to join its
+        group again begins anew.
+        """
+        if message.offset < self._next.get(message.partition, 0):
+            return
+        self._next[message.partition] = message.offset + 1
+        raw = self._assembler.add(message)
+        if raw is None:
+            return
+        try:
+            event = decoded(raw, self._schemas).event
+        except (DecodeError, StreamsError):  # the latter: nobody to ask for its schema
+            self._num_unreadable += 1
+        else:
+            self.apply(event)
 
     def apply(self, event: Event) -> None:
         """Take one event. A live report is dated by our clock, an old one by its writer's.
@@ -102,6 +145,7 @@ class HealthWatch:
             step_target=state.claim.step_target if state.claim else 0,
             policy_version=state.newest_version,
             since_last_step_s=round(self._clock.waited_s, 1),
+            unreadable=self._num_unreadable,
         )
 
     def _silent_s(self) -> dict[str, float]:

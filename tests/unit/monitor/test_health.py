@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from rlstreams.schemas.events import Event
-from rlstreams.show.monitor.health import HealthWatch
+from rlstreams.show.monitor.app import serve
+from rlstreams.show.monitor.health import SMALL, HealthWatch
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.parts import Message
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import STEPS, Retention
 from rlstreams.streams.views.stalls import RESTART_S, START_S
 from rlstreams.workers.config.operation import DeadLettersSection, DeadlinesSection
-from rlstreams.workers.config.run import PromptsSection, RolloutSection, RunConfig, TrainerSection
+from rlstreams.workers.config.run import (
+    PromptsSection,
+    RolloutSection,
+    RunConfig,
+    RunSection,
+    TrainerSection,
+)
 from tests import factories
 
 STALL_S = 30.0
@@ -261,3 +274,26 @@ def test_too_many_dead_letters_are_a_problem(scene: Scene) -> None:
             scene.tell(factories.dead_letter(group_id=str(group), sample=sample))
     (problem,) = scene.problems
     assert "4 of the last 4 samples were dead-lettered" in problem
+
+
+def test_what_cannot_be_read_is_counted() -> None:
+    """The role that consumes it sets it aside. What is read again counts once: a client without
+    committed offsets begins anew when it has to join its group again."""
+    watch = HealthWatch(CONFIG)
+    for offset in (0, 0, 1):
+        watch.take(Message(Partition(STEPS.name, 0), offset, b"", b"no event", {}, 0))
+    assert 2 == watch.look().unreadable
+
+
+def test_topics_with_payloads_are_not_read() -> None:
+    """They may have gigabytes, and Faust buffers messages by number."""
+    assert not {"prompts", "trajectories", "scored-trajectories"} & {topic.name for topic in SMALL}
+    assert Retention.PAYLOAD not in {topic.retention for topic in SMALL}
+
+
+def test_without_faust_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to install, instead of an ImportError."""
+    monkeypatch.setitem(sys.modules, "faust", None)
+    config = RunConfig(run=RunSection(id="run"))
+    with pytest.raises(ConfigError, match=r"pip install 'rlstreams\[monitor\]'"):
+        serve(config, "127.0.0.1:1", {}, {}, host="127.0.0.1", port=0, say=print)
