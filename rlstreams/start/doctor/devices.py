@@ -52,14 +52,6 @@ class Gpu:
         return f"{self.index}: {self.name}, {self.free_mb:,.0f} of {self.total_mb:,.0f} MB free"
 
 
-class GpuInventory(NamedTuple):
-    """What the driver says."""
-
-    gpus: tuple[Gpu, ...] = ()
-    problem: str = ""  # why there are none
-    is_broken: bool = False  # the driver fails, rather than that there is none
-
-
 class GpuPlacement(NamedTuple):
     """A role's GPUs."""
 
@@ -70,20 +62,21 @@ class GpuPlacement(NamedTuple):
     processes: int = 1  # on each of them
 
 
-def gpu_inventory() -> GpuInventory:
-    """All GPUs of this host, asked of `nvidia-smi`: torch would take seconds to import."""
+def gpu_inventory() -> tuple[tuple[Gpu, ...], str]:
+    """All GPUs of this host, and why there are none.
+
+    Asked of `nvidia-smi`: torch would take seconds to import.
+    """
     try:
         done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=ASK_S, check=False)
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            return (), f"nvidia-smi fails: {said[-1] if said else done.returncode}"
+        return tuple(_gpu(line) for line in done.stdout.strip().splitlines()), ""
     except (OSError, subprocess.TimeoutExpired):
-        return GpuInventory(problem="none found (no nvidia-smi)")
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        last = said[-1] if said else done.returncode
-        return GpuInventory(problem=f"nvidia-smi fails: {last}", is_broken=True)
-    try:
-        return GpuInventory(tuple(_gpu(line) for line in done.stdout.strip().splitlines()))
+        return (), "none found (no nvidia-smi)"
     except ValueError as err:  # a kind that does not tell its memory
-        return GpuInventory(problem=f"nvidia-smi cannot be understood: {err}", is_broken=True)
+        return (), f"nvidia-smi cannot be understood: {err}"
 
 
 def _gpu(line: str) -> Gpu:
@@ -160,10 +153,11 @@ def number(args: Mapping[str, str | int | float | bool], name: str) -> float | N
         return None
 
 
-def gpu_checks(inventory: GpuInventory, roles: Sequence[GpuPlacement]) -> Iterator[Check]:
+def gpu_check(gpus: Sequence[Gpu], problem: str, roles: Sequence[GpuPlacement]) -> Check:
     """What is there against what is asked for.
 
     Args:
+        gpus, problem: of `gpu_inventory`.
         roles: of `placements`.
     """
     wanted = ", ".join(one.field for one in roles)
@@ -171,23 +165,21 @@ def gpu_checks(inventory: GpuInventory, roles: Sequence[GpuPlacement]) -> Iterat
     named = os.environ.get(VISIBLE)
     lacking = [one.field for one in roles if len(one.gpus) < one.num_wanted]
     hidden = "" if named is None else f" ({VISIBLE}={named!r})"
-    found = "; ".join(map(str, inventory.gpus)) + hidden
-    if inventory.is_broken:
-        yield warn("gpus", inventory.problem, "fix the driver, or continue without a GPU")
-    elif inventory.problem:
-        told = f"{inventory.problem}; {where}"
-        yield warn("gpus", told, "name cpu where none is") if wanted else ok("gpus", told)
-    elif _SLICE in (named or ""):
-        yield warn("gpus", f"{found}: slices of GPUs are not looked at; {where}", "")
-    elif lacking:
-        yield fail(
+    found = "; ".join(map(str, gpus)) + hidden
+    if problem and wanted:
+        return warn("gpus", f"{problem}; {where}", "name cpu where none is, or mend the driver")
+    if problem:
+        return ok("gpus", f"{problem}; {where}")
+    if _SLICE in (named or ""):
+        return warn("gpus", f"{found}: slices of GPUs are not looked at; {where}", "")
+    if lacking:
+        return fail(
             "gpus",
             f"there is none for {', '.join(lacking)}; there are: {found}",
             "GPUs are counted from 0 among those that are visible: name one that is there, or cpu, "
             "or lower the ranks",
         )
-    else:
-        yield ok("gpus", f"{found}; {where}")
+    return ok("gpus", f"{found}; {where}")
 
 
 class Need(NamedTuple):
