@@ -137,17 +137,17 @@ def _fresh(args: argparse.Namespace, recording: Recording) -> AbstractContextMan
 
 
 def _play(args: argparse.Namespace, recording: Recording, selection: Selection) -> None:
-    from rlstreams.debug.replay.player import Player, chosen
+    from rlstreams.debug.replay.player import chosen, play
 
     speed, progress = speed_of(args.speed), Progress()
     with _fresh(args, recording) as target:
-        player = Player(
+        played = play(
             target.bus,
             recording.manifest.run,
+            chosen(recording, selection),
             speed,
-            on_progress=lambda now: progress(f"{counted(now.num_records, 'record')} played"),
+            on_progress=lambda num: progress(f"{counted(num, 'record')} played"),
         )
-        played = player.play(chosen(recording, selection))
         progress("")
         _tell(played, target)
 
