@@ -24,6 +24,7 @@ from rlstreams.start.chaos.plan import BROKER, RECORDS, SERVER, UP, FaultKind, I
 from rlstreams.streams.audit.report import BreachKind
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.text import plain_json
+from rlstreams.streams.log.topics import POLICY_PULLS, SCORED, TRAJECTORIES
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome
@@ -48,10 +49,11 @@ def read_times(bus: Bus) -> Times:
         times["prompts-0"].append((prompt.raw.timestamp_ms, ""))
     for step in log.read(StepCompleted, skip_unreadable=True):
         times["trainer-0"].append((step.raw.timestamp_ms, step.event.instance))
-    for kind, what in ((Trajectory, ""), (ScoredTrajectory, ""), (PolicyLoaded, LOADS)):
-        for record in log.read(kind, skip_unreadable=True, with_copies=True):
-            at = (record.raw.timestamp_ms, record.event.instance)
-            times[f"{record.event.worker}{what}"].append(at)
+    for topic, what in ((TRAJECTORIES, ""), (SCORED, ""), (POLICY_PULLS, LOADS)):
+        for record in log.read_topic(topic, skip_unreadable=True):
+            event, at_ms = record.event, record.raw.timestamp_ms
+            if isinstance(event, Trajectory | ScoredTrajectory | PolicyLoaded):
+                times[f"{event.worker}{what}"].append((at_ms, event.instance))
     return times
 
 

@@ -16,10 +16,7 @@ from rlstreams.start.doctor.devices import (
     free_mb,
     gpu_check,
     gpu_inventory,
-    gpu_memory_checks,
-    memory_check,
-    needs,
-    off_loads,
+    memory_checks,
     placements,
 )
 from rlstreams.start.doctor.engines import BUILTIN, engine_checks, installed
@@ -170,9 +167,8 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
         checks.append(probed("weights", lambda: weights_check(config, host)))
     checks += of_folder
     if model is not None:
-        found, is_up = needs(model, config, host), bool(bootstrap or config.broker.bootstrap)
-        checks.append(memory_check([*found, *off_loads(config, found)], free_mb()))
-        checks += gpu_memory_checks(config, found, places, is_up=is_up)
+        is_up = bool(bootstrap or config.broker.bootstrap)
+        checks += memory_checks(config, model, places, free_mb(), is_up=is_up)
         checks += _of_model(config, model, host)
     if host.has("rollout"):
         is_here = model is not None

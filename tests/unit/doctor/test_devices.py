@@ -14,11 +14,9 @@ from rlstreams.start.doctor.devices import (
     Gpu,
     gpu_check,
     gpu_inventory,
-    gpu_memory_checks,
-    memory_check,
-    needs,
-    off_loads,
+    memory_checks,
     placements,
+    sizes,
     visible,
 )
 from rlstreams.start.doctor.model import ModelFolder, read_model
@@ -137,21 +135,15 @@ def test_scorers_take_one_gpu_after_another() -> None:
     """Each as many as it has ranks; none where the trainer, or nobody, computes log-probs."""
     words = ["--logprob.device=cuda:1", "--logprob.workers=2", "--logprob.ranks=2"]
     config = load([DEMO], words)
-    (place,) = placements(config, gpus(6))
+    (place,) = (place for place in placements(config, gpus(6)) if place.num_wanted)
     assert ([1, 2, 3, 4], 4) == ([gpu.index for gpu in place.gpus], place.num_wanted)
     assert ["cuda:1", "cuda:3"] == [config.of_replica(n).logprob.device for n in range(2)]
-    whole, cut = (
-        {need.role: need.mb for need in needs(sized(1e9), load([DEMO], given), EVERYTHING)}[
-            "logprob"
-        ]
-        for given in (words[:2], words)
-    )
+    whole, cut = (sizes(sized(1e9), load([DEMO], given))["logprob"] for given in (words[:2], words))
     assert cut < 0.6 * whole
     words += ["--logprob.place=off", "--trainer.loss.proximal=behavior"]
     words += ["--trainer.loss.correction=none"]
     none = load([DEMO], words)
-    assert [] == list(placements(none, gpus(6)))
-    assert {"rollout", "trainer"} == {need.role for need in needs(sized(1e9), none, EVERYTHING)}
+    assert ["rollout", "trainer"] == [place.role for place in placements(none, gpus(6))]
     assert not none.has_gpus
 
 
@@ -162,8 +154,8 @@ def sized(parameters: float) -> ModelFolder:
 
 def memory(size: float, *words: str, on: tuple[Gpu, ...], is_up: bool = False) -> Check:
     config = load([DEMO], ["--model.dtype=bfloat16", "--trainer.device=cuda:0", *words])
-    found = needs(sized(size), config, EVERYTHING)
-    (check,) = gpu_memory_checks(config, found, list(placements(config, on)), is_up=is_up)
+    places = list(placements(config, on))
+    _, check = memory_checks(config, sized(size), places, 1e6, is_up=is_up)
     return check
 
 
@@ -202,7 +194,7 @@ def test_several_servers_of_a_worker_are_dealt_its_gpus() -> None:
     """Each has one of its own; where there are too few, the first have two; all must be there."""
     words = ["--rollout.engine=vllm", "--engine.servers=3"]
     config = load([DEMO], [*words, f"--engine.env.{VISIBLE}=1,2"])
-    placed = [([g.index for g in p.gpus], p.processes) for p in placements(config, gpus(4))]
+    placed = [([g.index for g in p.gpus], p.processes) for p in placements(config, gpus(4))][-2:]
     assert [([2], 1), ([1], 2)] == placed
     assert gpus_of(3, *words, f"--engine.env.{VISIBLE}=0,1,2").level is Level.OK
     assert gpus_of(2, *words, f"--engine.env.{VISIBLE}=0,1,2").level is Level.FAIL
@@ -226,21 +218,21 @@ def test_what_fits_of_the_examples_of_several_gpus() -> None:
     places = list(placements(config, on))
     assert gpu_check(on, "", places).level is Level.OK
     of_size = {
-        size: list(gpu_memory_checks(config, found, places, is_up=False))
+        size: list(memory_checks(config, sized(size), places, 500_000, is_up=False))
         for size in (8.19e9, 61e9)
-        if (found := needs(sized(size), config, EVERYTHING))
     }
-    told = of_size[8.19e9][0].found
-    assert {Level.OK} == {check.level for check in of_size[8.19e9]}
-    assert told.startswith("trainer 26.8 + logprob ")
-    assert "server 68.4 (trainer, logprob, server by turns) GB" in told
-    assert {Level.WARN} == {check.level for check in of_size[61e9]}
-    assert 8 == len(of_size[61e9])
-    on_host = off_loads(config, needs(sized(8.19e9), config, EVERYTHING))
-    check = memory_check(on_host, 500_000)
-    assert (Level.OK, True) == (check.level, "8 x trainer off-loaded 26.8" in check.found)
-    assert Level.WARN is memory_check(on_host, 200_000).level
-    assert [] == off_loads(load(run[:1]), needs(sized(8.19e9), load(run[:1]), EVERYTHING))
+    on_host, *on_gpus = of_size[8.19e9]
+    told = on_gpus[0].found
+    assert {Level.OK} == {check.level for check in on_gpus}
+    assert told.startswith("logprob ")
+    assert "trainer 26.8 + server 68.4 (logprob, trainer, server by turns) GB" in told
+    assert [Level.WARN] * 8 == [check.level for check in of_size[61e9][1:]]
+    assert (Level.OK, True) == (on_host.level, "8 x trainer off-loaded 26.8" in on_host.found)
+    (short, *_) = memory_checks(config, sized(8.19e9), places, 200_000, is_up=False)
+    assert short.level is Level.WARN
+    alone = load(run[:1])
+    (host, *_) = memory_checks(alone, sized(8.19e9), list(placements(alone, on)), 1e6, is_up=False)
+    assert "no role computes here" in host.found
 
 
 def test_a_judge_on_the_samplers_gpu_is_memory_that_is_taken() -> None:
@@ -250,15 +242,19 @@ def test_a_judge_on_the_samplers_gpu_is_memory_that_is_taken() -> None:
         config = load(run, [f"--engine.args.gpu-memory-utilization={share}"])
         places = list(placements(config, on := gpus(2, busy=[1])))
         assert gpu_check(on, "", places).level is Level.OK
-        found = needs(sized(0.6e9), config, EVERYTHING)
-        trainers, samplers = gpu_memory_checks(config, found, places, is_up=False)
+        _, trainers, samplers = memory_checks(config, sized(0.6e9), places, 1e6, is_up=False)
         assert (Level.OK, level) == (trainers.level, samplers.level), samplers
 
 
 def test_memory_of_roles_on_the_cpu() -> None:
     """All together: a warning. One role alone: a failure."""
-    found = needs(sized(1e8), load([DEMO]), EVERYTHING)
-    levels = [memory_check(found, free_mb).level for free_mb in (100_000, 5_000, 1_000)]
+    config = load([DEMO])
+    places = list(placements(config, ()))
+    levels = [
+        check.level
+        for free_mb in (100_000, 5_000, 1_000)
+        for check in memory_checks(config, sized(1e8), places, free_mb, is_up=False)
+    ]
     assert [Level.OK, Level.WARN, Level.FAIL] == levels
 
 
