@@ -18,9 +18,8 @@ def add(subparsers: Commands) -> None:
         run everything as `up` does while killing processes at random, then audit
 
         Starts the run as `up` does, injects faults into its processes and its embedded broker by a
-        plan derived from --seed, lets it finish, and reports from the log: every sample accounted
-        for, recovery times. Exit status 1 on any breach or hang, or if not all faults could be
-        injected.
+        plan derived from --seed, lets it finish, and audits it: every sample accounted for. Exit
+        status 1 on any breach or hang, or if not all faults could be injected.
 
         --steps N    optimizer steps; default: as configured, but at least --kills + 1
         --json FILE  write all figures there

@@ -25,9 +25,8 @@ from rlstreams.start.chaos.plan import (
     Journal,
     injected_by_step,
 )
-from rlstreams.start.chaos.verdict import read_times, report
+from rlstreams.start.chaos.verdict import report
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import now_ms
 from rlstreams.up.supervisor.fault_hook import FaultTargets
 from rlstreams.up.supervisor.fleet import Worker
 from rlstreams.up.supervisor.stall_watch import StallClock
@@ -120,7 +119,7 @@ class FaultInjector:
         broken."""
         self.journal.exits += self._targets.fleet.exits
         state = self._targets.watcher.state.run
-        made = report(self.journal, ended, state, read_times(bus), time.monotonic())
+        made = report(self.journal, ended, state, time.monotonic())
         show(*made.lines())
         if self._json_file:
             Path(self._json_file).write_text(made.to_json() + "\n", encoding="utf-8")
@@ -180,7 +179,7 @@ class FaultInjector:
     def _note(self, fault: Fault, instance: str, at_s: float) -> None:
         step = self._targets.watcher.step
         self.journal.injections.append(
-            Injection(fault=fault, instance=instance, step=step, at_s=at_s, at_ms=now_ms())
+            Injection(fault=fault, instance=instance, step=step, at_s=at_s)
         )
 
     def _strike(self, fault: Fault) -> str | None:

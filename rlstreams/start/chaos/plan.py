@@ -180,8 +180,7 @@ class Injection:
     fault: Fault
     instance: str  # of the process; "" for what is no worker
     step: int  # done by then
-    at_s: float  # monotonic
-    at_ms: int
+    at_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,7 +190,7 @@ class Journal:
 
     planned: Sequence[Fault]
     seed: int = 0
-    started_s: float = 0.0  # of the first `up`; monotonic, as all times here but `at_ms`
+    started_s: float = 0.0  # of the first `up`; monotonic, as all times here
     machine: Mapping[str, object] = field(default_factory=dict)  # that it ran on
     injections: list[Injection] = field(default_factory=list)
     woken_s: dict[str, float] = field(default_factory=dict)  # by instance

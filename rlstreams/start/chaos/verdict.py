@@ -1,72 +1,25 @@
-"""From the journal and the log to the report of a run under faults, as text and as JSON.
+"""From the journal and the audit to the report of a run under faults, as text and as JSON.
 
-Pure but for `read_times` and `machine`: all that was seen is passed in.
+Pure but for `machine`: all that was seen is passed in.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlstreams.schemas.events import (
-    PolicyLoaded,
-    Prompt,
-    ScoredTrajectory,
-    StepCompleted,
-    Trajectory,
-)
 from rlstreams.start.chaos.plan import BROKER, RECORDS, SERVER, UP, FaultKind, Injection, Journal
 from rlstreams.streams.audit.report import BreachKind
-from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.text import plain_json
-from rlstreams.streams.log.topics import POLICY_PULLS, SCORED, TRAJECTORIES
-from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.fleet import Exited
 from rlstreams.up.supervisor.restart import OWNER_S, described
 from rlstreams.workers.loop.runtime import Exit
-
-LOADS = " loads"  # behind the name of a worker: the versions that it pulled
-Times = Mapping[str, Sequence[tuple[int, str]]]
-"""By worker: when it committed something (ms), and which of its processes did."""
-
-
-def read_times(bus: Bus) -> Times:
-    """All that the topics hold now, by when it was handed over; what cannot be read, the audit
-    counts.
-
-    Raises:
-        DeadlineError: a topic did not deliver up to its end.
-    """
-    times, log = defaultdict[str, list[tuple[int, str]]](list), BusLog(bus, "chaos")
-    for prompt in log.read(Prompt, skip_unreadable=True):
-        times["prompts-0"].append((prompt.raw.timestamp_ms, ""))
-    for step in log.read(StepCompleted, skip_unreadable=True):
-        times["trainer-0"].append((step.raw.timestamp_ms, step.event.instance))
-    for topic, what in ((TRAJECTORIES, ""), (SCORED, ""), (POLICY_PULLS, LOADS)):
-        for record in log.read_topic(topic, skip_unreadable=True):
-            event, at_ms = record.event, record.raw.timestamp_ms
-            if isinstance(event, Trajectory | ScoredTrajectory | PolicyLoaded):
-                times[f"{event.worker}{what}"].append((at_ms, event.instance))
-    return times
-
-
-def next_ms(times: Times, workers: Sequence[str], after_ms: int, not_by: str = "") -> int | None:
-    """When one of the workers first committed something after `after_ms`, by another process than
-    `not_by`; None if none ever did."""
-    found = (
-        at_ms
-        for worker in workers
-        for at_ms, instance in times.get(worker, ())
-        if at_ms >= after_ms and (not not_by or instance != not_by)
-    )
-    return min(found, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +38,7 @@ class ChaosReport:
     steps: int
     step_target: int
     audit: Mapping[str, object]
-    audit_line: str
     redone: Mapping[str, int]  # by restarted trainers: times, steps, equal (with the logged hash)
-    # By role, from the death to the next committed work: count, median_s, worst_s.
-    recovery: Mapping[str, Mapping[str, float]]
     # Processes that slept while a successor took over: woken, fenced (status 75), ended_otherwise,
     # alive (had not noticed long after they woke up).
     zombies: Mapping[str, int]
@@ -105,23 +55,15 @@ class ChaosReport:
         return plain_json({"ok": self.ok, **asdict(self)}, indent=2, sort_keys=True)
 
     def lines(self) -> Sequence[str]:
-        """For people."""
-        redone, points = self.redone, _counts(self.crash_points)
+        """For people; what `up` said of steps and samples is not said again."""
+        points = _counts(self.crash_points)
         num_faults = sum(sum(kinds.values()) for kinds in self.faults.values())
         return (
             f"chaos, seed {self.seed}: {num_faults} of {self.faults_asked} faults in "
             f"{self.seconds:.0f} s, {self.processes_killed} processes killed",
             *(f"  {role:<8} {_counts(kinds)}" for role, kinds in self.faults.items()),
             *([f"  crash points reached: {points}"] if points else []),
-            f"steps {self.steps} of {self.step_target}; {redone['steps']} done again from the log "
-            f"in {redone['times']} restarts of the trainer, {redone['equal']} weight hashes equal",
-            self.audit_line,
-            *(["from a kill to the next committed work, median:"] if self.recovery else []),
-            *(
-                f"  {role:<8} {of['median_s']:.1f} s, worst {of['worst_s']:.1f} s "
-                f"(of {of['count']})"
-                for role, of in self.recovery.items()
-            ),
+            f"steps done again from the log: {_counts(self.redone)}",
             f"zombies: {_counts(self.zombies)}",
             *(f"unexplained: {line}" for line in self.unexplained),
             *(f"PROBLEM: {problem}" for problem in self.problems),
@@ -154,12 +96,9 @@ def _counts(counts: Mapping[str, int]) -> str:
 # 30 s), and a broker that was killed meanwhile cannot tell it who owns its id (43 s at worst).
 ZOMBIE_END_S = 90.0
 NOT_AUDITED = "not audited: a replay wrote its steps"
-_DEATHS = (FaultKind.KILL, FaultKind.POINT, FaultKind.ZOMBIE)
 
 
-def report(
-    journal: Journal, ended: Ended, state: RunState, times: Times, now_s: float
-) -> ChaosReport:
+def report(journal: Journal, ended: Ended, state: RunState, now_s: float) -> ChaosReport:
     """The report of a run that is over.
 
     Args:
@@ -192,9 +131,7 @@ def report(
         steps=state.step,
         step_target=state.step_target,
         audit={} if audit is None else {"ok": audit.ok, **asdict(audit)},
-        audit_line=NOT_AUDITED if audit is None else audit.line(),
         redone=redone,
-        recovery=_recovery(journal, times),
         zombies=zombies,
         unexplained=tuple(
             f"{e.worker} {described(e.status)}"
@@ -215,40 +152,6 @@ def _is_aftermath(exited: Exited, injections: Sequence[Injection]) -> bool:
         if (is_disk or is_drain) and 0 < age_s < injection.fault.stop_s + OWNER_S:
             return True
     return False
-
-
-def _deaths(journal: Journal) -> Iterator[tuple[str, str, int]]:
-    """Victim, its instance, and when it died or fell asleep for good, on the log's clock."""
-    injections = journal.injections
-    for injection in injections:
-        if injection.fault.kind in _DEATHS:
-            yield injection.fault.victim, injection.instance, injection.at_ms
-    clock_ms = injections[0].at_ms - 1000 * injections[0].at_s if injections else 0.0
-    for exited in journal.exits:
-        if exited.died_at:
-            yield exited.worker, exited.instance, round(1000 * exited.seen_s + clock_ms)
-
-
-def _recovery(journal: Journal, times: Times) -> dict[str, dict[str, float]]:
-    """Of a broker and of `up` until anybody samples again; without what never came back."""
-    samplers = [name for name in times if name.startswith("rollout-") and not name.endswith(LOADS)]
-    found_s: defaultdict[str, list[float]] = defaultdict(list)
-    for victim, instance, died_ms in _deaths(journal):
-        role, workers = victim.partition("-")[0], [victim]
-        if victim in (BROKER, UP):
-            workers = samplers
-        elif role == SERVER:
-            workers = [f"{victim.replace(SERVER, 'rollout')}{LOADS}"]
-        if (back_ms := next_ms(times, workers, died_ms, not_by=instance)) is not None:
-            found_s[role].append((back_ms - died_ms) / 1000)
-    return {
-        role: {
-            "count": len(values),
-            "median_s": round(statistics.median(values), 2),
-            "worst_s": round(max(values), 2),
-        }
-        for role, values in sorted(found_s.items())
-    }
 
 
 def _zombies(journal: Journal, now_s: float) -> dict[str, int]:

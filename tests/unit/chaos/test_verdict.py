@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from rlstreams.start.chaos.plan import (
     Injection,
     Journal,
 )
-from rlstreams.start.chaos.verdict import LOADS, NOT_AUDITED, ChaosReport, report
+from rlstreams.start.chaos.verdict import NOT_AUDITED, ChaosReport, report
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
@@ -27,15 +26,12 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit
 from tests.factories import steps_redone
 
-EPOCH_MS = 1_000_000  # of the log's clock, where the monotonic one is 0
-
 
 def injection(
     at_s: float, role: str, kind: FaultKind, instance: str = "", **more: Any
 ) -> Injection:
     fault = Fault(number=0, role=role, ordinal=0, kind=kind, wait_s=1.0, **more)
-    at_ms = EPOCH_MS + round(1000 * at_s)
-    return Injection(fault=fault, instance=instance, step=1, at_s=at_s, at_ms=at_ms)
+    return Injection(fault=fault, instance=instance, step=1, at_s=at_s)
 
 
 def exited(worker: str, instance: str, status: int, seen_s: float, **more: Any) -> Exited:
@@ -59,43 +55,12 @@ OPTIONS = UpOptions(config=RunConfig(), command="up", is_resumed=False, is_live=
 def reported(
     seen: Journal,
     *,
-    times: Mapping[str, Sequence[tuple[float, str]]] | None = None,
     state: RunState | None = None,
     **more: Any,
 ) -> ChaosReport:
-    """The report, 100 s after the begin; `times` are seconds since then."""
+    """The report, 100 s after the begin."""
     values = {"outcome": Outcome.COMPLETE, "failure": None, "num_killed": 0, "audit": AUDIT, **more}
-    at_ms = {
-        worker: [(EPOCH_MS + round(1000 * at_s), instance) for at_s, instance in found]
-        for worker, found in (times or {}).items()
-    }
-    return report(seen, Ended(options=OPTIONS, **values), state or RunState(), at_ms, 100.0)
-
-
-def test_recovery_ends_with_the_successors_first_work() -> None:
-    """A late record of the killed process is none; each role has its own kind of work."""
-    injections = [
-        injection(1.0, "rollout", FaultKind.KILL, "r1"),
-        injection(2.0, "logprob", FaultKind.ZOMBIE, "l1", stop_s=3.0),
-        injection(3.0, "trainer", FaultKind.KILL, "t1"),
-        injection(4.0, "prompts", FaultKind.KILL, "p1"),
-        injection(5.0, BROKER, FaultKind.KILL),
-    ]
-    times = {
-        "rollout-0": [(1.2, "r1"), (5.5, "r2")],
-        "logprob-0": [(2.5, "l1"), (4.0, "l2")],
-        "trainer-0": [(9.0, "t2")],
-        "prompts-0": [(4.5, "")],
-    }
-    made = reported(journal(injections), times=times)
-    medians = {role: spread["median_s"] for role, spread in made.recovery.items()}
-    assert {
-        "rollout": 4.5,
-        "logprob": 2.0,
-        "trainer": 6.0,
-        "prompts": 0.5,
-        "broker": 0.5,
-    } == medians
+    return report(seen, Ended(options=OPTIONS, **values), state or RunState(), 100.0)
 
 
 def test_a_run_that_nobody_can_audit_proves_nothing() -> None:
@@ -104,30 +69,24 @@ def test_a_run_that_nobody_can_audit_proves_nothing() -> None:
     assert (made.ok, made.problems) == (False, (NOT_AUDITED,))
 
 
-def test_a_model_server_is_back_when_its_worker_has_pulled_again() -> None:
-    """What the worker still commits of answers that it had says nothing of the server."""
-    injections = [injection(1.0, SERVER, FaultKind.KILL)]
-    times = {
-        "rollout-0": [(1.1, "r1")],
-        f"rollout-0{LOADS}": [(0.5, "r1"), (31.0, "r1")],
-        f"rollout-1{LOADS}": [(2.0, "r2")],
-    }
-    made = reported(journal(injections), times=times)
-    assert {"server": {"count": 1, "median_s": 30.0, "worst_s": 30.0}} == made.recovery
-    assert (1, {"server": {"kill": 1}}) == (made.processes_killed, made.faults)
-
-
-def test_a_crash_point_counts_from_when_its_death_was_seen() -> None:
-    """Nobody else knows when a process killed itself."""
-    injections = [injection(1.0, "rollout", FaultKind.POINT, "r1", crash_at="commit.before:3")]
+def test_what_died_is_counted() -> None:
+    """By role and kind; crash points by name, with the processes that they ended."""
+    injections = [
+        injection(1.0, "rollout", FaultKind.POINT, "r1", crash_at="commit.before:3"),
+        injection(2.0, SERVER, FaultKind.KILL),
+        injection(3.0, BROKER, FaultKind.KILL),
+        injection(4.0, UP, FaultKind.KILL),
+    ]
     exits = [
         exited("rollout-0", "r1", -9, 1.1),
         exited("rollout-0", "r2", -9, 4.0, died_at="commit.before:3"),
     ]
-    times = {"rollout-0": [(2.0, "r2"), (6.5, "r3")]}
-    made = reported(journal(injections, exits=exits), times=times, num_killed=2)
-    assert {"count": 2, "median_s": 1.75, "worst_s": 2.5} == made.recovery["rollout"]
-    assert ({"commit.before": 1}, 2) == (made.crash_points, made.processes_killed)
+    made = reported(journal(injections, exits=exits), num_killed=2)
+    assert ({"commit.before": 1}, 5) == (made.crash_points, made.processes_killed)
+    assert {"crash point": 1} == made.faults["rollout"]
+    assert {SERVER, BROKER, UP} == {
+        role for role in made.faults if made.faults[role] == {"kill": 1}
+    }
 
 
 def test_a_zombie_must_notice() -> None:
