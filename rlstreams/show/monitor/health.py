@@ -1,9 +1,9 @@
 """Health of a run in plain sentences, as `up` judges it, from the small topics alone.
 
 Prompts and trajectories are not read, so `diagnose` names the blocked role from reports. Where it
-names none, somebody who starts, or whose work comes forward (it reads again what it has to after a
-restart), is waited for, but only so long between two steps: a role that starts, comes forward and
-dies, again and again, is no excuse. Time is this process's own: clocks of other hosts may be wrong.
+names none, whoever starts, or reads again what it has to after a restart, is waited for, but only
+as long as the longest piece of work may take: a role that starts, comes forward and dies, again and
+again, is no excuse. Time is this process's own: clocks of other hosts may be wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlstreams.streams.log.topics import (
     STEPS,
     WORKER_EVENTS,
 )
-from rlstreams.streams.views.hops import HopsState, HopsView, WorkerHop
+from rlstreams.streams.views.hops import HopsState, HopsView
 from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.up.supervisor.poison import PoisonWatch
@@ -81,7 +81,6 @@ class HealthWatch:
         self._hops = HopsView()
         self._poison = PoisonWatch(config)
         self._clock = StallClock()
-        self._excused = StallClock()  # of the time after `stall_s`, that in which anybody is heard
         self._live_s: float | None = None  # since when the log is read to its end
         self._live_ms = 0  # the same by the wall clock
         self._num_behind = -1  # offsets left of what lay there at the start; -1: not known
@@ -128,11 +127,9 @@ class HealthWatch:
         if self._live_s is None and num_behind == 0:
             self._live_s, self._live_ms = now_s, self._clock_ms()
         state = self._hops.state
-        counts = self._live_s is not None and _expects_step(state) and not self._saves(state)
+        counts = self._live_s is not None and _expects_step(state)
         # Only a step begins anew: a trainer that crashes again and again claims the run each time.
-        waited_s = self._clock.tick(now_s, state.step, counts=counts)
-        counts = counts and waited_s >= self._limits.stall_s and bool(self._heard(state))
-        self._excused.tick(now_s, state.step, counts=counts)
+        self._clock.tick(now_s, state.step, counts=counts)
 
     def look(self) -> Health:
         """What is to be said now."""
@@ -158,16 +155,6 @@ class HealthWatch:
             for worker in self._hops.state.workers
             if worker.state != "stopped" and (age_s := (now - worker.at_ms) / 1000) > SILENT_S
         }
-
-    def _saves(self, state: HopsState) -> bool:
-        """Whether a trainer that is heard writes a checkpoint, and has still time for it."""
-        now = self._clock_ms()
-        return any(
-            worker.role == "trainer"
-            and worker.state == "saving"
-            and now - worker.since_ms < self._limits.of(worker) * 1000
-            for worker in self._heard(state)
-        )
 
     def _problems(self, state: HopsState) -> list[str]:
         if self._live_s is None:
@@ -200,25 +187,13 @@ class HealthWatch:
         )
         if found := diagnose(state, evidence, self._limits):
             return [f"{since}: blocked at {found.hop}: {found.sentence}"]
-        if any(map(self._comes_forward, self._heard(state))):
-            return []
-        everybody = "; ".join(told(state, evidence, self._limits, role) for role in ROLES)
-        return [f"{since}: no role says that it is stuck: {everybody}"]
-
-    def _heard(self, state: HopsState) -> list[WorkerHop]:
-        """Those that report."""
-        now = self._clock_ms()
-        return [w for w in state.workers if now - w.at_ms <= SILENT_S * 1000]
-
-    def _comes_forward(self, worker: WorkerHop) -> bool:
-        """Whether it started or finished something lately, and may still be waited for.
-
-        What was before we looked is by its writer's clock.
-        """
         limits = self._limits
-        is_excused = self._excused.waited_s < max(limits.start_s, limits.sample_s, limits.pull_s)
-        stood_s = (self._clock_ms() - max(worker.moved_ms, self._live_ms)) / 1000
-        return is_excused and stood_s < limits.of(worker)
+        longest_s = max(limits.start_s, limits.sample_s, limits.pull_s)
+        is_saving = any(worker.state == "saving" for worker in state.workers)  # it has longer
+        if is_saving or waited_s < limits.stall_s + longest_s:
+            return []
+        everybody = "; ".join(told(state, evidence, limits, role) for role in ROLES)
+        return [f"{since}: no role says that it is stuck: {everybody}"]
 
 
 def _expects_step(state: HopsState) -> bool:
