@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlstreams.start.doctor.check import Check, fail, ok, warn
-from rlstreams.streams.kafka.admin import version_warning
+from rlstreams.start.doctor.check import Check, fail, ok, probed, warn
+from rlstreams.streams.kafka.admin import refuse_other_counts, version_warning
 from rlstreams.streams.kafka.facts import BrokerFacts, broker_facts
-from rlstreams.streams.log.topics import STEPS, TOPICS
+from rlstreams.streams.log.topics import TOPICS
 from rlstreams.workers.bootstrap.parts import client_options, topic_plan
 from rlstreams.workers.config.run import RunConfig
 
@@ -104,30 +104,23 @@ def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
     if not have:
         yield ok("topics", f"run {run!r} has none yet; `up`, or `topics apply`, makes them")
         return
-    told = "{}.{} has {}, the configuration wants {}"
-    wrong = [
-        told.format(run, topic.name, f"{found.partitions} partitions", plan.partitions(topic))
-        for topic, found in have.items()
-        if found.partitions != plan.partitions(topic)
-    ]
     lacking = [
-        told.format(run, topic.name, f"{name}={found.settings.get(name)}", value)
+        f"{run}.{topic.name} has {name}={found.settings.get(name)}, the configuration wants {value}"
         for topic, found in have.items()
         for name, value in plan.settings(topic).items()
         if _is_less(found.settings.get(name), value, name)
     ]
-    if wrong:
-        yield fail(
-            "topics", "; ".join(wrong),
-            "partitions of a run never change: restore rollout.workers, logprob.workers and "
-            "broker.partitions_per_worker, or choose another run.id",
-        )  # fmt: skip
-    elif missing := [topic.name for topic in TOPICS if topic not in have]:
-        yield warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
-    else:
-        yield ok("topics", f"all {len(have)} of run {run!r}, partitions as planned")
-    if STEPS in have and have[STEPS].num_records:
-        yield ok("run", f"{run!r} has steps: `up --resume` continues it, `up` refuses to begin")
+
+    def counts() -> Check:
+        found = {f"{run}.{topic.name}": facts.partitions for topic, facts in have.items()}
+        refuse_other_counts(
+            found, {f"{run}.{topic.name}": plan.partitions(topic) for topic in have}
+        )
+        if missing := [topic.name for topic in TOPICS if topic not in have]:
+            return warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
+        return ok("topics", f"all {len(have)} of run {run!r}, partitions as planned")
+
+    yield probed("topics", counts)
     if lacking:
         yield fail(
             "topic settings", "; ".join(lacking),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from rlstreams.start.doctor import broker
@@ -88,13 +86,3 @@ def test_partitions_that_are_not_as_planned() -> None:
 
 def _broker_checks(given: BrokerFacts) -> list[Check]:
     return list(broker.checks_of("b:1", given, RunConfig()))
-
-
-def test_a_run_that_has_steps_is_to_be_continued() -> None:
-    """`up` would refuse to begin it."""
-    good = facts()
-    steps = replace(good.topics["steps"], num_records=9)
-    given = facts(topics={**good.topics, "steps": steps})
-    (check,) = [c for c in _broker_checks(given) if c.name == "run"]
-    assert (Level.OK, True) == (check.level, "`up --resume` continues it" in check.found)
-    assert "run" not in {c.name for c in _broker_checks(good)}
