@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ from rlstreams.streams.log.text import counted
 if TYPE_CHECKING:
     from rlstreams.debug.replay.player import Played
     from rlstreams.debug.replay.target import Target
-    from rlstreams.debug.rerun.rebuilt import StepAgain
+    from rlstreams.debug.rerun.findings import Finding
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.recording.selection import Range, Selection
+    from rlstreams.workers.trainer.redo.redo import RedoneStep
 
 INTO = ("trainer", "logprob")
 SPEED = "max"
@@ -197,11 +199,14 @@ def _trainer(args: argparse.Namespace, recording: Recording, steps: Range | None
 
     print(f"{'step':>5}  {'samples':>7}  {'batch':<14} {'loss':>22}  {'weights':<14} compared")
     num_equal = num_steps = num_samples = 0
-    for step in steps_again(RecordingBus(recording), config, last=last, keep_weights=weights):
-        _print_step(step)
+    for step, differences in steps_again(
+        RecordingBus(recording), config, last=last, keep_weights=weights
+    ):
+        _print_step(step, differences)
         num_steps += 1
-        num_equal += not step.differences
+        num_equal += not differences
         num_samples += len(step.recorded.samples)
+        del step  # its records, before the next ones are read
     print(
         f"{num_equal} of {num_steps} steps equal, bit for bit: samples, order, masks, "
         "micro-batches, batch hash, loss, metrics, weight hash\n"
@@ -210,14 +215,14 @@ def _trainer(args: argparse.Namespace, recording: Recording, steps: Range | None
     return 0 if num_equal == num_steps else 1
 
 
-def _print_step(step: StepAgain) -> None:
-    again, differ = step.again, counted(len(step.differences), "thing")
+def _print_step(step: RedoneStep, differences: Sequence[Finding]) -> None:
+    again, differ = step.again, counted(len(differences), "thing")
     print(
-        f"{step.number:>5}  {len(step.recorded.samples):>7}  {again.batch_hash[:12]:<14} "
+        f"{step.fact.step:>5}  {len(step.recorded.samples):>7}  {again.batch_hash[:12]:<14} "
         f"{again.loss!r:>22}  {again.weight_hash[:12]:<14} "
-        f"{f'NOT equal in {differ}' if step.differences else 'equal'}",
+        f"{f'NOT equal in {differ}' if differences else 'equal'}",
         flush=True,
     )
-    for one in step.differences:
+    for one in differences:
         where = f"; first: {one.place}" if one.place else ""
         print(f"       {one.name}: recorded {one.recorded[:60]}, now {one.again[:60]}{where}")
