@@ -43,9 +43,8 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
         --seed N              seed of the plan (%(default)s)
         --roles A,B           targets: rollout, logprob, trainer, prompts, broker, server (the
                               model servers that rollout workers start; they are killed, never
-                              suspended), up (itself, which starts again with --resume),
-                              records (damaged ones are written into every topic), disk (is filled
-                              for a while; only if it is small); default: all but disk
+                              suspended), records (damaged ones are written into every topic);
+                              default: all
         --every SECONDS       mean time between two faults (%(default)g)
         --max-stop SECONDS    longest SIGSTOP (%(default)g: beyond the transaction timeout)
         --points              also crash at named points in the code

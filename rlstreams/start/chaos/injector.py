@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import time
 from collections.abc import Callable
@@ -12,13 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.start.chaos.damage import Vandal, filled
+from rlstreams.start.chaos.damage import Vandal
 from rlstreams.start.chaos.plan import (
     BROKER,
-    DISK,
     RECORDS,
     SERVER,
-    UP,
     Fault,
     FaultKind,
     Injection,
@@ -46,7 +43,7 @@ PATIENT = 1.5  # times `deadlines.stall_s`: the detector of `up` comes first, it
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sleeper:
     fault: Fault
-    instance: str  # "": the broker, or its disk
+    instance: str  # "": the broker
     since_s: float
     worker: Worker | None
     wake: Callable[[], object]
@@ -56,10 +53,8 @@ class FaultInjector:
     """A `FaultHook`: injects the planned faults while the run runs.
 
     Args:
-        journal: with the plan; of an `up` that was killed as planned also with what it did.
-        state_file: where the journal is left for the next `up`; None: `up` cannot be struck.
+        journal: with the plan.
         vandal: writes damaged records; None: there is no such fault.
-        folder: whose disk is filled.
         stall_s: without a step for somewhat longer the run is given up, though every stage makes
             progress; 0: never.
         json_file: for the report; "": none.
@@ -71,29 +66,24 @@ class FaultInjector:
         self,
         journal: Journal,
         *,
-        state_file: Path | None = None,
         vandal: Vandal | None = None,
-        folder: Path = Path(),
         stall_s: float = 0.0,
         json_file: str = "",
     ) -> None:
         self.journal = journal
-        self._state_file = state_file
         self._vandal = vandal
-        self._folder = folder
         self._json_file = json_file
         self._limit_s, self._clock = PATIENT * stall_s, StallClock()
         self._num_exits = 0  # that were read
         self._sleepers: list[_Sleeper] = []
-        self._step = -1
+        self._first_step, self._step = 0, -1
         self._num_since_step = 0
         self._struck_s = self._due_since_s = 0.0
 
     def enter(self, targets: FaultTargets) -> None:
         """See `FaultHook`."""
         self._targets = targets
-        if self.journal.first_step is None:
-            self.journal.first_step = targets.watcher.step
+        self._first_step = targets.watcher.step
         self._struck_s = time.monotonic()
         for fault in self.journal.armed:
             targets.fleet.of(fault.role)[fault.ordinal].crash_at.append(fault.crash_at)
@@ -117,9 +107,10 @@ class FaultInjector:
     def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
         """See `FaultHook`; 0 only if the run is complete, every fault happened and no promise was
         broken."""
-        self.journal.exits += self._targets.fleet.exits
-        state = self._targets.watcher.state.run
-        made = report(self.journal, ended, state, time.monotonic())
+        targets = self._targets
+        made = report(
+            self.journal, ended, targets.watcher.state.run, targets.fleet.exits, time.monotonic()
+        )
         show(*made.lines())
         if self._json_file:
             Path(self._json_file).write_text(made.to_json() + "\n", encoding="utf-8")
@@ -153,7 +144,7 @@ class FaultInjector:
         journal, watcher = self.journal, self._targets.watcher
         target = watcher.ledger.step_target
         number, total = len(journal.injections), len(journal.planned)
-        limit = injected_by_step(number, total, journal.first_step or 0, target)
+        limit = injected_by_step(number, total, self._first_step, target)
         return target > 0 and watcher.step >= max(limit, 1)
 
     def _try(self, now_s: float) -> None:
@@ -168,8 +159,6 @@ class FaultInjector:
             done, total = len(self.journal.injections), len(self.journal.planned)
             watcher = self._targets.watcher
             watcher.say(f"FAULT {done}/{total} after step {watcher.step}: {fault.told}")
-            if fault.role == UP:
-                self._end()
         elif not self._due_since_s:
             self._due_since_s = now_s
         elif now_s - self._due_since_s > PATIENCE_S:
@@ -185,16 +174,10 @@ class FaultInjector:
     def _strike(self, fault: Fault) -> str | None:
         """The instance that was struck, "" for what is no worker; None: not now."""
         fleet = self._targets.fleet
-        if fault.role == UP:  # nobody may be asleep, for nobody else would wake him
-            is_struck = bool(self._state_file) and not self._sleepers and not fleet.num_replaced
-        elif fault.role == SERVER:
+        if fault.role == SERVER:
             is_struck = kill_server(fleet.of("rollout")[fault.ordinal].log, fault.ordinal)
         elif fault.role == RECORDS:
             is_struck = self._vandal is not None and self._vandal.strike(fault.number)
-        elif fault.role == DISK:
-            if is_struck := not self._sleepers:
-                self._sleep(fault, "", filled(self._folder).unlink)
-                fleet.excuse_all("ended after the disk was filled as asked")
         elif fault.role == BROKER:
             is_struck = self._strike_broker(fault)
         else:
@@ -235,16 +218,6 @@ class FaultInjector:
         # Who was in the middle of a commit may end with its outcome unknown, or fenced.
         self._targets.fleet.excuse_all("ended after the broker was struck as asked")
         return True
-
-    def _end(self) -> None:
-        """Leave the journal to the next `up`, and end this one."""
-        assert self._state_file is not None
-        fleet = self._targets.fleet
-        self.journal.exits += fleet.exits
-        self.journal.num_killed += fleet.num_killed
-        self._state_file.write_bytes(pickle.dumps(self.journal))
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("SIGKILL is not survived")
 
     def _sleep(
         self, fault: Fault, instance: str, wake: Callable[[], object], worker: Worker | None = None

@@ -14,13 +14,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlstreams.streams.log.crash_points import CrashPoint
-from rlstreams.up.supervisor.fleet import Exited
 
 BROKER = "broker"
 SERVER = "server"  # the model server that a rollout worker started, not the worker
-UP = "up"  # the supervisor itself, which is started again with --resume
 RECORDS = "records"  # what the topics carry
-DISK = "disk"  # that of the run's folder
 ROLES = ("rollout", "logprob", "trainer", "prompts")
 # Around the session timeout of the embedded broker (4 s) and the transaction timeout (30 s).
 SHORT_STOP_S = (2.0, 8.0)
@@ -39,7 +36,6 @@ class FaultKind(StrEnum):
     POINT = "crash point"  # SIGKILL, and the successor dies at a crash point
     ARMED = "armed"  # dies at a crash point that it was started with
     DAMAGE = "damage"  # records that cannot be read are written into every topic
-    FULL = "full"  # no room for a while
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +66,6 @@ class Fault:
             FaultKind.POINT: f"SIGKILL to {self.victim}, and to its successor at {self.crash_at}",
             FaultKind.ARMED: f"{self.victim} dies at {self.crash_at}",
             FaultKind.DAMAGE: "damaged records into every topic",
-            FaultKind.FULL: f"no room on the disk for {self.stop_s:.1f} s",
         }[self.kind]
 
 
@@ -139,7 +134,7 @@ def _deal(draw: random.Random, roles: Sequence[str]) -> Iterator[str]:
 
 def _fault(draw: random.Random, number: int, role: str, space: FaultSpace) -> Fault:
     kind = _kind(draw, role, has_points=space.has_points)
-    is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE, FaultKind.FULL)
+    is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE)
     return Fault(
         number=number,
         role=role,
@@ -152,10 +147,10 @@ def _fault(draw: random.Random, number: int, role: str, space: FaultSpace) -> Fa
 
 
 def _kind(draw: random.Random, role: str, *, has_points: bool) -> FaultKind:
-    # A server that hangs is a test of its health monitor, and nobody would wake `up`.
-    only = {RECORDS: FaultKind.DAMAGE, DISK: FaultKind.FULL}
-    if role in (SERVER, UP, *only):
-        return only.get(role, FaultKind.KILL)
+    if role == RECORDS:
+        return FaultKind.DAMAGE
+    if role == SERVER:  # one that hangs is a test of its health monitor
+        return FaultKind.KILL
     weights = {FaultKind.KILL: 5, FaultKind.STOP: 2}
     if role != BROKER:
         weights |= {FaultKind.ZOMBIE: 2, FaultKind.POINT: 3 if has_points else 0}
@@ -185,18 +180,14 @@ class Injection:
 
 @dataclass(slots=True, kw_only=True)
 class Journal:
-    """What is to happen and what happened; an `up` that is killed as planned leaves it to the
-    next one."""
+    """What is to happen, and what happened."""
 
     planned: Sequence[Fault]
     seed: int = 0
-    started_s: float = 0.0  # of the first `up`; monotonic, as all times here
+    started_s: float = 0.0  # of `up`; monotonic, as all times here
     machine: Mapping[str, object] = field(default_factory=dict)  # that it ran on
     injections: list[Injection] = field(default_factory=list)
     woken_s: dict[str, float] = field(default_factory=dict)  # by instance
-    first_step: int | None = None  # when the first `up` began; None: it did not yet
-    exits: list[Exited] = field(default_factory=list)  # under earlier ones
-    num_killed: int = 0  # workers, under earlier ones
     left: deque[Fault] = field(init=False)  # in the order in which they strike
 
     def __post_init__(self) -> None:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import os
-import pickle
-import signal
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
-from rlstreams.start.chaos.damage import Vandal, check_disk
+from rlstreams.start.chaos.damage import Vandal
 from rlstreams.start.chaos.injector import FaultInjector
 from rlstreams.start.chaos.plan import (
     BROKER,
-    DISK,
     RECORDS,
     ROLES,
     SERVER,
-    UP,
     Fault,
     FaultSpace,
     Journal,
@@ -37,7 +30,7 @@ from rlstreams.up.supervisor.fleet import num_workers
 from rlstreams.up.supervisor.up import up
 from rlstreams.workers.config.run import RunConfig
 
-NAMES = (*ROLES, BROKER, SERVER, UP, RECORDS, DISK)
+NAMES = (*ROLES, BROKER, SERVER, RECORDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +67,9 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
         machine=machine(),
     )
     _check_writable(options.json_file)
-    state_file: Path | None = None
-    if any(fault.role == UP for fault in journal.planned):
-        state_file = Path(tempfile.mkdtemp(prefix="rlstreams-chaos-")) / "journal"
-        if (status := survived(state_file)) is not None:
-            return status
-        if state_file.exists():
-            journal = pickle.loads(state_file.read_bytes())
-            up_options = replace(up_options, is_resumed=True)
     hook = FaultInjector(
         journal,
-        state_file=state_file,
         vandal=Vandal(config, options.seed),
-        folder=Path(config.folder),
         stall_s=config.deadlines.stall_s,
         json_file=options.json_file,
     )
@@ -138,7 +121,7 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
         )
     else:
         counts[BROKER] = 1
-    counts[UP] = counts[RECORDS] = 1
+    counts[RECORDS] = 1
     if config.rollout.engine == "builtin":
         others[SERVER] = "the built-in engine samples in the worker's process: strike rollout"
     elif config.engine.urls:
@@ -155,35 +138,4 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
             raise ConfigError(f"--roles names {role!r}; there are: {', '.join(NAMES)}")
         if role in others:
             raise ConfigError(f"--roles names the {role}, but {others[role]}")
-    if DISK in roles:
-        check_disk(Path(config.folder))
     return {role: counts.get(role, 1) for role in (roles or counts)}
-
-
-def survived(state_file: Path) -> int | None:
-    """Become two processes: None in the one that is to be `up`, each time anew after it was killed
-    as planned; in the other the exit status of the last one.
-
-    Args:
-        state_file: written by an `up` that is about to be killed as planned, and by no other.
-    """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    written_ns = 0
-    while True:
-        pid = os.fork()
-        if not pid:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            return None
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for all in the foreground
-        signal.signal(signal.SIGTERM, partial(_pass_on, pid))
-        _, ended = os.waitpid(pid, 0)
-        status = os.waitstatus_to_exitcode(ended)
-        now_ns = state_file.stat().st_mtime_ns if state_file.exists() else 0
-        if status != -signal.SIGKILL or now_ns == written_ns:
-            return status if status >= 0 else 128 - status
-        written_ns = now_ns
-
-
-def _pass_on(pid: int, number: int, _frame: FrameType | None) -> None:
-    os.kill(pid, number)

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlstreams.start.chaos.plan import BROKER, RECORDS, SERVER, UP, FaultKind, Injection, Journal
+from rlstreams.start.chaos.plan import BROKER, RECORDS, SERVER, FaultKind, Journal
 from rlstreams.streams.audit.report import BreachKind
 from rlstreams.streams.log.text import plain_json
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.fleet import Exited
-from rlstreams.up.supervisor.restart import OWNER_S, described
+from rlstreams.up.supervisor.restart import described
 from rlstreams.workers.loop.runtime import Exit
 
 
@@ -98,19 +98,21 @@ ZOMBIE_END_S = 90.0
 NOT_AUDITED = "not audited: a replay wrote its steps"
 
 
-def report(journal: Journal, ended: Ended, state: RunState, now_s: float) -> ChaosReport:
+def report(
+    journal: Journal, ended: Ended, state: RunState, exits: Sequence[Exited], now_s: float
+) -> ChaosReport:
     """The report of a run that is over.
 
     Args:
-        journal: with all ends of processes that were seen.
+        exits: all ends of processes that were seen.
         now_s: monotonic, as the journal's times.
     """
     injections, audit = journal.injections, ended.audit
     faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for injection in injections:
         faults[injection.fault.role][injection.fault.kind] += 1
-    reached = Counter(e.died_at.partition(":")[0] for e in journal.exits if e.died_at)
-    zombies = _zombies(journal, now_s)
+    reached = Counter(e.died_at.partition(":")[0] for e in exits if e.died_at)
+    zombies = _zombies(journal, exits, now_s)
     redone = {
         "times": len(state.redone),
         "steps": sum(r.last_step - r.first_step + 1 for r in state.redone),
@@ -124,8 +126,7 @@ def report(journal: Journal, ended: Ended, state: RunState, now_s: float) -> Cha
         faults_asked=len(journal.planned),
         faults={role: dict(sorted(faults[role].items())) for role in sorted(faults)},
         processes_killed=ended.num_killed
-        + journal.num_killed
-        + sum(faults[role][FaultKind.KILL] for role in (BROKER, SERVER, UP)),
+        + sum(faults[role][FaultKind.KILL] for role in (BROKER, SERVER)),
         crash_points=dict(sorted(reached.items())),
         outcome=ended.outcome,
         steps=state.step,
@@ -135,32 +136,20 @@ def report(journal: Journal, ended: Ended, state: RunState, now_s: float) -> Cha
         zombies=zombies,
         unexplained=tuple(
             f"{e.worker} {described(e.status)}"
-            for e in journal.exits
-            if not e.excuse and e.status != Exit.DONE and not _is_aftermath(e, injections)
+            for e in exits
+            if not e.excuse and e.status != Exit.DONE
         ),
         problems=tuple(_problems(journal, ended, zombies, redone)),
     )
 
 
-def _is_aftermath(exited: Exited, injections: Sequence[Injection]) -> bool:
-    """Whether a process ended because of a fault that struck something else: a trainer while that
-    of an `up` that was killed still drains, anybody while the disk had no room."""
-    for injection in injections:
-        age_s = exited.seen_s - injection.at_s
-        is_disk = injection.fault.kind is FaultKind.FULL
-        is_drain = injection.fault.role == UP and exited.status == Exit.OWNER_ALIVE
-        if (is_disk or is_drain) and 0 < age_s < injection.fault.stop_s + OWNER_S:
-            return True
-    return False
-
-
-def _zombies(journal: Journal, now_s: float) -> dict[str, int]:
+def _zombies(journal: Journal, exits: Sequence[Exited], now_s: float) -> dict[str, int]:
     zombies = [s.instance for s in journal.injections if s.fault.kind is FaultKind.ZOMBIE]
-    exits = {e.instance: e for e in journal.exits if e.was_replaced}
-    ended = [exits[instance] for instance in zombies if instance in exits]
+    ends = {e.instance: e for e in exits if e.was_replaced}
+    ended = [ends[instance] for instance in zombies if instance in ends]
     fenced = sum(e.status == Exit.FENCED for e in ended)
     lived_s = [
-        (exits[one].seen_s if one in exits else now_s) - journal.woken_s[one]
+        (ends[one].seen_s if one in ends else now_s) - journal.woken_s[one]
         for one in zombies
         if one in journal.woken_s
     ]

@@ -5,7 +5,6 @@ That kills, crash points and several victims are struck and noted, `tests/chaos`
 
 from __future__ import annotations
 
-import pickle
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import pytest
 from rlstreams.schemas.events import Event
 from rlstreams.start.chaos import injector as module
 from rlstreams.start.chaos.injector import FaultInjector, kill_server
-from rlstreams.start.chaos.plan import BROKER, SERVER, UP, Fault, FaultKind, Journal
+from rlstreams.start.chaos.plan import BROKER, SERVER, Fault, FaultKind, Journal
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS, Topic
 from rlstreams.streams.memory.bus import MemoryBus
@@ -255,29 +254,3 @@ def test_a_sweep_arms_one_process_after_another(stage: Stage) -> None:
     assert points == [injection.fault.crash_at for injection in one.journal.injections]
     armed = [spec.crash_at for spec in stage.spawner.started if spec.role == "rollout"]
     assert [*points, ""] == armed[:3]
-
-
-def test_up_itself_is_killed_and_its_plan_goes_on(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was done is written down first; whoever sleeps is waited for."""
-    killed: list[int] = []
-
-    def kill(pid: int, number: int) -> None:
-        assert number == signal.SIGKILL
-        killed.append(pid)
-        raise SystemExit
-
-    faults = [fault(UP, FaultKind.KILL), fault("rollout", FaultKind.KILL)]
-    file = tmp_path / "journal"
-    one = FaultInjector(Journal(planned=faults), state_file=file)
-    stage.begin(one)
-    with monkeypatch.context() as patched:
-        patched.setattr(module.os, "kill", kill)
-        with pytest.raises(SystemExit):
-            stage.until(one, lambda: False)
-    journal = pickle.loads(file.read_bytes())
-    assert (faults[1:], 1, 1) == (list(journal.left), len(journal.injections), len(killed))
-    next_one = FaultInjector(journal)
-    next_one.enter(FaultTargets(fleet=stage.fleet, broker=None, watcher=stage.watcher))
-    stage.until(next_one, lambda: len(next_one.journal.injections) == 2)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlstreams.start.chaos.plan import (
     BROKER,
-    DISK,
     RECORDS,
     SERVER,
-    UP,
     Fault,
     FaultKind,
     Injection,
@@ -23,7 +22,6 @@ from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
 from rlstreams.up.supervisor.fleet import Exited, Failure
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.loop.runtime import Exit
 from tests.factories import steps_redone
 
 
@@ -56,11 +54,12 @@ def reported(
     seen: Journal,
     *,
     state: RunState | None = None,
+    exits: Sequence[Exited] = (),
     **more: Any,
 ) -> ChaosReport:
     """The report, 100 s after the begin."""
     values = {"outcome": Outcome.COMPLETE, "failure": None, "num_killed": 0, "audit": AUDIT, **more}
-    return report(seen, Ended(options=OPTIONS, **values), state or RunState(), 100.0)
+    return report(seen, Ended(options=OPTIONS, **values), state or RunState(), exits, 100.0)
 
 
 def test_a_run_that_nobody_can_audit_proves_nothing() -> None:
@@ -75,18 +74,15 @@ def test_what_died_is_counted() -> None:
         injection(1.0, "rollout", FaultKind.POINT, "r1", crash_at="commit.before:3"),
         injection(2.0, SERVER, FaultKind.KILL),
         injection(3.0, BROKER, FaultKind.KILL),
-        injection(4.0, UP, FaultKind.KILL),
     ]
     exits = [
         exited("rollout-0", "r1", -9, 1.1),
         exited("rollout-0", "r2", -9, 4.0, died_at="commit.before:3"),
     ]
-    made = reported(journal(injections, exits=exits), num_killed=2)
-    assert ({"commit.before": 1}, 5) == (made.crash_points, made.processes_killed)
+    made = reported(journal(injections), exits=exits, num_killed=2)
+    assert ({"commit.before": 1}, 4) == (made.crash_points, made.processes_killed)
     assert {"crash point": 1} == made.faults["rollout"]
-    assert {SERVER, BROKER, UP} == {
-        role for role in made.faults if made.faults[role] == {"kill": 1}
-    }
+    assert {SERVER, BROKER} == {role for role in made.faults if made.faults[role] == {"kill": 1}}
 
 
 def test_a_zombie_must_notice() -> None:
@@ -96,7 +92,7 @@ def test_a_zombie_must_notice() -> None:
         injection(2.0, "rollout", FaultKind.ZOMBIE, "r1", stop_s=5.0),
     ]
     exits = [exited("trainer-0", "t1", 75, 8.0, was_replaced=True)]
-    made = reported(journal(injections, woken_s={"t1": 6.0, "r1": 7.0}, exits=exits))
+    made = reported(journal(injections, woken_s={"t1": 6.0, "r1": 7.0}), exits=exits)
     assert {"woken": 2, "fenced": 1, "ended_otherwise": 0, "alive": 1} == made.zombies
     assert ["1 zombies still lived 90 s after they woke up"] == list(made.problems)
     assert not made.ok
@@ -123,22 +119,8 @@ def test_a_breach_and_a_hang_are_problems() -> None:
 def test_an_end_that_no_fault_accounts_for_is_listed() -> None:
     """It may be right, as after an outage, but a reader should see it."""
     exits = [exited("logprob-0", "l1", 1, 3.0, excuse=""), exited("prompts-0", "p", 0, 9.0)]
-    made = reported(journal([], exits=exits))
+    made = reported(journal([]), exits=exits)
     assert ["logprob-0 failed (exit 1)"] == list(made.unexplained)
-
-
-def test_what_follows_from_a_fault_elsewhere_is_accounted_for() -> None:
-    """A trainer that finds the one of a killed `up`, whoever ends on a full disk: for a while."""
-    struck = [injection(1.0, UP, FaultKind.KILL), injection(2.0, DISK, FaultKind.FULL, stop_s=5.0)]
-    exits = [
-        exited("trainer-0", "t1", Exit.OWNER_ALIVE, 3.0, excuse=""),
-        exited("prompts-0", "p1", 1, 3.0, excuse=""),
-        exited("prompts-0", "p2", 1, 99.0, excuse=""),
-    ]
-    made = reported(journal(struck, exits=exits))
-    assert ["prompts-0 failed (exit 1)"] == list(made.unexplained)
-    by_up = reported(journal(struck[:1], exits=exits[:2]))
-    assert ["prompts-0 failed (exit 1)"] == list(by_up.unexplained)
 
 
 def test_damaged_steps_are_a_breach_unless_they_were_written_on_purpose() -> None:
