@@ -128,8 +128,8 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
         others[SERVER] = "those of engine.urls are not ours: leave it out, or clear engine.urls"
     elif config.engine.servers > 1:
         others[SERVER] = (
-            f"engine.servers is {config.engine.servers}: the log does not tell which of a worker's "
-            "servers came back; leave it out, or start one server a worker"
+            f"engine.servers is {config.engine.servers}, and one a worker can be struck: leave it "
+            "out, or start one server a worker"
         )
     else:
         counts[SERVER] = config.rollout.workers
