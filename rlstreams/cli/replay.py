@@ -62,7 +62,7 @@ def add(subparsers: Commands) -> None:
     options(
         role,
         """
-        --weights DIR   folder of weight versions or checkpoints, in addition to the recording's
+        --weights DIR   folder of weight versions, in addition to the recording's
         --keep-weights  trainer: keep every version that it makes
         """,
         weights_={"action": "append", "default": []},
@@ -75,13 +75,13 @@ def run(args: argparse.Namespace) -> int:
     """
     from rlstreams.debug.replay.player import range_of, selection_of
     from rlstreams.streams.recording import Recording
-    from rlstreams.streams.run.places import RECORDINGS, check_checkpoints, check_place
+    from rlstreams.streams.run.places import RECORDINGS, VERSIONS, check_folder_of, check_place
 
     _refuse_unused(args)
     steps = range_of(args.steps)
     check_place(args.recording, [RECORDINGS])
     for name in args.weights:
-        check_checkpoints(name, "--weights", or_weights=True)
+        check_folder_of(VERSIONS, name, "--weights")
     with Recording(args.recording) as recording:
         for problem in recording.problems:
             print(f"warning: {problem}", file=sys.stderr)
