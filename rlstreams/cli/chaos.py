@@ -13,8 +13,8 @@ def run(args: argparse.Namespace) -> int:
     """run everything as `up` does while killing processes at random, then audit
 
     Starts the run as `up` does, injects faults into its processes and its embedded broker by a
-    plan derived from --seed, lets it finish, and reports from the log: every sample accounted
-    for, recovery times. Exit status 1 on any breach or hang, or if not all faults could be
+    plan derived from --seed, lets it finish, and audits it: every sample accounted for, and how
+    long each role was away. Exit status 1 on any breach or hang, or if not all faults could be
     injected.
 
     --steps N             optimizer steps; default: as configured, but at least --kills + 1
@@ -22,9 +22,8 @@ def run(args: argparse.Namespace) -> int:
     --seed SEED           seed of the plan [0]
     --roles A,B           targets: rollout, logprob, trainer, prompts, broker, server (the
                           model servers that rollout workers start; they are killed, never
-                          suspended), up (itself, which starts again with --resume),
-                          records (damaged ones are written into every topic), disk (is filled
-                          for a while; only if it is small); default: all but disk
+                          suspended), records (damaged ones are written into every topic);
+                          default: all
     --every SECONDS       mean time between two faults [5]
     --max-stop SECONDS    longest SIGSTOP, beyond the transaction timeout [40]
     --points              also crash at named points in the code

@@ -1,4 +1,4 @@
-"""`rlstreams monitor RUN`: windows of figures and the run's health as JSON over HTTP."""
+"""`rlstreams monitor RUN`: the run's health as JSON over HTTP."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlstreams.cli.arguments import RUN, command, configuration, opened_run
 
 @command("monitor", RUN)
 def run(args: argparse.Namespace) -> int:
-    """serve a run's health, and counts by minute, as JSON (extra `monitor`)
+    """serve a run's health as JSON (extra `monitor`)
 
     Reads the small topics (steps, versions, pulls, dead letters, workers' reports; no prompts,
-    no trajectories) and writes nothing. /health is 200, or 503 with what is wrong; /windows
-    counts what happened, by minute. Until Ctrl-C.
+    no trajectories) and writes nothing. /health is 200, or 503 with what is wrong. Until
+    Ctrl-C.
 
     --host ADDRESS  to listen on [127.0.0.1]
     --port PORT        to listen on; 0: a free one [9401]
@@ -22,15 +22,14 @@ def run(args: argparse.Namespace) -> int:
     rlstreams monitor runs/demo
     rlstreams monitor run.toml --host 0.0.0.0 --port 9401 --deadlines.stall_s=600
     """
-    from rlstreams.show.monitor.answers import SMALL
     from rlstreams.show.monitor.app import serve
+    from rlstreams.show.monitor.health import SMALL
     from rlstreams.workers.bootstrap.parts import bootstrap_of
 
     config = configuration(args.config, args.overrides)
 
     def say(address: str) -> None:
-        pages = ", ".join(f"{address}/{page}" for page in ("health", "windows"))
-        print(f"monitor of run {config.run.id}: {pages}", file=sys.stderr, flush=True)
+        print(f"monitor of run {config.run.id}: {address}/health", file=sys.stderr, flush=True)
 
     with opened_run(config) as log:
         ends = {at: end for topic in SMALL for at, end in log.bus.ends(topic.name).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ from rlstreams.streams.log.text import counted
 if TYPE_CHECKING:
     from rlstreams.debug.replay.player import Played
     from rlstreams.debug.replay.target import Target
-    from rlstreams.debug.rerun.rebuilt import StepAgain
+    from rlstreams.debug.rerun.findings import Finding
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.recording.selection import Range, Selection
+    from rlstreams.workers.trainer.redo.redo import RedoneStep
 
 SPEED = "max"
 _UNUSED = {  # options that do nothing with an --into
@@ -43,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
     --speed FACTOR         1 as recorded, 10, ... [max]
     --steps A:B            only these steps, and all their groups; the trainer begins with 1
     --into trainer|logprob  compute what this role did again, and compare
-    --weights DIR...       folder of weight versions or checkpoints, in addition to the
-                           recording's
+    --weights DIR...       folder of weight versions, in addition to the recording's
     --keep-weights         trainer: keep every version that it makes
 
     rlstreams replay recordings/demo --as slow --speed 2 --steps 5:
@@ -52,13 +53,13 @@ def run(args: argparse.Namespace) -> int:
     """
     from rlstreams.debug.replay.player import range_of, selection_of
     from rlstreams.streams.recording import Recording
-    from rlstreams.streams.run.places import RECORDINGS, check_checkpoints, check_place
+    from rlstreams.streams.run.places import RECORDINGS, VERSIONS, check_folder_of, check_place
 
     _refuse_unused(args)
     steps = range_of(args.steps)
     check_place(args.recording, [RECORDINGS])
     for name in args.weights:
-        check_checkpoints(name, "--weights", or_weights=True)
+        check_folder_of(VERSIONS, name, "--weights")
     with Recording(args.recording) as recording:
         for problem in recording.problems:
             print(f"warning: {problem}", file=sys.stderr)
@@ -116,17 +117,17 @@ def _fresh(args: argparse.Namespace, recording: Recording) -> AbstractContextMan
 
 
 def _play(args: argparse.Namespace, recording: Recording, selection: Selection) -> None:
-    from rlstreams.debug.replay.player import Player, chosen
+    from rlstreams.debug.replay.player import chosen, play
 
     speed, progress = speed_of(args.speed), Progress()
     with _fresh(args, recording) as target:
-        player = Player(
+        played = play(
             target.bus,
             recording.manifest.run,
+            chosen(recording, selection),
             speed,
-            on_progress=lambda now: progress(f"{counted(now.num_records, 'record')} played"),
+            on_progress=lambda num: progress(f"{counted(num, 'record')} played"),
         )
-        played = player.play(chosen(recording, selection))
         progress("")
         _tell(played, target)
 
@@ -176,11 +177,14 @@ def _trainer(args: argparse.Namespace, recording: Recording, steps: Range | None
 
     print(f"{'step':>5}  {'samples':>7}  {'batch':<14} {'loss':>22}  {'weights':<14} compared")
     num_equal = num_steps = num_samples = 0
-    for step in steps_again(RecordingBus(recording), config, last=last, keep_weights=weights):
-        _print_step(step)
+    for step, differences in steps_again(
+        RecordingBus(recording), config, last=last, keep_weights=weights
+    ):
+        _print_step(step, differences)
         num_steps += 1
-        num_equal += not step.differences
+        num_equal += not differences
         num_samples += len(step.recorded.samples)
+        del step  # its records, before the next ones are read
     print(
         f"{num_equal} of {num_steps} steps equal, bit for bit: samples, order, masks, "
         "micro-batches, batch hash, loss, metrics, weight hash\n"
@@ -189,14 +193,14 @@ def _trainer(args: argparse.Namespace, recording: Recording, steps: Range | None
     return 0 if num_equal == num_steps else 1
 
 
-def _print_step(step: StepAgain) -> None:
-    again, differ = step.again, counted(len(step.differences), "thing")
+def _print_step(step: RedoneStep, differences: Sequence[Finding]) -> None:
+    again, differ = step.again, counted(len(differences), "thing")
     print(
-        f"{step.number:>5}  {len(step.recorded.samples):>7}  {again.batch_hash[:12]:<14} "
+        f"{step.fact.step:>5}  {len(step.recorded.samples):>7}  {again.batch_hash[:12]:<14} "
         f"{again.loss!r:>22}  {again.weight_hash[:12]:<14} "
-        f"{f'NOT equal in {differ}' if step.differences else 'equal'}",
+        f"{f'NOT equal in {differ}' if differences else 'equal'}",
         flush=True,
     )
-    for one in step.differences:
+    for one in differences:
         where = f"; first: {one.place}" if one.place else ""
         print(f"       {one.name}: recorded {one.recorded[:60]}, now {one.again[:60]}{where}")

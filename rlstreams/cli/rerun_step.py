@@ -40,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
     """
     import json
 
-    from rlstreams.streams.run.places import check_checkpoints
+    from rlstreams.streams.run.places import CHECKPOINTS, check_folder_of
     from rlstreams.workers.config.load import from_json
 
     for name in args.checkpoints:
-        check_checkpoints(name, "--checkpoints")
+        check_folder_of(CHECKPOINTS, name, "--checkpoints")
     with opened(args.config, args.overrides) as found_run:
         for problem in found_run.log.problems:
             print(f"warning: {problem}", file=sys.stderr)

@@ -10,7 +10,6 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
 from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, asked
-from rlstreams.streams.kafka.open_transactions import OpenTransaction, open_in
 from rlstreams.streams.log.topic_plan import FLUSH
 from rlstreams.streams.log.topics import TOPICS
 
@@ -57,7 +56,6 @@ class BrokerFacts:
     features: Mapping[str, int]  # levels in force
     settings: Mapping[str, int]  # of the first broker; without what it does not know
     topics: Mapping[str, TopicFacts]  # of the run, by their names in the table
-    transactions: tuple[OpenTransaction, ...] = ()  # open ones in the run's topics
     disk_free_bytes: int = -1  # of the fullest log folder; -1: the broker does not say
     fenced: frozenset[int] = frozenset()  # nodes that the cluster knows and hears nothing of
 
@@ -107,7 +105,6 @@ def _facts(admin: KafkaAdminClient, run: str) -> BrokerFacts:
         },
         settings={name: int(value) for name, value in settings.items()},
         topics=topics_of(admin, run),
-        transactions=open_in(admin, run),
         disk_free_bytes=_disk_free(admin),
     )
 

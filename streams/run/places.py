@@ -74,24 +74,24 @@ def _what(path: Path, kinds: Sequence[str]) -> str:
     return f"{told}: it has no {lacks}"
 
 
-def check_checkpoints(name: str, option: str, *, or_weights: bool = False) -> None:
-    """See that `name` is a folder of checkpoints, or, if that will do, one of weight versions.
+def check_folder_of(kind: str, name: str, option: str) -> None:
+    """See that `name` is a folder of that kind: `CHECKPOINTS` or `VERSIONS`.
 
     Raises:
         ConfigError: it is not; says what it is, and what was expected.
     """
     path = Path(name)
-    wanted = f"{option} takes a folder of checkpoints{' or of weight versions' * or_weights}"
+    wanted = f"{option} takes {kind}"
     holds = _weights_in(path)
-    if holds == CHECKPOINTS or (or_weights and holds == VERSIONS):
+    if holds == kind:
         return
     if not path.is_dir():
         raise ConfigError(f"{wanted}; {path} is {'a file' if path.exists() else 'not there'}")
     if holds == CHECKPOINT:
         raise ConfigError(f"{wanted}; {path} is {holds} of those in {path.resolve().parent}")
     is_what = holds or next((f"a {kind[:-1]}" for kind in _MARKS if _is(kind, path)), "neither")
-    beside = [path / n for n in ("checkpoints", "weights")[: 1 + or_weights] if (path / n).is_dir()]
-    there = f"; it has {' and '.join(map(str, beside))}" if beside else ""
+    beside = path / ("weights" if kind == VERSIONS else "checkpoints")
+    there = f"; it has {beside}" if beside.is_dir() else ""
     raise ConfigError(f"{wanted}; {path} is {is_what}{there}")
 
 

@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlstreams.schemas.events import EVENTS, Event, Tensor
+from rlstreams.schemas.events import (
+    DeadLetter,
+    Event,
+    PolicyPublished,
+    Prompt,
+    ScoredTrajectory,
+    StepCompleted,
+    Tensor,
+    Trajectory,
+)
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.selection import facts_of
@@ -38,7 +47,6 @@ WHERE = frozenset(
         "window_size",
     }
 )
-_AROUND = 3  # elements shown on either side of the first one that differs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +57,7 @@ class Difference:
     one: str
     other: str
     gap: float = 0.0  # largest distance, of numbers
-    context: str = ""  # of an array: what stands around the first difference
+    more: str = ""  # of an array: how many elements differ
 
     @property
     def field(self) -> str:
@@ -109,23 +117,12 @@ def _arrays(path: str, one: Tensor, other: Tensor) -> Iterator[Difference]:
     if not unequal.any():
         return
     first = np.unravel_index(int(unequal.argmax()), unequal.shape)
-    flat = int(np.ravel_multi_index(first, unequal.shape))
-    gap = float(np.abs(left.astype(np.float64) - right.astype(np.float64)).max())
-    begin, end = max(0, flat - _AROUND), flat + _AROUND + 1
     yield Difference(
         path=f"{path}{[int(i) for i in first]}",
         one=repr(left[first].item()),
         other=repr(right[first].item()),
-        gap=gap,
-        context=f"elements {begin} to {min(end, left.size) - 1} of {left.size}, "
-        f"{int(unequal.sum())} differ:\n"
-        f"      {_row(left.reshape(-1)[begin:end])}\n      {_row(right.reshape(-1)[begin:end])}",
-    )
-
-
-def _row(values: np.ndarray) -> str:
-    return "  ".join(
-        f"{value:>12.8g}" if values.dtype.kind == "f" else f"{value:>6}" for value in values
+        gap=float(np.abs(left.astype(np.float64) - right.astype(np.float64)).max()),
+        more=f"; {int(unequal.sum())} of {left.size} differ",
     )
 
 
@@ -136,13 +133,13 @@ def _brief(value: object) -> str:
 
 # How each kind of event is paired: by these facts. Other kinds are about one run's processes
 # (heartbeats, reports, claims), which no other run shares.
-PAIRED: dict[str, tuple[str, ...]] = {
-    "Prompt": ("group_id", "sample"),
-    "Trajectory": ("group_id", "sample"),
-    "ScoredTrajectory": ("group_id", "sample"),
-    "StepCompleted": ("step",),
-    "PolicyPublished": ("version",),
-    "DeadLetter": ("group_id", "sample"),
+PAIRED: Mapping[type[Event], tuple[str, ...]] = {
+    Prompt: ("group_id", "sample"),
+    Trajectory: ("group_id", "sample"),
+    ScoredTrajectory: ("group_id", "sample"),
+    StepCompleted: ("step",),
+    PolicyPublished: ("version",),
+    DeadLetter: ("group_id", "sample"),
 }
 Key = tuple[object, ...]
 
@@ -192,26 +189,25 @@ class Summary:
 
 def diff(one: Recording, other: Recording) -> list[Summary]:
     """Compare the kinds of events that both have."""
-    found = []
-    for name in PAIRED:
-        if twins := _firsts(other, name):
-            found.append(_compare(one, other, name, twins))
-    return found
+    found = ((kind, _firsts(other, kind)) for kind in PAIRED)
+    return [_compare(one, other, kind, twins) for kind, twins in found if twins]
 
 
-def _compare(one: Recording, other: Recording, name: str, twins: dict[Key, Position]) -> Summary:
-    summary = Summary(event=name)
-    firsts = _firsts(one, name)
+def _compare(
+    one: Recording, other: Recording, kind: type[Event], twins: dict[Key, Position]
+) -> Summary:
+    summary, firsts = Summary(event=kind.__name__), _firsts(one, kind)
     for key, position in firsts.items():
         twin = twins.get(key)
         if twin is None:
             summary.missing += 1
             continue
         left, right = one.decoded(one.at(position)).event, other.decoded(other.at(twin)).event
+        words = "/".join(map(str, key))
         summary.add(
             Pair(
-                event=name,
-                about=_about(name, key),
+                event=kind.__name__,
+                about=f"{'sample' if len(key) > 1 else PAIRED[kind][0]} {words}",
                 one=position,
                 other=twin,
                 differences=tuple(differing(left, right)),
@@ -221,25 +217,18 @@ def _compare(one: Recording, other: Recording, name: str, twins: dict[Key, Posit
     return summary
 
 
-def _firsts(recording: Recording, name: str) -> dict[Key, Position]:
+def _firsts(recording: Recording, kind: type[Event]) -> dict[Key, Position]:
     """Where the records lie that count: of each sample the first."""
-    (kind,) = (cls for cls in EVENTS if cls.__name__ == name)
     found: dict[Key, Position] = {}
     for record in recording.events(kind):
         facts = facts_of(record.event)
-        key = tuple(getattr(facts, column) for column in PAIRED[name])
+        key = tuple(getattr(facts, column) for column in PAIRED[kind])
         found.setdefault(key, record.position)
     return found
 
 
-def _about(name: str, key: Key) -> str:
-    """What a record is about, for people."""
-    words = "/".join(map(str, key))
-    return f"sample {words}" if len(key) > 1 else f"{PAIRED[name][0]} {words}"
-
-
 def lines(summaries: Collection[Summary]) -> list[str]:
-    """For the terminal: counts, fields, and the first difference in its context."""
+    """For the terminal: counts, fields, and the first difference of each kind."""
     if not summaries:
         return ["nothing to compare: the second holds no record of a kind that can be paired"]
     found = [f"{'':<17} {'equal':>9} {'different':>9} {'missing':>9} {'extra':>9}"]
@@ -249,10 +238,7 @@ def lines(summaries: Collection[Summary]) -> list[str]:
             f"{summary.missing:>9,} {summary.extra:>9,}"
         )
         found += field_lines(summary)
-    for summary in summaries:
-        if summary.first is not None:
-            found += ["", *pair_lines(summary.first)]
-    return found
+    return [*found, *(line for s in summaries if s.first for line in ("", *pair_lines(s.first)))]
 
 
 def field_lines(summary: Summary) -> list[str]:
@@ -265,14 +251,11 @@ def field_lines(summary: Summary) -> list[str]:
 
 
 def pair_lines(pair: Pair) -> list[str]:
-    """The first field in which two records differ, in its context."""
-    first = pair.differences[0]
-    more = len(pair.differences) - 1
-    found = [
+    """The first field in which two records differ."""
+    first, more = pair.differences[0], len(pair.differences) - 1
+    return [
         f"first different {pair.event}: {pair.about}",
         f"  {pair.one}  and  {pair.other}",
-        f"  {first.path}: {first.one}  and  {first.other}",
+        f"  {first.path}: {first.one}  and  {first.other}{first.more}",
+        *([f"  and {more} more fields"] if more else []),
     ]
-    if first.context:
-        found.append(f"    {first.context}")
-    return [*found, f"  and {more} more fields"] if more else found

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.log.bus import Bus, Producer
-from rlstreams.streams.log.errors import AbortedError, BrokerError, ConfigError
+from rlstreams.streams.log.errors import AbortedError, ConfigError
 from rlstreams.streams.log.record import REPLAY_HEADER, Outgoing, RawRecord
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.streams.recording.selection import Range, Selection
@@ -92,7 +92,7 @@ def outgoing_of(raw: RawRecord, run: str) -> Outgoing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What was written so far."""
+    """What was written."""
 
     num_records: int
     num_bytes: int
@@ -100,94 +100,66 @@ class Played:
     by_topic: Mapping[str, int]
 
 
-class Player:
-    """Plays records into one run; owned by one thread.
+def play(
+    bus: Bus,
+    run: str,
+    records: Iterable[RawRecord],
+    speed: float = math.inf,
+    *,
+    on_progress: Callable[[int], None] = lambda _: None,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Played:
+    """Write all records into the bus's run, in transactions of what is due.
 
     Args:
+        run: that was recorded.
         speed: recorded seconds per second; inf: as fast as possible.
-        on_progress: called after each transaction.
+        on_progress: told after each transaction how many records are written.
         now_s, sleep: the clock.
-    """
-
-    def __init__(
-        self,
-        bus: Bus,
-        run: str,
-        speed: float = math.inf,
-        *,
-        on_progress: Callable[[Played], None] = lambda _: None,
-        now_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._bus = bus
-        self._run = run
-        self._speed = speed
-        self._on_progress = on_progress
-        self._now_s = now_s
-        self._sleep = sleep
-        self._started_s = now_s()
-        self._num_bytes = 0
-        self._by_topic: Counter[str] = Counter()
-
-    def play(self, records: Iterable[RawRecord]) -> Played:
-        """All of them, in transactions of what is due.
-
-        Raises:
-            BrokerError: transactions were aborted again and again.
-        """
-        left = iter(records)
-        waiting = next(left, None)
-        first_ms = waiting.timestamp_ms if waiting else 0
-
-        def wait_s(raw: RawRecord) -> float:
-            due_s = (raw.timestamp_ms - first_ms) / 1000 / self._speed
-            return due_s - (self._now_s() - self._started_s)
-
-        def due() -> list[Outgoing]:
-            nonlocal waiting
-            taken: list[Outgoing] = []
-            size, until_s = 0, self._now_s() + STREAM_S
-            while waiting is not None and (not taken or wait_s(waiting) <= 0):
-                taken.append(outgoing_of(waiting, self._run))
-                self._by_topic[waiting.position.topic] += 1
-                size += len(waiting.value)
-                self._num_bytes += len(waiting.value)
-                waiting = next(left, None)
-                if size >= STREAM_BYTES or len(taken) >= STREAM_RECORDS or self._now_s() > until_s:
-                    break
-            return taken
-
-        with self._bus.producer("replay") as producer:
-            while waiting is not None:
-                self._sleep(max(0.0, wait_s(waiting)))
-                commit(producer, due())
-                self._on_progress(self.played)
-        return self.played
-
-    @property
-    def played(self) -> Played:
-        """What was written so far."""
-        return Played(
-            num_records=self._by_topic.total(),
-            num_bytes=self._num_bytes,
-            seconds=self._now_s() - self._started_s,
-            by_topic=dict(self._by_topic),
-        )
-
-
-def commit(producer: Producer, records: list[Outgoing]) -> None:
-    """One transaction; an aborted one is sent again as it is.
 
     Raises:
-        BrokerError: aborted again and again.
+        AbortedError: several transactions in a row were aborted.
     """
+    left, started_s = iter(records), now_s()
+    waiting = next(left, None)
+    first_ms = waiting.timestamp_ms if waiting else 0
+    by_topic: Counter[str] = Counter()
+    num_bytes = 0
+
+    def wait_s(raw: RawRecord) -> float:
+        return (raw.timestamp_ms - first_ms) / 1000 / speed - (now_s() - started_s)
+
+    with bus.producer("replay") as producer:
+        while waiting is not None:
+            sleep(max(0.0, wait_s(waiting)))
+            due: list[Outgoing] = []
+            size, until_s = 0, now_s() + STREAM_S
+            while waiting is not None and (not due or wait_s(waiting) <= 0):
+                due.append(outgoing_of(waiting, run))
+                by_topic[waiting.position.topic] += 1
+                size += len(waiting.value)
+                waiting = next(left, None)
+                if size >= STREAM_BYTES or len(due) >= STREAM_RECORDS or now_s() > until_s:
+                    break
+            _commit(producer, due)
+            num_bytes += size
+            on_progress(by_topic.total())
+    return Played(
+        num_records=by_topic.total(),
+        num_bytes=num_bytes,
+        seconds=now_s() - started_s,
+        by_topic=dict(by_topic),
+    )
+
+
+def _commit(producer: Producer, records: list[Outgoing]) -> None:
+    """One transaction; an aborted one is sent again as it is."""
     for attempt in range(MAX_ABORTS):
         try:
             producer.commit(records)
-        except AbortedError as err:
+        except AbortedError:
             if attempt + 1 == MAX_ABORTS:
-                raise BrokerError(
-                    f"{MAX_ABORTS} transactions in a row were aborted: {err}"
-                ) from err
+                raise
         else:
             return

@@ -7,11 +7,8 @@ threads every log-prob has the same bits. Decision 0015.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -33,7 +30,6 @@ from rlstreams.workers.policy.puller import Load
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import CHANNEL, FileWeightChannel, file_name
 
-CHECKPOINT_WEIGHTS = "model.safetensors"
 SHOWN = 10  # versions that are named
 Window = Sequence[Record[ScoredTrajectory]]
 
@@ -76,7 +72,7 @@ def scores_again(
 
     Args:
         config: of the recorded run, whose own folders are looked at for weights, too.
-        folders: weight versions or checkpoints; the recording's own are looked at first.
+        folders: of weight versions; the recording's own is looked at first.
 
     Raises:
         NotRecordedError: there are no weights, or no log-prob worker.
@@ -87,32 +83,28 @@ def scores_again(
             f"logprob.place is {config.logprob.place!r}: the log-prob worker scored nothing"
         )
     made = ScoreReplay()
-    with tempfile.TemporaryDirectory(prefix="rlstreams-weights-") as links:
-        own = Path(config.folder)
-        places = [recording.folder / "weights", *folders, own / "weights"]
-        places += [recording.folder / "checkpoints", own / "checkpoints"]
-        published = {
-            record.event.policy_version: record.event
-            for record in recording.events(PolicyPublished)
-        }
-        available = _linked(published, places, Path(links))
-        made.num_known = len(published)
-        made.missing = sorted(published.keys() - available.keys())
-        if not available:
-            raise NotRecordedError(
-                f"no weights of versions {_numbers(made.missing)} are available: record with "
-                "--weights, or make them with `replay --into trainer --keep-weights` and name "
-                "them with --weights"
-            )
-        with _Scoring(config, available) as again:
-            for window in _windows(recording, made):
-                if not any(selection.wants(scored.raw, scored.event) for scored in window):
-                    continue
-                if again.versions_of(window) <= available.keys():
-                    again.score(window, made)
-                else:
-                    why = "in windows of versions whose weights are not at hand"
-                    made.skipped[why] += len(window)
+    places = [recording.folder / "weights", *folders, Path(config.folder) / "weights"]
+    published = {
+        record.event.policy_version: record.event for record in recording.events(PolicyPublished)
+    }
+    available = dict(_available(published, places))
+    made.num_known = len(published)
+    made.missing = sorted(published.keys() - available.keys())
+    if not available:
+        raise NotRecordedError(
+            f"no weights of versions {_numbers(made.missing)} are available: record with "
+            "--weights, or make them with `replay --into trainer --keep-weights` and name "
+            "them with --weights"
+        )
+    with _Scoring(config, available) as again:
+        for window in _windows(recording, made):
+            if not any(selection.wants(scored.raw, scored.event) for scored in window):
+                continue
+            if again.versions_of(window) <= available.keys():
+                again.score(window, made)
+            else:
+                why = "in windows of versions whose weights are not at hand"
+                made.skipped[why] += len(window)
     return made
 
 
@@ -204,31 +196,12 @@ def _numbers(versions: Sequence[int]) -> str:
     return ", ".join(map(str, versions[:SHOWN])) + more
 
 
-def _linked(
-    published: Mapping[int, PolicyPublished], places: Sequence[Path], links: Path
-) -> dict[int, PolicyPublished]:
-    """The versions whose weights are in one of the places, each with its file among the links."""
-    found: dict[str, Path] = {}
-    for place in reversed(places):
-        found |= {path.name: path for path in place.glob("v*-*.safetensors")}
-        found |= dict(_checkpoints(place))
-    there = {
-        version: event
-        for version, event in published.items()
-        if file_name(version, event.weight_hash) in found
-    }
-    for version, event in there.items():
+def _available(
+    published: Mapping[int, PolicyPublished], places: Sequence[Path]
+) -> Iterator[tuple[int, PolicyPublished]]:
+    """The versions whose weights are in one of the places, to be pulled from there."""
+    for version, event in published.items():
         name = file_name(version, event.weight_hash)
-        (links / name).symlink_to(found[name].resolve())
-    endpoint = Endpoint(channel=CHANNEL, address=str(links))
-    return {version: replace(event, endpoints=(endpoint,)) for version, event in there.items()}
-
-
-def _checkpoints(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Weights in checkpoints, under the name that the channel would give them."""
-    for manifest in folder.glob("*/manifest.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # not one of ours
-            said = json.loads(manifest.read_text(encoding="utf-8"))
-            path = manifest.parent / CHECKPOINT_WEIGHTS
-            if path.is_file():
-                yield file_name(int(said["policy_version"]), str(said["weight_hash"])), path
+        if place := next((place for place in places if (place / name).is_file()), None):
+            endpoint = Endpoint(channel=CHANNEL, address=str(place))
+            yield version, replace(event, endpoints=(endpoint,))

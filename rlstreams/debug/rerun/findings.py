@@ -54,54 +54,38 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
         lengths, group_ids, by.micro_batch_tokens, by.minibatches, in_bins=bool(event.bins)
     )
     planned = cut.sizes
-    return [
-        Finding(name="weights before", recorded=event.previous_hash, again=again.previous_hash),
-        Finding(
-            name="order",
-            recorded=str([(s.group_id, s.sample, s.oldest_policy_version) for s in event.samples]),
-            again=str(
-                [(s.seen.group_id, s.seen.sample, s.oldest_policy_version) for s in plan.samples]
-            ),
+    order = [(s.group_id, s.sample, s.oldest_policy_version) for s in event.samples]
+    plan_order = [(s.seen.group_id, s.seen.sample, s.oldest_policy_version) for s in plan.samples]
+    figures = _figures(event.metrics, event.staleness, event.anchors)
+    figures_now = _figures(again.metrics, again.batch.staleness, again.batch.anchors)
+    is_cut = _is_cut_of(event, planned)
+    heads = (event.value_head_hash, again.value_head_hash)
+    rows: list[tuple[str, object, object, str]] = [
+        ("weights before", event.previous_hash, again.previous_hash, ""),
+        ("order", order, plan_order, ""),
+        ("masks", event.masked, plan.masked, ""),
+        ("batch bytes", event.batch_hash, again.batch_hash, _first_sample(event, again, payloads)),
+        (
+            "micro-batches",
+            event.micro_batches,
+            event.micro_batches if is_cut else planned,
+            _first_border(event.micro_batches, planned),
         ),
-        Finding(name="masks", recorded=str(event.masked), again=str(plan.masked)),
-        Finding(
-            name="batch bytes",
-            recorded=event.batch_hash,
-            again=again.batch_hash,
-            place=_first_sample(event, again, payloads),
+        ("loss", event.loss, again.loss, ""),
+        (
+            "gradient norm",
+            event.metrics.get("grad_norm", math.nan),
+            again.metrics["grad_norm"],
+            "",
         ),
-        Finding(
-            name="micro-batches",
-            recorded=str(event.micro_batches),
-            again=str(event.micro_batches if _is_cut_of(event, planned) else planned),
-            place=_first_border(event.micro_batches, planned),
-        ),
-        Finding(name="loss", recorded=repr(event.loss), again=repr(again.loss)),
-        Finding(
-            name="gradient norm",
-            recorded=repr(event.metrics.get("grad_norm", math.nan)),
-            again=repr(again.metrics["grad_norm"]),
-        ),
-        Finding(
-            name="other figures",
-            recorded=str(_figures(event.metrics, event.staleness, event.anchors)),
-            again=str(_figures(again.metrics, again.batch.staleness, again.batch.anchors)),
-            place=_first_figure(event.metrics, again.metrics),
-        ),
-        *_value_head(event.value_head_hash, again.value_head_hash),
-        Finding(
-            name="weights after",
-            recorded=event.weight_hash,
-            again=again.weight_hash,
-            place=parameter,
-        ),
+        ("other figures", figures, figures_now, _first_figure(event.metrics, again.metrics)),
+        *([("value head", *heads, "")] if any(heads) else []),
+        ("weights after", event.weight_hash, again.weight_hash, parameter),
     ]
-
-
-def _value_head(recorded: str, again: str) -> list[Finding]:
-    """Of a step with a critic."""
-    one = Finding(name="value head", recorded=recorded, again=again)
-    return [one] if recorded or again else []
+    return [
+        Finding(name=name, recorded=str(recorded), again=str(now), place=place)
+        for name, recorded, now, place in rows
+    ]
 
 
 def _planned(event: StepCompleted, payloads: Sequence[Payload], config: RunConfig) -> Plan:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlstreams.debug.rerun.findings import Finding, compare
-from rlstreams.schemas.events import StepCompleted, TrainerStarted
+from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
@@ -31,24 +30,9 @@ from rlstreams.workers.trainer.parallel.team import team_of
 from rlstreams.workers.trainer.redo.redo import RedoneStep, differences, redo_steps, run_now
 from rlstreams.workers.trainer.redo.retention import check_redo
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
-from rlstreams.workers.trainer.training.training import Trained, Training
+from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import FileWeightServer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepAgain:
-    """One step, as it was recorded and as it came out now."""
-
-    recorded: StepCompleted
-    again: Trained
-    is_equal: bool  # the weights are those that the run went on with
-    differences: tuple[Finding, ...]
-
-    @property
-    def number(self) -> int:
-        """Of the step."""
-        return self.recorded.step
 
 
 def steps_again(
@@ -59,8 +43,8 @@ def steps_again(
     last: int = 0,
     checkpoints: Sequence[Path] = (),
     keep_weights: Path | None = None,
-) -> Iterator[StepAgain]:
-    """Each committed step from `first` to `last` (0: the newest), in order.
+) -> Iterator[tuple[RedoneStep, list[Finding]]]:
+    """Each committed step from `first` to `last` (0: the newest), in order, and what differs in it.
 
     Args:
         checkpoints: see `rebuilt`; step 1 begins with the model folder in any case.
@@ -91,12 +75,8 @@ def steps_again(
             if server:
                 version = step.recorded.policy_version
                 server.publish(version, training.learner.weights(), training.weight_hash)
-            yield StepAgain(
-                recorded=step.recorded,
-                again=step.again,
-                is_equal=step.is_equal,
-                differences=tuple(one for one in compare(step, recorded) if not one.is_equal),
-            )
+            yield step, [one for one in compare(step, recorded) if not one.is_equal]
+            del step  # its records, before the next ones are read
 
 
 class RerunError(ConfigError):

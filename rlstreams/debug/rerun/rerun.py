@@ -8,11 +8,9 @@ came from the original policy. `lines` is for the terminal, `profile` a trace of
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +21,8 @@ from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.views.pace import MEASURED
-from rlstreams.workers.config.layers import leaves
-from rlstreams.workers.config.load import from_json, resolved_json
+from rlstreams.workers.config.layers import leaves, override_layer, tree_layer
+from rlstreams.workers.config.load import from_json, merged, resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.intake.validation import check_reference
@@ -104,7 +102,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
         ConfigError: an unknown or impossible setting, or one that changes nothing in a step whose
             samples are chosen already.
     """
-    tree = json.loads(resolved_json(config))
+    layers = [tree_layer(json.loads(resolved_json(config)), "recorded configuration")]
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
@@ -114,19 +112,8 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
                 f"--set {name}: the samples of a recorded step are chosen already, so only "
                 f"{', '.join(f'{n}*' for n in CHANGEABLE)}, {', '.join(ALSO)} can change it"
             )
-        section = tree
-        *path, leaf = name.split(".")
-        for part in path:
-            section = section.setdefault(part, {})
-        section[leaf] = _value(text)
-    return from_json(json.dumps(tree))
-
-
-def _value(text: str) -> Any:  # noqa: ANN401
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        layers.append(override_layer(name, text))
+    return merged(layers, is_start=False).config
 
 
 LABEL = "offline experiment on recorded data: true for the gradient of this step alone"

@@ -1,1 +1,1 @@
-"""A run through windows of time: its small topics, folded by a Faust app and served as JSON."""
+"""A run's health from outside: its small topics, folded by a Faust app and served as JSON."""

@@ -14,11 +14,11 @@ import ssl
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.schemas import SchemaTexts
-from rlstreams.show.monitor.answers import SMALL, Answer, Monitor
-from rlstreams.show.monitor.health import HealthWatch
+from rlstreams.show.monitor.health import SMALL, HealthWatch
 from rlstreams.show.web.beside import listening
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.parts import Message
@@ -133,7 +133,7 @@ def serve(
     """
     with listening(host, port) as held:  # Faust would only end with a traceback
         port = held.getsockname()[1]
-    monitor = Monitor(config.run.id, HealthWatch(config), schemas)
+    monitor = HealthWatch(config, schemas)
     with tempfile.TemporaryDirectory(prefix="rlstreams-monitor-") as folder:
         asyncio.run(_served(_app(config, bootstrap, host, port, folder), monitor, ends, say))
 
@@ -169,14 +169,19 @@ def _app(config: RunConfig, bootstrap: str, host: str, port: int, folder: str) -
 
 
 async def _served(
-    app: faust.App, monitor: Monitor, ends: Mapping[Partition, int], say: Callable[[str], None]
+    app: faust.App, monitor: HealthWatch, ends: Mapping[Partition, int], say: Callable[[str], None]
 ) -> None:
     run = app.conf.id.rpartition(".")[0]
     # Only committed records are read. Faust means "and writes transactions", which we never do.
     app.consumer.in_transaction = True
     _feed(app, run, monitor, ends)
-    _page(app, "/windows", monitor.windows)
-    _page(app, "/health", monitor.health)
+
+    async def health(view: Any, _request: Any) -> Any:  # noqa: ANN401
+        now = monitor.look()
+        body = {"run": run, "ok": not now.problems, **asdict(now)}
+        return view.json(body, status=503 if now.problems else 200)
+
+    app.page("/health")(health)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -192,7 +197,7 @@ async def _served(
         raise BrokerError(f"the monitor's Faust app ended by itself: {app.crash_reason!r}")
 
 
-def _feed(app: faust.App, run: str, monitor: Monitor, ends: Mapping[Partition, int]) -> None:
+def _feed(app: faust.App, run: str, monitor: HealthWatch, ends: Mapping[Partition, int]) -> None:
     """The fold, and its clock. Topics are taken without acknowledgement: no offset is committed."""
     from faust.types import TP
 
@@ -226,12 +231,3 @@ def _feed(app: faust.App, run: str, monitor: Monitor, ends: Mapping[Partition, i
 
     app.agent(topic, name="fold")(fold)
     app.timer(TICK_S)(tick)
-
-
-def _page(app: faust.App, path: str, answer: Callable[[], Answer]) -> None:
-    async def get(view: Any, _request: Any) -> Any:  # noqa: ANN401
-        status, body = answer()
-        return view.json(body, status=status)
-
-    get.__name__ = path.strip("/")  # Faust tells pages apart by it
-    app.page(path)(get)

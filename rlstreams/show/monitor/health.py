@@ -1,9 +1,9 @@
 """Health of a run in plain sentences, as `up` judges it, from the small topics alone.
 
 Prompts and trajectories are not read, so `diagnose` names the blocked role from reports. Where it
-names none, somebody who starts, or whose work comes forward (it reads again what it has to after a
-restart), is waited for, but only so long between two steps: a role that starts, comes forward and
-dies, again and again, is no excuse. Time is this process's own: clocks of other hosts may be wrong.
+names none, whoever starts, or reads again what it has to after a restart, is waited for, but only
+as long as the longest piece of work may take: a role that starts, comes forward and dies, again and
+again, is no excuse. Time is this process's own: clocks of other hosts may be wrong.
 """
 
 from __future__ import annotations
@@ -12,9 +12,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from rlstreams.schemas import DecodeError, SchemaTexts
+from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.schemas.events import Event, WorkerReport
-from rlstreams.streams.log.codec import now_ms
-from rlstreams.streams.views.hops import HopsState, HopsView, WorkerHop
+from rlstreams.streams.log.codec import decoded, now_ms
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.parts import Assembler, Message
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import (
+    CONTROL,
+    DEAD_LETTERS,
+    POLICY_PULLS,
+    POLICY_VERSIONS,
+    STEPS,
+    WORKER_EVENTS,
+)
+from rlstreams.streams.views.hops import HopsState, HopsView
 from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.up.supervisor.poison import PoisonWatch
@@ -22,6 +35,9 @@ from rlstreams.up.supervisor.stall_watch import StallClock
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
 from rlstreams.workers.loop.stall import limits_of
+
+# Never those with payloads: prompts, trajectories, scored-trajectories.
+SMALL = (STEPS, POLICY_VERSIONS, POLICY_PULLS, DEAD_LETTERS, WORKER_EVENTS, CONTROL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +50,7 @@ class Health:
     step_target: int
     policy_version: int
     since_last_step_s: float  # what counts of it
+    unreadable: int  # records
 
 
 class HealthWatch:
@@ -41,6 +58,7 @@ class HealthWatch:
 
     Args:
         config: of the run: its deadlines, and the share of dead letters that it allows.
+        schemas: of the run's bus, for records of other releases.
         clock_ms: this host's wall clock; what is live is dated by it.
         monotonic_s: the clock that waiting is counted by.
     """
@@ -48,19 +66,43 @@ class HealthWatch:
     def __init__(
         self,
         config: RunConfig,
+        schemas: SchemaTexts = NO_TEXTS,
+        *,
         clock_ms: Callable[[], int] = now_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits_of(config)
+        self._schemas = schemas
+        self._assembler = Assembler()
+        self._next: dict[Partition, int] = {}
+        self._num_unreadable = 0
         self._clock_ms = clock_ms
         self._monotonic_s = monotonic_s
         self._hops = HopsView()
         self._poison = PoisonWatch(config)
         self._clock = StallClock()
-        self._excused = StallClock()  # of the time after `stall_s`, that in which anybody is heard
         self._live_s: float | None = None  # since when the log is read to its end
         self._live_ms = 0  # the same by the wall clock
         self._num_behind = -1  # offsets left of what lay there at the start; -1: not known
+
+    def take(self, message: Message) -> None:
+        """A record, or a part of one. What cannot be read is counted; its role dead-letters it.
+
+        What was taken before is passed by: with no committed offsets a client that had to join its
+        group again begins anew.
+        """
+        if message.offset < self._next.get(message.partition, 0):
+            return
+        self._next[message.partition] = message.offset + 1
+        raw = self._assembler.add(message)
+        if raw is None:
+            return
+        try:
+            event = decoded(raw, self._schemas).event
+        except (DecodeError, StreamsError):  # the latter: nobody to ask for its schema
+            self._num_unreadable += 1
+        else:
+            self.apply(event)
 
     def apply(self, event: Event) -> None:
         """Take one event. A live report is dated by our clock, an old one by its writer's.
@@ -85,11 +127,9 @@ class HealthWatch:
         if self._live_s is None and num_behind == 0:
             self._live_s, self._live_ms = now_s, self._clock_ms()
         state = self._hops.state
-        counts = self._live_s is not None and _expects_step(state) and not self._saves(state)
+        counts = self._live_s is not None and _expects_step(state)
         # Only a step begins anew: a trainer that crashes again and again claims the run each time.
-        waited_s = self._clock.tick(now_s, state.step, counts=counts)
-        counts = counts and waited_s >= self._limits.stall_s and bool(self._heard(state))
-        self._excused.tick(now_s, state.step, counts=counts)
+        self._clock.tick(now_s, state.step, counts=counts)
 
     def look(self) -> Health:
         """What is to be said now."""
@@ -102,6 +142,7 @@ class HealthWatch:
             step_target=state.claim.step_target if state.claim else 0,
             policy_version=state.newest_version,
             since_last_step_s=round(self._clock.waited_s, 1),
+            unreadable=self._num_unreadable,
         )
 
     def _silent_s(self) -> dict[str, float]:
@@ -114,16 +155,6 @@ class HealthWatch:
             for worker in self._hops.state.workers
             if worker.state != "stopped" and (age_s := (now - worker.at_ms) / 1000) > SILENT_S
         }
-
-    def _saves(self, state: HopsState) -> bool:
-        """Whether a trainer that is heard writes a checkpoint, and has still time for it."""
-        now = self._clock_ms()
-        return any(
-            worker.role == "trainer"
-            and worker.state == "saving"
-            and now - worker.since_ms < self._limits.of(worker) * 1000
-            for worker in self._heard(state)
-        )
 
     def _problems(self, state: HopsState) -> list[str]:
         if self._live_s is None:
@@ -156,25 +187,13 @@ class HealthWatch:
         )
         if found := diagnose(state, evidence, self._limits):
             return [f"{since}: blocked at {found.hop}: {found.sentence}"]
-        if any(map(self._comes_forward, self._heard(state))):
-            return []
-        everybody = "; ".join(told(state, evidence, self._limits, role) for role in ROLES)
-        return [f"{since}: no role says that it is stuck: {everybody}"]
-
-    def _heard(self, state: HopsState) -> list[WorkerHop]:
-        """Those that report."""
-        now = self._clock_ms()
-        return [w for w in state.workers if now - w.at_ms <= SILENT_S * 1000]
-
-    def _comes_forward(self, worker: WorkerHop) -> bool:
-        """Whether it started or finished something lately, and may still be waited for.
-
-        What was before we looked is by its writer's clock.
-        """
         limits = self._limits
-        is_excused = self._excused.waited_s < max(limits.start_s, limits.sample_s, limits.pull_s)
-        stood_s = (self._clock_ms() - max(worker.moved_ms, self._live_ms)) / 1000
-        return is_excused and stood_s < limits.of(worker)
+        longest_s = max(limits.start_s, limits.sample_s, limits.pull_s)
+        is_saving = any(worker.state == "saving" for worker in state.workers)  # it has longer
+        if is_saving or waited_s < limits.stall_s + longest_s:
+            return []
+        everybody = "; ".join(told(state, evidence, limits, role) for role in ROLES)
+        return [f"{since}: no role says that it is stuck: {everybody}"]
 
 
 def _expects_step(state: HopsState) -> bool:

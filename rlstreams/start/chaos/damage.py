@@ -1,24 +1,21 @@
-"""Damage to what the log carries: records that nobody can read, and a disk without room."""
+"""Damage to what the log carries: records that nobody can read."""
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from rlstreams.schemas import DecodeError, decode
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.errors import ConfigError, StreamsError
+from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Outgoing, RawRecord
 from rlstreams.streams.log.topics import SCHEMAS, TOPICS
 from rlstreams.workers.bootstrap.parts import open_bus
 from rlstreams.workers.config.run import RunConfig
 
 RECORDS_PER_TOPIC = 6
-LARGEST_DISK = 4 << 30  # bytes; a larger one is shared with what is not the run's
 READ_S = 2.0
 
 
@@ -93,29 +90,3 @@ def _unreadable(raw: RawRecord, draw: random.Random) -> Outgoing:
         headers=raw.headers,
         partition=raw.position.partition,
     )
-
-
-def filled(folder: Path) -> Path:
-    """A new file that takes all room on the disk of `folder`; room is there again without it."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        for size in (1 << 24, 1 << 20, 1 << 16, 1 << 12):
-            with suppress(OSError):  # until it fails
-                while True:
-                    file.write(bytes(size))
-    return ballast
-
-
-def check_disk(folder: Path) -> None:
-    """That the disk of a run's folder may be filled.
-
-    Raises:
-        ConfigError: it is so large that it is not the run's alone.
-    """
-    disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
-    size = disk.f_blocks * disk.f_frsize
-    if size > LARGEST_DISK:
-        raise ConfigError(
-            f"--roles names the disk, but that of {folder} holds {size / 2**30:.0f} GiB: put "
-            f"run.dir on one of its own of at most {LARGEST_DISK / 2**30:.0f} GiB, e.g. a tmpfs"
-        )

@@ -8,27 +8,21 @@ of the steps instead, so that all of them find a run that is still going on.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
 
-from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.crash_points import CrashPoint
-from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets
-from rlstreams.up.supervisor.restart import Exited
 
 BROKER = "broker"
 SERVER = "server"  # the model server that a rollout worker started, not the worker
-UP = "up"  # the supervisor itself, which is started again with --resume
 RECORDS = "records"  # what the topics carry
-DISK = "disk"  # that of the run's folder
 ROLES = ("rollout", "logprob", "trainer", "prompts")
 # Around the session timeout of the embedded broker (4 s) and the transaction timeout (30 s).
 SHORT_STOP_S = (2.0, 8.0)
 LONG_STOP_S = (24.0, 39.0)
 LONG_SHARE = 0.15
-MAX_AGAIN_S = 6.0  # a successor dies at this age, at most: while it starts, or just behind that
 MAX_COUNT = 40  # a crash point is passed this often, at most, before it strikes
 MAX_SWEEP_COUNT = 3  # the same where every point is to strike once
 
@@ -37,14 +31,11 @@ class FaultKind(StrEnum):
     """What is done to a process."""
 
     KILL = "kill"  # SIGKILL
-    AGAIN = "kill again"  # SIGKILL, and to the successor while it starts
-    SEVERAL = "several"  # SIGKILL to several roles at one instant
     STOP = "stop"  # SIGSTOP, later SIGCONT; nobody takes its place
     ZOMBIE = "zombie"  # SIGSTOP, a successor starts, SIGCONT
     POINT = "crash point"  # SIGKILL, and the successor dies at a crash point
     ARMED = "armed"  # dies at a crash point that it was started with
     DAMAGE = "damage"  # records that cannot be read are written into every topic
-    FULL = "full"  # no room for a while
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +48,6 @@ class Fault:
     kind: FaultKind
     wait_s: float  # after the fault before, or after the start
     stop_s: float = 0.0  # shortest time between SIGSTOP and SIGCONT
-    again_s: float = 0.0  # age of a successor at which it is killed too
-    others: Sequence[str] = ()  # roles that are killed at the same instant, all workers of each
     crash_at: str = ""  # as `rlstreams.streams.log.crash_points.arm_from` reads it
 
     @property
@@ -69,18 +58,14 @@ class Fault:
     @property
     def told(self) -> str:
         """In words."""
-        until = ", or until its successor is at work" if self.kind is FaultKind.ZOMBIE else ""
+        asleep = f"SIGSTOP to {self.victim} for {self.stop_s:.1f} s"
         return {
             FaultKind.KILL: f"SIGKILL to {self.victim}",
-            FaultKind.AGAIN: f"SIGKILL to {self.victim}, and to its successor after "
-            f"{self.again_s:.1f} s",
-            FaultKind.SEVERAL: f"SIGKILL to {', '.join((self.victim, *self.others))} at once",
-            FaultKind.STOP: f"SIGSTOP to {self.victim} for {self.stop_s:.1f} s",
-            FaultKind.ZOMBIE: f"SIGSTOP to {self.victim} for {self.stop_s:.1f} s{until}",
+            FaultKind.STOP: asleep,
+            FaultKind.ZOMBIE: f"{asleep}, or until its successor is at work",
             FaultKind.POINT: f"SIGKILL to {self.victim}, and to its successor at {self.crash_at}",
             FaultKind.ARMED: f"{self.victim} dies at {self.crash_at}",
             FaultKind.DAMAGE: "damaged records into every topic",
-            FaultKind.FULL: f"no room on the disk for {self.stop_s:.1f} s",
         }[self.kind]
 
 
@@ -149,38 +134,25 @@ def _deal(draw: random.Random, roles: Sequence[str]) -> Iterator[str]:
 
 def _fault(draw: random.Random, number: int, role: str, space: FaultSpace) -> Fault:
     kind = _kind(draw, role, has_points=space.has_points)
-    is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE, FaultKind.FULL)
-    # The order of the draws stays: a seed names the same faults for ever.
-    ordinal, share = draw.randrange(space.counts[role]), draw.uniform(0.5, 1.5)
+    is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE)
     return Fault(
         number=number,
         role=role,
-        ordinal=ordinal,
+        ordinal=draw.randrange(space.counts[role]),
         kind=kind,
-        wait_s=space.every_s * share,
+        wait_s=space.every_s * draw.uniform(0.5, 1.5),
         stop_s=_stop_s(draw, space.max_stop_s) if is_stop else 0.0,
         crash_at=_crash_at(draw, role) if kind is FaultKind.POINT else "",
-        again_s=draw.uniform(0.0, MAX_AGAIN_S) if kind is FaultKind.AGAIN else 0.0,
-        others=_others(draw, role, space) if kind is FaultKind.SEVERAL else (),
     )
 
 
-def _others(draw: random.Random, role: str, space: FaultSpace) -> Sequence[str]:
-    """Who is killed with the victim: of `up` everybody, else at least one more role."""
-    others = sorted(space.counts.keys() & {*ROLES, BROKER} - {role})
-    if role == UP or not others:
-        return tuple(others)
-    return tuple(sorted(draw.sample(others, draw.randint(1, len(others)))))
-
-
 def _kind(draw: random.Random, role: str, *, has_points: bool) -> FaultKind:
-    only = {SERVER: FaultKind.KILL, RECORDS: FaultKind.DAMAGE, DISK: FaultKind.FULL}
-    if role in only:  # a server that hangs is a test of its health monitor
-        return only[role]
-    weights = {FaultKind.KILL: 5, FaultKind.SEVERAL: 2 if role != UP else 5}
-    if role != UP:
-        weights |= {FaultKind.STOP: 2, FaultKind.AGAIN: 3}
-    if role not in (BROKER, UP):
+    if role == RECORDS:
+        return FaultKind.DAMAGE
+    if role == SERVER:  # one that hangs is a test of its health monitor
+        return FaultKind.KILL
+    weights = {FaultKind.KILL: 5, FaultKind.STOP: 2}
+    if role != BROKER:
         weights |= {FaultKind.ZOMBIE: 2, FaultKind.POINT: 3 if has_points else 0}
     return draw.choices(list(weights), list(weights.values()))[0]
 
@@ -201,32 +173,27 @@ class Injection:
     """A fault that happened."""
 
     fault: Fault
-    instance: str  # of the process; "" for the broker and for model servers
+    instance: str  # of the process; "" for what is no worker
     step: int  # done by then
-    at_s: float  # monotonic
-    at_ms: int
+    at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Journal:
-    """What happened, in order."""
+    """What is to happen, and what happened."""
 
     planned: Sequence[Fault]
+    seed: int = 0
+    started_s: float = 0.0  # of `up`; monotonic, as all times here
+    machine: Mapping[str, object] = field(default_factory=dict)  # that it ran on
     injections: list[Injection] = field(default_factory=list)
-    woken_s: dict[str, float] = field(default_factory=dict)  # by instance, monotonic
-    broker_kills_s: list[float] = field(default_factory=list)  # monotonic
+    woken_s: dict[str, float] = field(default_factory=dict)  # by instance
+    left: deque[Fault] = field(init=False)  # in the order in which they strike
 
+    def __post_init__(self) -> None:
+        self.left = deque(fault for fault in self.planned if fault.kind is not FaultKind.ARMED)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
-    """What is left of an `up` that was killed as planned, for the one that goes on."""
-
-    journal: Journal
-    left: Sequence[Fault]
-    first_step: int | None = None  # None: none was killed
-    exits: Sequence[Exited] = ()  # that it saw
-    num_killed: int = 0  # processes, under it
-
-
-# What to say at the end; see `FaultHook.conclude`.
-Conclude: TypeAlias = "Callable[[Bus, Ended, int, Journal, FaultTargets], int]"
+    @property
+    def armed(self) -> list[Fault]:
+        """Faults that wait in their workers, each process of which is started with the next."""
+        return [fault for fault in self.planned if fault.kind is FaultKind.ARMED]

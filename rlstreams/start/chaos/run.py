@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import os
-import pickle
-import signal
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
-from rlstreams.start.chaos.damage import Vandal, check_disk
+from rlstreams.start.chaos.damage import Vandal
 from rlstreams.start.chaos.injector import FaultInjector
 from rlstreams.start.chaos.plan import (
     BROKER,
-    DISK,
     RECORDS,
     ROLES,
     SERVER,
-    UP,
-    Conclude,
     Fault,
     FaultSpace,
     Journal,
-    Struck,
     plan,
     points_of,
     sweep,
 )
-from rlstreams.start.chaos.verdict import RunObservations, machine, read_outputs, report
-from rlstreams.streams.log.bus import Bus
+from rlstreams.start.chaos.verdict import machine
 from rlstreams.streams.log.crash_points import CrashPoint
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets, Outcome, UpOptions
+from rlstreams.up.supervisor.fault_hook import UpOptions
 from rlstreams.up.supervisor.fleet import num_workers
-from rlstreams.up.supervisor.summary import show
 from rlstreams.up.supervisor.up import up
 from rlstreams.workers.config.run import RunConfig
 
-NAMES = (*ROLES, BROKER, SERVER, UP, RECORDS, DISK)
+NAMES = (*ROLES, BROKER, SERVER, RECORDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,79 +53,27 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     Raises:
         StreamsError: as `up`; a role that cannot be struck.
     """
+    config = up_options.config
     space = FaultSpace(
-        counts=victims(up_options.config, options.roles),
+        counts=victims(config, options.roles),
         every_s=options.every_s,
         has_points=options.has_points,
         max_stop_s=options.max_stop_s,
     )
-    faults = _faults(options, space)
+    journal = Journal(
+        planned=_faults(options, space),
+        seed=options.seed,
+        started_s=time.monotonic(),
+        machine=machine(),
+    )
     _check_writable(options.json_file)
-    begun = time.monotonic(), machine()
-    state_file: Path | None = None
-    before: Struck | None = None
-    if any(fault.role == UP for fault in faults):
-        state_file = Path(tempfile.mkdtemp(prefix="rlstreams-chaos-")) / "struck"
-        if (status := survived(state_file)) is not None:
-            return status
-        if state_file.exists():
-            before = pickle.loads(state_file.read_bytes())
-            up_options = replace(up_options, is_resumed=True)
     hook = FaultInjector(
-        faults,
-        _concluding(up_options.config, options, begun, before),
-        before=before,
-        state_file=state_file,
-        vandal=Vandal(up_options.config, options.seed),
-        folder=Path(up_options.config.folder),
-        stall_s=up_options.config.deadlines.stall_s,
+        journal,
+        vandal=Vandal(config, options.seed),
+        stall_s=config.deadlines.stall_s,
+        json_file=options.json_file,
     )
     return up(up_options, hook)
-
-
-def _concluding(
-    config: RunConfig,
-    options: ChaosOptions,
-    begun: tuple[float, Mapping[str, object]],
-    before: Struck | None,
-) -> Conclude:
-    """What is said at the end.
-
-    Args:
-        begun: when the first `up` was started (monotonic, seconds), and on which machine.
-        before: of an `up` that was killed as planned.
-    """
-    started_s, on = begun
-
-    def conclude(
-        bus: Bus, ended: Ended, _status: int, journal: Journal, targets: FaultTargets
-    ) -> int:
-        seconds = time.monotonic() - started_s
-        failure = ended.failure
-        made = report(
-            RunObservations(
-                run=config.run.id,
-                seed=options.seed,
-                machine=on,
-                seconds=seconds,
-                now_s=started_s + seconds,
-                journal=journal,
-                exits=(*(before.exits if before else ()), *targets.fleet.exits),
-                num_killed=ended.num_killed + (before.num_killed if before else 0),
-                outputs=read_outputs(bus),
-                state=targets.watcher.state.run,
-                audit=ended.audit,
-                outcome=ended.outcome,
-                is_complete=ended.outcome is Outcome.COMPLETE,
-                failure="" if failure is None else f"{failure.worker} {failure.reason}".strip(),
-            )
-        )
-        show(*made.lines())
-        if options.json_file:
-            Path(options.json_file).write_text(made.to_json() + "\n", encoding="utf-8")
-        return 0 if made.ok else 1
-
-    return conclude
 
 
 def _faults(options: ChaosOptions, space: FaultSpace) -> Sequence[Fault]:
@@ -184,15 +121,15 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
         )
     else:
         counts[BROKER] = 1
-    counts[UP] = counts[RECORDS] = 1
+    counts[RECORDS] = 1
     if config.rollout.engine == "builtin":
         others[SERVER] = "the built-in engine samples in the worker's process: strike rollout"
     elif config.engine.urls:
         others[SERVER] = "those of engine.urls are not ours: leave it out, or clear engine.urls"
     elif config.engine.servers > 1:
         others[SERVER] = (
-            f"engine.servers is {config.engine.servers}: the log does not tell which of a worker's "
-            "servers came back; leave it out, or start one server a worker"
+            f"engine.servers is {config.engine.servers}, and one a worker can be struck: leave it "
+            "out, or start one server a worker"
         )
     else:
         counts[SERVER] = config.rollout.workers
@@ -201,35 +138,4 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
             raise ConfigError(f"--roles names {role!r}; there are: {', '.join(NAMES)}")
         if role in others:
             raise ConfigError(f"--roles names the {role}, but {others[role]}")
-    if DISK in roles:
-        check_disk(Path(config.folder))
     return {role: counts.get(role, 1) for role in (roles or counts)}
-
-
-def survived(state_file: Path) -> int | None:
-    """Become two processes: None in the one that is to be `up`, each time anew after it was killed
-    as planned; in the other the exit status of the last one.
-
-    Args:
-        state_file: written by an `up` that is about to be killed as planned, and by no other.
-    """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    written_ns = 0
-    while True:
-        pid = os.fork()
-        if not pid:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            return None
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for all in the foreground
-        signal.signal(signal.SIGTERM, partial(_pass_on, pid))
-        _, ended = os.waitpid(pid, 0)
-        status = os.waitstatus_to_exitcode(ended)
-        now_ns = state_file.stat().st_mtime_ns if state_file.exists() else 0
-        if status != -signal.SIGKILL or now_ns == written_ns:
-            return status if status >= 0 else 128 - status
-        written_ns = now_ns
-
-
-def _pass_on(pid: int, number: int, _frame: FrameType | None) -> None:
-    os.kill(pid, number)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlstreams.start.doctor.check import Check, fail, ok, warn
-from rlstreams.streams.kafka.admin import version_warning
+from rlstreams.start.doctor.check import Check, fail, ok, probed, warn
+from rlstreams.streams.kafka.admin import refuse_other_counts, version_warning
 from rlstreams.streams.kafka.facts import BrokerFacts, broker_facts
-from rlstreams.streams.log.text import counted
-from rlstreams.streams.log.topics import STEPS, TOPICS
+from rlstreams.streams.log.topics import TOPICS
 from rlstreams.workers.bootstrap.parts import client_options, topic_plan
 from rlstreams.workers.config.run import RunConfig
 
-SETTLE_S = 5.0  # beyond its timeout, for the broker's own clean-up
 LOW_DISK_BYTES = 1_000_000_000
 TRANSACTION_MS = 30_000  # `transaction.timeout.ms` of our producers
 LEAST = {  # of the broker's limits; the second is a part of a record, with its headers
@@ -22,7 +20,7 @@ LEAST = {  # of the broker's limits; the second is a part of a record, with its 
 
 
 def broker_checks(bootstrap: str, config: RunConfig) -> Iterator[Check]:
-    """Version, groups, transactions, disk, replicas, topics and their settings.
+    """Version, groups, transactions' limits, disk, replicas, topics and their settings.
 
     Raises:
         BrokerError: it cannot be reached, or refused.
@@ -41,7 +39,6 @@ def checks_of(bootstrap: str, facts: BrokerFacts, config: RunConfig) -> Iterator
     else:
         yield ok("broker", found)
     yield _protocol(facts)
-    yield _transactions(facts)
     if 0 <= facts.disk_free_bytes < LOW_DISK_BYTES:
         yield fail(
             "broker disk", f"{facts.disk_free_bytes / 1e9:.1f} GB free",
@@ -66,65 +63,37 @@ def _protocol(facts: BrokerFacts) -> Check:
     return ok("protocol", f"KIP-848 groups, transactions (transaction.version {level})")
 
 
-def _transactions(facts: BrokerFacts) -> Check:
-    """An open transaction older than its timeout is one that nobody will end."""
-    hanging = [t for t in facts.transactions if t.age_s > TRANSACTION_MS / 1000 + SETTLE_S]
-    if not hanging:
-        return ok("transactions", f"none hanging; {len(facts.transactions)} open now")
-    found = "; ".join(
-        f"{t.partition} from offset {t.first_offset} on, for {t.age_s:.0f} s, by "
-        f"{t.transactional_id or 'an id that no coordinator knows'} (producer {t.producer_id})"
-        for t in hanging
-    )
-    return fail(
-        "transactions", f"readers are held back by unfinished transactions:  {found}",
-        "`kafka-transactions.sh describe --transactional-id ID`, and unless its state is "
-        "CompleteCommit `kafka-transactions.sh abort --topic T --partition P --start-offset N`; "
-        "then `rlstreams audit`",
-    )  # fmt: skip
-
-
 def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
-    """Enough brokers for the replicas that are wanted, and all copies where they belong.
+    """Enough brokers for the replicas that are wanted, and copies enough in sync for a write.
 
     A broker that holds copies and does not answer is to be started; only where none is missing is
     the configuration the thing to change.
     """
     wanted, down = config.broker.replication, facts.assigned - facts.brokers
+    is_new = len(facts.topics) < len(TOPICS)
     if wanted > facts.num_brokers:  # before the run has topics; else a node may be gone on purpose
         down |= facts.fenced
-    # By partition: copies in sync, copies that there should be, and how many a write needs.
-    copies = {
-        f"{config.run.id}.{name}[{number}]": (
-            len(one.in_sync),
-            len(one.assigned),
-            int(topic.settings.get("min.insync.replicas", 1)),
-        )
+    weak = [
+        f"{config.run.id}.{name}[{number}]"
         for name, topic in facts.topics.items()
         for number, one in topic.copies.items()
-    }
-    behind = [at for at, (in_sync, assigned, _) in copies.items() if in_sync < assigned]
-    weak = [at for at in behind if copies[at][0] < min(copies[at][1:])]
-    found, answer = f"broker.replication is {wanted}", fail if weak else warn
+        if len(one.in_sync)
+        < min(len(one.assigned), int(topic.settings.get("min.insync.replicas", 1)))
+    ]
+    found = f"broker.replication is {wanted}, brokers are {facts.num_brokers}"
     if weak:
         found += (
             f"; fewer copies in sync than min.insync.replicas, so writes are refused: {weak[0]}"
         )
-    elif behind:
-        found += f"; {counted(len(behind), 'partition')} not in sync: {behind[0]}"
     if down:
         names = ", ".join(map(str, sorted(down)))
-        every = ", ".join(map(str, sorted(facts.brokers | down)))
-        found += f"; of the brokers {every} there is no answer from {names}"
-        if not weak and len(facts.topics) < len(TOPICS):
-            answer, found = fail, f"{found}, and not all topics of the run exist"
-        advice = f"start broker {names}; leave broker.replication as it is"
-        return answer("replicas", found, advice)
+        told = f"{found}; there is no answer from {names}"
+        answer = fail if weak or is_new else warn
+        return answer("replicas", told, f"start {names}; leave broker.replication as it is")
     if wanted > facts.num_brokers:
-        found += f", brokers are {facts.num_brokers}"
         return fail("replicas", found, "start as many brokers, or lower broker.replication")
-    if behind:
-        return answer("replicas", found, "wait until their brokers have caught up")
+    if weak:
+        return fail("replicas", found, "wait until their brokers have caught up")
     return ok("replicas", found)
 
 
@@ -135,30 +104,23 @@ def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
     if not have:
         yield ok("topics", f"run {run!r} has none yet; `up`, or `topics apply`, makes them")
         return
-    told = "{}.{} has {}, the configuration wants {}"
-    wrong = [
-        told.format(run, topic.name, f"{found.partitions} partitions", plan.partitions(topic))
-        for topic, found in have.items()
-        if found.partitions != plan.partitions(topic)
-    ]
     lacking = [
-        told.format(run, topic.name, f"{name}={found.settings.get(name)}", value)
+        f"{run}.{topic.name} has {name}={found.settings.get(name)}, the configuration wants {value}"
         for topic, found in have.items()
         for name, value in plan.settings(topic).items()
         if _is_less(found.settings.get(name), value, name)
     ]
-    if wrong:
-        yield fail(
-            "topics", "; ".join(wrong),
-            "partitions of a run never change: restore rollout.workers, logprob.workers and "
-            "broker.partitions_per_worker, or choose another run.id",
-        )  # fmt: skip
-    elif missing := [topic.name for topic in TOPICS if topic not in have]:
-        yield warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
-    else:
-        yield ok("topics", f"all {len(have)} of run {run!r}, partitions as planned")
-    if STEPS in have and have[STEPS].num_records:
-        yield ok("run", f"{run!r} has steps: `up --resume` continues it, `up` refuses to begin")
+
+    def counts() -> Check:
+        found = {f"{run}.{topic.name}": facts.partitions for topic, facts in have.items()}
+        refuse_other_counts(
+            found, {f"{run}.{topic.name}": plan.partitions(topic) for topic in have}
+        )
+        if missing := [topic.name for topic in TOPICS if topic not in have]:
+            return warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
+        return ok("topics", f"all {len(have)} of run {run!r}, partitions as planned")
+
+    yield probed("topics", counts)
     if lacking:
         yield fail(
             "topic settings", "; ".join(lacking),

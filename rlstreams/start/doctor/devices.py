@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
 from rlstreams.start.doctor.model import ModelFolder
 from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
-from rlstreams.workers.config.run import LogprobSection, RunConfig
+from rlstreams.workers.config.run import RunConfig
 
 ASK_S = 5.0
 MIB = 1.048576  # MB
@@ -52,38 +52,43 @@ class Gpu:
         return f"{self.index}: {self.name}, {self.free_mb:,.0f} of {self.total_mb:,.0f} MB free"
 
 
-class GpuInventory(NamedTuple):
-    """What the driver says."""
-
-    gpus: tuple[Gpu, ...] = ()
-    problem: str = ""  # why there are none
-    is_broken: bool = False  # the driver fails, rather than that there is none
-
-
-class GpuPlacement(NamedTuple):
-    """A role's GPUs."""
+class Placement(NamedTuple):
+    """Where a role of this host computes."""
 
     role: str
     field: str  # that says so, with its value
     gpus: tuple[Gpu, ...]  # those that are there
-    num_wanted: int
-    processes: int = 1  # on each of them
+    num_wanted: int  # GPUs; 0: it computes on the CPU
+    processes: int  # on each of them, or on the CPU
 
 
-def gpu_inventory() -> GpuInventory:
-    """All GPUs of this host, asked of `nvidia-smi`: torch would take seconds to import."""
+class Need(NamedTuple):
+    """What processes of a role hold in one place, each of them `mb`."""
+
+    role: str
+    processes: int
+    mb: float
+
+    def __str__(self) -> str:
+        times = f"{self.processes} x " if self.processes > 1 else ""
+        return f"{times}{self.role} {self.mb / 1000:.1f}"
+
+
+def gpu_inventory() -> tuple[tuple[Gpu, ...], str]:
+    """All GPUs of this host, and why there are none.
+
+    Asked of `nvidia-smi`: torch would take seconds to import.
+    """
     try:
         done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=ASK_S, check=False)
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            return (), f"nvidia-smi fails: {said[-1] if said else done.returncode}"
+        return tuple(_gpu(line) for line in done.stdout.strip().splitlines()), ""
     except (OSError, subprocess.TimeoutExpired):
-        return GpuInventory(problem="none found (no nvidia-smi)")
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        last = said[-1] if said else done.returncode
-        return GpuInventory(problem=f"nvidia-smi fails: {last}", is_broken=True)
-    try:
-        return GpuInventory(tuple(_gpu(line) for line in done.stdout.strip().splitlines()))
+        return (), "none found (no nvidia-smi)"
     except ValueError as err:  # a kind that does not tell its memory
-        return GpuInventory(problem=f"nvidia-smi cannot be understood: {err}", is_broken=True)
+        return (), f"nvidia-smi cannot be understood: {err}"
 
 
 def _gpu(line: str) -> Gpu:
@@ -113,31 +118,31 @@ def visible(gpus: Sequence[Gpu], named: str | None) -> tuple[Gpu, ...]:
 
 def placements(
     config: RunConfig, gpus: Sequence[Gpu], host: Host = EVERYTHING, named: str | None = None
-) -> Iterator[GpuPlacement]:
-    """The roles of this host that compute on GPUs.
+) -> Iterator[Placement]:
+    """The roles of this host that load the model, and the model servers that it starts.
 
     Args:
         named: `CUDA_VISIBLE_DEVICES` of this process, which roles inherit.
     """
     ours, engine = visible(gpus, named), config.engine
-    num_servers = config.rollout.workers * engine.servers
     is_served = config.rollout.engine != "builtin"
-    logprob = config.logprob if config.logprob.place == "separate" else LogprobSection()
-    replicas = host.num_processes(config, "logprob")
-    samplers = host.num_processes(config, "rollout")
-    asked = [
-        ("trainer", config.trainer.device, config.trainer.ranks, 1),
-        ("logprob", logprob.device, replicas * logprob.ranks, 1),
-        ("rollout", "cpu" if is_served else config.rollout.device, 1, samplers),
-    ]
+    samplers, replicas = (host.num_processes(config, role) for role in ("rollout", "logprob"))
+    asked = [("trainer", config.trainer.device, config.trainer.ranks, 1)]
+    if config.logprob.place == "separate":
+        asked.insert(0, ("logprob", config.logprob.device, config.logprob.ranks * replicas, 1))
+    if not is_served:
+        asked.insert(0, ("rollout", config.rollout.device, 1, samplers))
     for role, device, ranks, processes in asked:
-        if device == "cpu" or not host.has(role):
+        if not host.has(role):
+            continue
+        if device == "cpu":
+            yield Placement(role, "", (), 0, host.num_processes(config, role))
             continue
         first = int(device.partition(":")[2] or 0)
         field = f"{role}.device = {device}" + f" and {ranks - 1} behind it" * (ranks > 1)
-        yield GpuPlacement(role, field, ours[first : first + ranks], ranks, processes)
+        yield Placement(role, field, ours[first : first + ranks], ranks, processes)
     if is_served and not engine.urls and host.has("rollout") and gpus:
-        own = engine.env.get(VISIBLE)
+        own, num_servers = engine.env.get(VISIBLE), config.rollout.workers * engine.servers
         field = f"engine.env.{VISIBLE} = {'(not set)' if own is None else own}"
         first = (host.ordinal or 0) * engine.servers
         of_each = [
@@ -148,7 +153,7 @@ def placements(
         lacks = any(len(left) < engine.gpus_of_one for left in of_each)
         for processes in sorted({*times.values()} or {1}):
             theirs = tuple(gpu for gpu in times if times[gpu] == processes)
-            yield GpuPlacement(SERVER, field, theirs, len(theirs) + lacks, processes)
+            yield Placement(SERVER, field, theirs, len(theirs) + lacks, processes)
 
 
 def number(args: Mapping[str, str | int | float | bool], name: str) -> float | None:
@@ -160,133 +165,113 @@ def number(args: Mapping[str, str | int | float | bool], name: str) -> float | N
         return None
 
 
-def gpu_checks(inventory: GpuInventory, roles: Sequence[GpuPlacement]) -> Iterator[Check]:
+def gpu_check(gpus: Sequence[Gpu], problem: str, roles: Sequence[Placement]) -> Check:
     """What is there against what is asked for.
 
     Args:
+        gpus, problem: of `gpu_inventory`.
         roles: of `placements`.
     """
-    wanted = ", ".join(one.field for one in roles)
+    wanted = ", ".join(one.field for one in roles if one.num_wanted)
     where = f"asked for: {wanted}" if wanted else "every role computes on the CPU"
     named = os.environ.get(VISIBLE)
     lacking = [one.field for one in roles if len(one.gpus) < one.num_wanted]
     hidden = "" if named is None else f" ({VISIBLE}={named!r})"
-    found = "; ".join(map(str, inventory.gpus)) + hidden
-    if inventory.is_broken:
-        yield warn("gpus", inventory.problem, "fix the driver, or continue without a GPU")
-    elif inventory.problem:
-        told = f"{inventory.problem}; {where}"
-        yield warn("gpus", told, "name cpu where none is") if wanted else ok("gpus", told)
-    elif _SLICE in (named or ""):
-        yield warn("gpus", f"{found}: slices of GPUs are not looked at; {where}", "")
-    elif lacking:
-        yield fail(
+    found = "; ".join(map(str, gpus)) + hidden
+    if problem and wanted:
+        return warn("gpus", f"{problem}; {where}", "name cpu where none is, or mend the driver")
+    if problem:
+        return ok("gpus", f"{problem}; {where}")
+    if _SLICE in (named or ""):
+        return warn("gpus", f"{found}: slices of GPUs are not looked at; {where}", "")
+    if lacking:
+        return fail(
             "gpus",
             f"there is none for {', '.join(lacking)}; there are: {found}",
             "GPUs are counted from 0 among those that are visible: name one that is there, or cpu, "
             "or lower the ranks",
         )
-    else:
-        yield ok("gpus", f"{found}; {where}")
+    return ok("gpus", f"{found}; {where}")
 
 
-class Need(NamedTuple):
-    """What one process of a role holds, where it computes."""
-
-    role: str
-    processes: int
-    mb: float
-    is_on_gpu: bool
-
-    def __str__(self) -> str:
-        times = f"{self.processes} x " if self.processes > 1 else ""
-        return f"{times}{self.role} {self.mb / 1000:.1f}"
-
-
-def needs(model: ModelFolder, config: RunConfig, host: Host) -> list[Need]:
-    """The roles of this host that load the model."""
+def sizes(model: ModelFolder, config: RunConfig) -> dict[str, float]:
+    """MB that one process of each role holds where it computes, by measured peaks."""
     weights_mb = model.mb_in(config.model.dtype)
     trainer, logprob = config.trainer, config.logprob
-    is_separate = logprob.place == "separate"
     compares = bool(trainer.loss.why_compared)
     copies_mb = (config.versions_held + 1 + compares) * weights_mb / logprob.ranks
     learning_mb = LEARNING * model.num_parameters / 1e6
     if trainer.lora.rank:
         learning_mb = ADAPTING * weights_mb
-    learning_mb += weights_mb * (compares and not is_separate)
-    found = [
-        ("trainer", trainer.device, learning_mb / trainer.ranks + _rest(TRAINER_REST, model)),
-    ]
-    if is_separate:
-        found.insert(0, ("logprob", logprob.device, copies_mb + _rest(LOGPROB_REST, model)))
-    if config.rollout.engine == "builtin":
-        found.insert(0, ("rollout", config.rollout.device, 2 * weights_mb))
-    return [
-        Need(role, host.num_processes(config, role), PROCESS_MB + mb, device != "cpu")
-        for role, device, mb in found
-        if host.has(role)
-    ]
+    learning_mb += weights_mb * (compares and logprob.place != "separate")
+    return {
+        "rollout": PROCESS_MB + 2 * weights_mb,
+        "logprob": PROCESS_MB + copies_mb + _rest(LOGPROB_REST, model),
+        "trainer": PROCESS_MB + learning_mb / trainer.ranks + _rest(TRAINER_REST, model),
+    }
 
 
-def off_loads(config: RunConfig, found: Sequence[Need]) -> list[Need]:
-    """What roles that share GPUs keep in pinned host memory while others have their turn; at most
-    what they hold there. A server keeps nothing: its weights come anew."""
+def memory_checks(
+    config: RunConfig,
+    model: ModelFolder,
+    places: Sequence[Placement],
+    free_mb: float,
+    *,
+    is_up: bool,
+) -> Iterator[Check]:
+    """One check for the host, and one for each GPU that is used.
+
+    Roles that share GPUs keep in pinned host memory, while others have their turn, at most what
+    they hold there. A server keeps nothing: its weights come anew.
+
+    Args:
+        free_mb: of the host.
+        is_up: the run's own processes may be on the GPUs already.
+    """
+    by_role = sizes(model, config)
     ranks = {"trainer": config.trainer.ranks, "logprob": config.logprob.ranks}
-    return [
-        Need(f"{need.role} off-loaded", ranks[need.role], need.mb, is_on_gpu=False)
-        for need in found
-        if need.is_on_gpu and need.role in ranks and config.shared_device(need.role)
-    ]
+    here: list[Need] = []
+    on: defaultdict[Gpu, list[Need]] = defaultdict(list)
+    for role, _, gpus, num_wanted, processes in places:
+        if not num_wanted:
+            here.append(Need(role, processes, by_role[role]))
+        elif role in ranks and config.shared_device(role):
+            here.append(Need(f"{role} off-loaded", ranks[role], by_role[role]))
+        for gpu in gpus:
+            each_mb = _server_mb(config, gpu) if role == SERVER else by_role[role]
+            on[gpu].append(Need(role, processes, each_mb))
+    yield _host_memory(here, free_mb)
+    for gpu in sorted(on, key=lambda gpu: gpu.index):
+        yield _gpu_memory(config, gpu, on[gpu], is_up=is_up)
 
 
-def memory_check(found: Sequence[Need], free_mb: float) -> Check:
-    """Roles that compute on the CPU, and what is off-loaded, against the memory that is free."""
-    here = [need for need in found if not need.is_on_gpu]
-    total_mb = sum(need.processes * need.mb for need in here)
+def _host_memory(here: Sequence[Need], free_mb: float) -> Check:
     told = f"{' + '.join(map(str, here)) or 'no role computes here'}, from measured peaks; "
     told += f"{free_mb / 1000:.1f} GB are free"
     if any(need.mb > free_mb for need in here):
         return fail("memory", told, _LESS)
+    total_mb = sum(need.processes * need.mb for need in here)
     return warn("memory", told, _LESS) if total_mb > free_mb else ok("memory", told)
 
 
-def gpu_memory_checks(
-    config: RunConfig, found: Sequence[Need], places: Sequence[GpuPlacement], *, is_up: bool
-) -> Iterator[Check]:
-    """One check for each GPU that is used.
-
-    Args:
-        is_up: the run's own processes may be on the GPUs already.
-    """
-    of_role = {need.role: need.mb for need in found if need.is_on_gpu}
-    parts: dict[Gpu, list[Need]] = defaultdict(list)
-    for place in places:
-        for gpu in place.gpus:
-            each_mb = of_role.get(place.role, 0.0)
-            if place.role == SERVER:
-                each_mb = _server_mb(config, gpu)
-            parts[gpu].append(Need(place.role, place.processes, each_mb, is_on_gpu=True))
-    for gpu, all_there in sorted(parts.items(), key=lambda item: item[0].index):
-        by_turns = {
-            need.role: need.processes * need.mb
-            for need in all_there
-            if config.shared_device("rollout" if need.role == SERVER else need.role)
-        }
-        total_mb = sum(need.processes * need.mb for need in all_there) - sum(by_turns.values())
-        total_mb += max(by_turns.values(), default=0.0)
-        name = f"gpu {gpu.index} memory"
-        told = " + ".join(map(str, all_there))
-        told += f" ({', '.join(by_turns)} by turns)" if by_turns else ""
-        told += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
-        if total_mb > gpu.total_mb:
-            less = f"{_LESS}; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"
-            has_server = any(need.role == SERVER for need in all_there)
-            yield warn(name, told, less if has_server else _LESS)
-        elif total_mb > gpu.free_mb and not is_up:
-            told += f", of which {gpu.free_mb / 1000:.1f} are free now"
-            yield warn(name, told, "`nvidia-smi` lists who uses it: end them, or name another GPU")
-        else:
-            yield ok(name, told)
+def _gpu_memory(config: RunConfig, gpu: Gpu, there: Sequence[Need], *, is_up: bool) -> Check:
+    by_turns = {
+        need.role: need.processes * need.mb
+        for need in there
+        if config.shared_device("rollout" if need.role == SERVER else need.role)
+    }
+    total_mb = sum(need.processes * need.mb for need in there) - sum(by_turns.values())
+    total_mb += max(by_turns.values(), default=0.0)
+    name, told = f"gpu {gpu.index} memory", " + ".join(map(str, there))
+    told += f" ({', '.join(by_turns)} by turns)" if by_turns else ""
+    told += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
+    if total_mb > gpu.total_mb:
+        less = f"{_LESS}; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"
+        return warn(name, told, less if any(n.role == SERVER for n in there) else _LESS)
+    if total_mb > gpu.free_mb and not is_up:
+        told += f", of which {gpu.free_mb / 1000:.1f} are free now"
+        return warn(name, told, "`nvidia-smi` lists who uses it: end them, or name another GPU")
+    return ok(name, told)
 
 
 def _server_mb(config: RunConfig, gpu: Gpu) -> float:

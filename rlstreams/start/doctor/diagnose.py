@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
@@ -15,15 +14,12 @@ import msgspec
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, probed, warn
 from rlstreams.start.doctor.devices import (
     free_mb,
-    gpu_checks,
+    gpu_check,
     gpu_inventory,
-    gpu_memory_checks,
-    memory_check,
-    needs,
-    off_loads,
+    memory_checks,
     placements,
 )
-from rlstreams.start.doctor.engines import engine_checks, refuse_engine
+from rlstreams.start.doctor.engines import BUILTIN, engine_checks, installed
 from rlstreams.start.doctor.machine import machine, port
 from rlstreams.start.doctor.model import (
     ModelFolder,
@@ -43,7 +39,6 @@ from rlstreams.workers.config.hub import found_folder
 from rlstreams.workers.config.layers import leaves, references
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import START, RunConfig
-from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.dataset.open import first_rows, open_problems, prompt_encoder
 from rlstreams.workers.loop.agreement import check_alone, is_loopback
 from rlstreams.workers.prompts.issue import text_of
@@ -59,24 +54,6 @@ _READERS: Mapping[str, tuple[str, ...]] = {
     "reward": ("rollout",),
     "weights": ("rollout", "logprob", "trainer"),
 }
-
-
-def alone_checks(config: RunConfig, host: Host) -> Iterator[Check]:
-    """Nothing where `up` starts the roles."""
-    if host.is_alone and host.role != "prompts":
-        yield probed("weights", lambda: _weights(config, host))
-
-
-def broker_of(config: RunConfig) -> str:
-    """Where the broker is that a worker by itself uses.
-
-    Raises:
-        ConfigError: none is named, and none runs under the run's folder on this host.
-    """
-    try:
-        return bootstrap_of(config)
-    except ConfigError as err:
-        raise ConfigError(f"{err}; or set broker.bootstrap to one that all hosts reach") from err
 
 
 def secrets_check(config: RunConfig, host: Host) -> Check:
@@ -99,32 +76,25 @@ def secrets_check(config: RunConfig, host: Host) -> Check:
     return ok("secrets", f"there: {', '.join(found)}" if found else "none is referred to")
 
 
-def _weights(config: RunConfig, host: Host) -> Check:
-    """How versions get from the trainer to other hosts."""
-    weights = config.weights
-    if weights.channel == "file":
-        return ok(
-            "weights",
-            f"files in {config.folder}, which the hosts of trainer, rollout and logprob must all "
-            'mount there; else set weights.channel = "gloo" or "nccl"',
-        )
+def weights_check(config: RunConfig, host: Host) -> Check:
+    """How versions get from the trainer to a role that `up` did not start.
+
+    Raises:
+        ConfigError: as the role's start does: no common secret, or no address of the trainer's.
+    """
+    channel, address = config.weights.channel, config.weights.host
     check_alone(config)
-    if is_loopback(weights.host):
+    if channel == "file":
+        told = f"files in {config.folder}, which the hosts of trainer, rollout and logprob must all"
+        return ok("weights", f'{told} mount there; else set weights.channel = "gloo" or "nccl"')
+    if is_loopback(address):
         return warn(
-            "weights", f"weights.host is {weights.host}, which only the trainer's own host reaches",
+            "weights", f"weights.host is {address}, which only the trainer's own host reaches",
             "with roles on other hosts name the trainer's private interface, as they know it",
         )  # fmt: skip
     if host.role == "trainer":
-        check_address("weights.host", weights.host)
-        return ok("weights", f"served on {weights.host}, an address of this host")
-    try:
-        socket.getaddrinfo(weights.host, None)
-    except OSError as err:
-        return fail(
-            "weights", f"weights.host is {weights.host!r}, which this host cannot resolve: {err}",
-            "name the trainer's interface by an address, or make the name known here",
-        )  # fmt: skip
-    return ok("weights", f"pulled from {weights.host}, at a port that the trainer announces")
+        check_address("weights.host", address)
+    return ok("weights", f"pulled from {address}, at a port that the trainer announces")
 
 
 def data_checks(
@@ -141,17 +111,6 @@ def data_checks(
         yield ok("data.held_out", told)
     if problems.held_out is None:
         yield ok("data.held_out", "not named: no evaluation")
-
-
-def hash_check(config: RunConfig) -> Check:
-    """What the trainer does with the data: it puts its hash into its claim, where it has it."""
-    found = data_hashes(config.data).get("train")
-    if found is None:
-        return warn(
-            "data.train", f"{config.data.train!r} is not on this host",
-            "copy it here, or nobody notices that prompts are issued from another one",
-        )  # fmt: skip
-    return ok("data.train", f"SHA-256 {found[:12]}.., to be compared with that of `prompts`")
 
 
 def verifier_check(config: RunConfig, *, has_data: bool = True) -> Check:
@@ -194,22 +153,22 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
     Args:
         host: what is to run here; checks that only other hosts need are left out.
     """
-    bootstrap, inventory = _embedded(config), gpu_inventory()
-    model, checks = _model(config, host)
+    bootstrap, (gpus, problem) = _embedded(config), gpu_inventory()
+    model, of_folder = _model(config, host)
     weights_mb = 0.0 if model is None else model.mb_in("float32")
-    places = list(placements(config, inventory.gpus, host, os.environ.get(VISIBLE)))
+    places = list(placements(config, gpus, host, os.environ.get(VISIBLE)))
     checks = [
         *machine(config, host, is_broker_up=bootstrap is not None, weights_mb=weights_mb),
-        *gpu_checks(inventory, places),
+        gpu_check(gpus, problem, places),
         *_all("run.dir", lambda: _folder(config, host)),
         probed("secrets", lambda: secrets_check(config, host)),
-        *_all("role", lambda: alone_checks(config, host)),
-        *checks,
     ]
+    if host.is_alone and host.role != "prompts":
+        checks.append(probed("weights", lambda: weights_check(config, host)))
+    checks += of_folder
     if model is not None:
-        found, is_up = needs(model, config, host), bool(bootstrap or config.broker.bootstrap)
-        checks.append(memory_check([*found, *off_loads(config, found)], free_mb()))
-        checks += gpu_memory_checks(config, found, places, is_up=is_up)
+        is_up = bool(bootstrap or config.broker.bootstrap)
+        checks += memory_checks(config, model, places, free_mb(), is_up=is_up)
         checks += _of_model(config, model, host)
     if host.has("rollout"):
         is_here = model is not None
@@ -230,14 +189,23 @@ def _folder(config: RunConfig, host: Host) -> Iterator[Check]:
     yield from ()
 
 
-def _of_model(config: RunConfig, model: ModelFolder, host: Host) -> Iterator[Check]:
-    """What takes the model's folder to know."""
+def _of_model(
+    config: RunConfig,
+    model: ModelFolder,
+    host: Host = EVERYTHING,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[Check]:
+    """What takes the model's folder to know.
+
+    Args:
+        progress: of a start, which fetches what is not on this machine; None: of no start.
+    """
     if host.has("prompts"):
-        yield from _all("data", lambda: data_checks(config, model))
-    elif host.role == "trainer":
-        yield probed("data", lambda: hash_check(config))
+        told = progress or (lambda _: None)
+        yield from _all("data", lambda: data_checks(config, model, told))
     if host.has("logprob"):
-        yield from _all("reference", lambda: _reference(config, model))
+        is_start = progress is not None
+        yield from _all("reference", lambda: _reference(config, model, is_start=is_start))
     if host.has("trainer") and (warning := length_warning(config, model.longest)):
         yield warn("turns", warning, "")
     if host.has("logprob", "trainer"):
@@ -253,7 +221,7 @@ def _broker(config: RunConfig, host: Host, embedded: str | None) -> list[Check]:
     where = config.broker.bootstrap or embedded
     if not where and not host.is_alone:
         return [ok("broker", "none is named: `up` starts the embedded one")]
-    return _all("broker", lambda: broker_checks(where or broker_of(config), config))
+    return _all("broker", lambda: broker_checks(where or bootstrap_of(config), config))
 
 
 def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -> None:
@@ -267,16 +235,14 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         BrokerError: the broker that is named does not answer, or the port of ours is in use.
     """
     model = read_model(config.model.path)
-    for warning in (start_warning(config), length_warning(config, model.longest)):
-        if warning:
-            progress(f"warning: {warning}")
-    for _ in data_checks(config, model, progress):
-        pass
+    for check in _of_model(config, model, progress=progress):
+        if check.level is Level.FAIL:
+            raise ConfigError(check.found)
+        if check.level is Level.WARN:
+            progress(f"warning: {check.found}")
     verifier_check(config)
-    check_reference(config, model)
-    check_routers(config, model)
-    check_layouts(config, model)
-    refuse_engine(config)
+    if config.rollout.engine != BUILTIN and not config.engine.urls:
+        installed(config, has_model=True)
     if config.broker.bootstrap:
         from rlstreams.streams.kafka.admin_ask import refuse_silence
 
@@ -300,9 +266,9 @@ def _model(config: RunConfig, host: Host) -> tuple[ModelFolder | None, list[Chec
     return model, list(model_checks(model, config.model.dtype))
 
 
-def _reference(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
-    path = config.logprob.reference
-    if config.trainer.loss.why_compared and path != START and found_folder(path) is None:
+def _reference(config: RunConfig, model: ModelFolder, *, is_start: bool) -> Iterator[Check]:
+    path, is_wanted = config.logprob.reference, bool(config.trainer.loss.why_compared)
+    if is_wanted and not is_start and path != START and found_folder(path) is None:
         yield warn("reference", f"{path} is not on this machine", "`up` fetches it; then ask again")
     elif found := check_reference(config, model):
         yield ok("reference", found)

@@ -37,19 +37,13 @@ def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator
     yield probed("engine.port", lambda: _ports(config, host, ordinals))
 
 
-def refuse_engine(config: RunConfig) -> None:
-    """What a worker would find out only after everything else was started. Asks no server.
+def installed(config: RunConfig, *, has_model: bool) -> str:
+    """The server that a worker will start.
 
     Raises:
         ConfigError: no such Python, no such server in it or one that was never tried, an argument
             of the user's that contradicts one of ours.
     """
-    if config.rollout.engine != BUILTIN and not config.engine.urls:
-        installed(config, has_model=True)
-
-
-def installed(config: RunConfig, *, has_model: bool) -> str:
-    """The server that a worker will start; raises as `refuse_engine`."""
     from rlstreams.workers.bootstrap.served import command_of, found_server, where_installed
     from rlstreams.workers.engines.served.facts import Kind, untested
 

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from string import Template
 from typing import Any
+
+from jinja2 import StrictUndefined, Template
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import ColumnsSection, DataSection
@@ -130,41 +131,6 @@ _FILES = Path(__file__).with_name("files")
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-TINY = {"slots": "64", "max_new_tokens": "12", "token_budget": "4096", "lr": "2e-4"}
-# Half a billion parameters and a vocabulary of 150,000 on a CPU: 2,048 tokens are 5 GB of logits.
-LARGE = {"slots": "16", "max_new_tokens": "256", "token_budget": "2048", "lr": "1e-6"}
-# What goes with a model of that size, by its place in run.toml. Steps on a CPU take minutes; all of
-# a test split would be answered ahead of the first. Lines that begin with #gpu are for two GPUs.
-_LARGE_LINES = {
-    "gpu_note": """#
-# Steps take minutes on a CPU. For two GPUs, with vLLM installed, uncomment the lines for them:
-# sed -i 's/^#gpu //' run.toml
-""",
-    "compute": """\
-threads = 4 # of each process that computes; a redo is bit-equal under the same number
-#gpu dtype = "bfloat16"
-""",
-    "evaluate_rows": "evaluate_rows = 64 # of them, each time; 0: all, which delays step 1\n",
-    "gpu_rollout": '#gpu engine = "vllm" # started by the worker; see [engine.args] below\n',
-    "gpu_logprob": '#gpu device = "cuda:1" # the one that vLLM has\n',
-    "gpu_trainer": '#gpu device = "cuda:0"\n',
-    "last": """
-[deadlines]
-stall_s = 3600 # minutes a step are no stall
-
-#gpu [engine.args]
-#gpu dtype = "bfloat16" # as model.dtype
-#gpu gpu-memory-utilization = 0.4 # of that GPU; the log-prob worker needs the rest
-
-#gpu [engine.env]
-#gpu CUDA_VISIBLE_DEVICES = "1" # if there is one GPU: "0" here, and "cuda:0" twice above
-
-#gpu [weights]
-#gpu channel = "nccl" # from one GPU to another; if there is one: "file"
-""",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What is to be written."""
@@ -188,12 +154,18 @@ def write(plan: Plan) -> list[Path]:
     folder = plan.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there and not empty; name a folder that is not")
+    values = {
+        "run_id": run_id(folder),
+        "data": "\n".join(plan.data_lines),
+        "is_small": plan.is_small,
+        "has_held_out": plan.has_held_out,
+    }
     texts = {
-        CONFIG_FILE: _filled("run.toml", **_settings(plan)),
+        CONFIG_FILE: _filled("run.toml", model=plan.model and json.dumps(plan.model), **values),
         "reward.py": _text("numeric.py.tmpl" if plan.columns.is_numeric else "exact.py.tmpl"),
         "test_reward.py": _text("test_reward.py.tmpl"),
         "rows.jsonl": "".join(f"{json.dumps(row)}\n" for row in _rows_as_rewarded(plan)),
-        "README.md": _filled("README.md", run_id=run_id(folder), model=_about_model(plan)),
+        "README.md": _filled("README.md", model=plan.model, **values),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -215,43 +187,6 @@ def relative(path: Path, folder: Path) -> str:
     """How a file of `folder` should name `path`: relative if it is near, so that both can move."""
     near = os.path.relpath(path.absolute(), folder.absolute())
     return near if near.count("..") <= 1 else str(path.absolute())
-
-
-def _settings(plan: Plan) -> dict[str, str]:
-    lines = _LARGE_LINES if plan.model else dict.fromkeys(_LARGE_LINES, "")
-    return {
-        "run_id": run_id(plan.folder),
-        "data": "\n".join(plan.data_lines),
-        "model": _model_lines(plan),
-        "evaluation": _evaluation(plan),
-        "groups_per_step": "8" if plan.is_small or plan.model else "16",
-        "steps": "60",
-        **(LARGE if plan.model else TINY),
-        **lines,
-        **({} if plan.has_held_out else {"evaluate_rows": ""}),
-    }
-
-
-def _model_lines(plan: Plan) -> str:
-    if plan.model:
-        return f"path = {json.dumps(plan.model)} # a Hugging Face folder, or hf:ORG/NAME[@REVISION]"
-    return (
-        "# The demo's: it adds numbers, and hardly learns anything else. Name your own: a Hugging\n"
-        "# Face folder, or hf:ORG/NAME[@REVISION].\n"
-        'path = "model"'
-    )
-
-
-def _evaluation(plan: Plan) -> str:
-    if not plan.has_held_out:
-        return "evaluate_every = 0 # versions between evaluations; set data.held_out_rows first"
-    return "evaluate_every = 10 # versions between evaluations on the held-out rows"
-
-
-def _about_model(plan: Plan) -> str:
-    if plan.model:
-        return f"The model is {plan.model}; `rlstreams doctor` estimates its memory."
-    return "The tiny demo model only adds: name your own in `run.toml`, section `[model]`."
 
 
 def _rows_as_rewarded(plan: Plan) -> list[dict[str, Any]]:
@@ -276,5 +211,8 @@ def _text(name: str) -> str:
     return (_FILES / name).read_text(encoding="utf-8")
 
 
-def _filled(name: str, **values: str) -> str:
-    return Template(_text(name)).substitute(values)
+def _filled(name: str, **values: object) -> str:
+    text, undefined = _text(name), StrictUndefined
+    template = Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=undefined)
+    filled: str = template.render(values)
+    return filled

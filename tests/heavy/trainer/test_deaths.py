@@ -63,7 +63,7 @@ def check(log: MemoryLog, config: RunConfig) -> None:
     assert [("0", 1), ("1", 0)] == sorted((e.group_id, e.sample) for e in letters)
     bus = MemoryBus(log, "demo")
     again = list(steps_again(bus, config))
-    assert [step.weight_hash for step in done] == [step.again.weight_hash for step in again]
+    assert [step.weight_hash for step in done] == [step.again.weight_hash for step, _ in again]
     for told in (e for e in read(log, STEPS.name) if isinstance(e, StepsRedone)):
         assert told.num_equal == told.last_step - told.first_step + 1
     check_versions(log, [step.weight_hash for step in done])

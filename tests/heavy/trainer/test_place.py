@@ -116,7 +116,7 @@ def test_a_run_is_redone_and_clean(tmp_path: Path, place: str) -> None:
     assert (place == "trainer") == ("rollout_k3" in last.metrics)
     assert last.metrics["scoring_s"] > 0
     again = list(steps_again(bus, config))
-    assert [True] * 3 == [step.is_equal for step in again]
+    assert [True] * 3 == [step.is_equal for step, _ in again]
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,10 @@ def test_a_run_is_computed_again_without_a_claim(tmp_path: Path) -> None:
     bus, before = MemoryBus(log, "demo"), read(log, STEPS.name)
     recorded = [step.weight_hash for step in steps(log)]
     again = list(steps_again(bus, config))
-    assert recorded == [step.again.weight_hash for step in again]
-    assert [(True, ())] * 3 == [(step.is_equal, step.differences) for step in again]
-    (last,) = steps_again(bus, config, first=3, checkpoints=[tmp_path / "checkpoints"])
-    assert (3, recorded[2]) == (last.number, last.again.weight_hash)
+    assert recorded == [step.again.weight_hash for step, _ in again]
+    assert [(True, [])] * 3 == [(step.is_equal, differences) for step, differences in again]
+    ((last, _),) = steps_again(bus, config, first=3, checkpoints=[tmp_path / "checkpoints"])
+    assert (3, recorded[2]) == (last.fact.step, last.again.weight_hash)
     assert before == read(log, STEPS.name)
 
 

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from rlstreams.start.chaos.plan import (
     BROKER,
-    DISK,
     RECORDS,
     ROLES,
     SERVER,
-    UP,
     FaultKind,
     FaultSpace,
     injected_by_step,
@@ -24,9 +22,9 @@ from rlstreams.start.chaos.plan import (
 )
 from rlstreams.streams.log.crash_points import arm, arm_from
 
-ONCE = (BROKER, UP, RECORDS, DISK)
+ONCE = (BROKER, RECORDS)
 COUNTS = {"prompts": 1, "rollout": 2, "logprob": 1, "trainer": 1, **dict.fromkeys(ONCE, 1)}
-SLEEPS = (FaultKind.STOP, FaultKind.ZOMBIE, FaultKind.FULL)
+SLEEPS = (FaultKind.STOP, FaultKind.ZOMBIE)
 ALL = FaultSpace(counts=COUNTS, has_points=True)
 
 
@@ -78,10 +76,6 @@ def test_every_kind_of_fault_comes_up() -> None:
     """Kills, stops on both sides of both timeouts, zombies, crash points of every role."""
     faults = plan(0, 500, ALL)
     assert set(FaultKind) - {FaultKind.ARMED} == {fault.kind for fault in faults}
-    assert {FaultKind.KILL, FaultKind.SEVERAL} == {f.kind for f in faults if f.role == UP}
-    assert all(f.others for f in faults if f.kind is FaultKind.SEVERAL)
-    assert any(BROKER in (f.role, *f.others) for f in faults if f.kind is FaultKind.SEVERAL)
-    assert {f.kind is FaultKind.AGAIN for f in faults if f.again_s} == {True}
     stops = [fault.stop_s for fault in faults if fault.stop_s]
     assert [True] * 4 == [
         any(low < stop < high for stop in stops)

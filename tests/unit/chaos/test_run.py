@@ -28,7 +28,7 @@ THEIRS = RunConfig(broker=BrokerSection(bootstrap="127.0.0.1:9"))
 def test_all_can_be_struck_but_a_broker_that_is_not_ours() -> None:
     """With as many workers as the run has."""
     counts = {"prompts": 1, "rollout": 2, "logprob": 3, "trainer": 1}
-    assert counts | {"broker": 1, "up": 1, "records": 1} == victims(OURS, [])
+    assert counts | {"broker": 1, "records": 1} == victims(OURS, [])
     assert {"logprob": 3, "broker": 1} == victims(OURS, ["logprob", "broker"])
     assert "broker" not in victims(THEIRS, [])
 
@@ -49,8 +49,6 @@ def test_a_victim_that_cannot_be_is_refused() -> None:
     """The name and the way out."""
     with pytest.raises(ConfigError, match=r"'learner'; there are: rollout, logprob"):
         victims(OURS, ["learner"])
-    with pytest.raises(ConfigError, match=r"names the disk, but that of .* holds \d+ GiB"):
-        victims(OURS, ["disk"])
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 is not ours: leave it out"):
         victims(THEIRS, ["broker"])
 

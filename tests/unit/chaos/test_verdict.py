@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlstreams.start.chaos.plan import (
     BROKER,
-    DISK,
     RECORDS,
     SERVER,
-    UP,
     Fault,
     FaultKind,
     Injection,
     Journal,
 )
-from rlstreams.start.chaos.verdict import NOT_AUDITED, Outputs, RunObservations, report
+from rlstreams.start.chaos.verdict import NOT_AUDITED, ChaosReport, report
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.run import RunState
+from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
+from rlstreams.up.supervisor.fleet import Failure
 from rlstreams.up.supervisor.restart import Exited
-from rlstreams.workers.loop.runtime import Exit
-from tests.factories import (
-    policy_loaded,
-    prompt,
-    scored,
-    step_completed,
-    steps_redone,
-    trajectory,
-)
-
-EPOCH_MS = 1_000_000  # of the log's clock, where the monotonic one is 0
+from rlstreams.workers.config.run import RunConfig
+from tests.factories import steps_redone
 
 
 def injection(
     at_s: float, role: str, kind: FaultKind, instance: str = "", **more: Any
 ) -> Injection:
     fault = Fault(number=0, role=role, ordinal=0, kind=kind, wait_s=1.0, **more)
-    at_ms = EPOCH_MS + round(1000 * at_s)
-    return Injection(fault=fault, instance=instance, step=1, at_s=at_s, at_ms=at_ms)
+    return Injection(fault=fault, instance=instance, step=1, at_s=at_s)
 
 
 def exited(worker: str, instance: str, status: int, seen_s: float, **more: Any) -> Exited:
@@ -54,90 +45,45 @@ def journal(injections: list[Injection], **more: Any) -> Journal:
     return Journal(planned=planned, injections=injections, **more)
 
 
-def observed(injections: list[Injection], **more: Any) -> RunObservations:
-    audit = AuditReport(
-        run="run", steps=3, policy_version=3, issued=8, trained=8, evaluated=0, dead_lettered=0,
-        lost=0,
-    )  # fmt: skip
-    values: dict[str, Any] = {
-        "run": "run", "seed": 5, "machine": {}, "seconds": 60.0, "now_s": 100.0,
-        "journal": journal(injections),
-        "exits": [], "num_killed": 0, "outputs": Outputs(), "state": RunState(), "audit": audit,
-        "outcome": "complete", "is_complete": True, "failure": "",
-    }  # fmt: skip
-    return RunObservations(**{**values, **more})
+AUDIT = AuditReport(
+    run="run", steps=3, policy_version=3, issued=8, trained=8, evaluated=0, dead_lettered=0, lost=0
+)
+OPTIONS = UpOptions(config=RunConfig(), command="up", is_resumed=False, is_live=False)
 
 
-def outputs(*events: tuple[float, Any]) -> Outputs:
-    found = Outputs()
-    for at_s, event in events:
-        found.apply(event, EPOCH_MS + round(1000 * at_s))
-    return found
-
-
-def test_recovery_ends_with_the_successors_first_work() -> None:
-    """A late record of the killed process is none; each role has its own kind of work."""
-    injections = [
-        injection(1.0, "rollout", FaultKind.KILL, "r1"),
-        injection(2.0, "logprob", FaultKind.ZOMBIE, "l1", stop_s=3.0),
-        injection(3.0, "trainer", FaultKind.KILL, "t1"),
-        injection(4.0, "prompts", FaultKind.KILL, "p1"),
-        injection(5.0, BROKER, FaultKind.KILL),
-    ]
-    log = outputs(
-        (1.2, trajectory(worker="rollout-0", instance="r1")),
-        (5.5, trajectory(worker="rollout-0", instance="r2")),
-        (2.5, scored(worker="logprob-0", instance="l1")),
-        (4.0, scored(worker="logprob-0", instance="l2")),
-        (9.0, step_completed(2, instance="t2")),
-        (4.5, prompt()),
-    )
-    made = report(observed(injections, outputs=log))
-    medians = {role: spread.median_s for role, spread in made.recovery.items()}
-    assert {
-        "rollout": 4.5,
-        "logprob": 2.0,
-        "trainer": 6.0,
-        "prompts": 0.5,
-        "broker": 0.5,
-    } == medians
+def reported(
+    seen: Journal,
+    *,
+    state: RunState | None = None,
+    exits: Sequence[Exited] = (),
+    **more: Any,
+) -> ChaosReport:
+    """The report, 100 s after the begin."""
+    values = {"outcome": Outcome.COMPLETE, "failure": None, "num_killed": 0, "audit": AUDIT, **more}
+    return report(seen, Ended(options=OPTIONS, **values), state or RunState(), exits, 100.0)
 
 
 def test_a_run_that_nobody_can_audit_proves_nothing() -> None:
     """A replay wrote its steps: the report says so and is not ok."""
-    made = report(observed([], audit=None))
+    made = reported(journal([]), audit=None)
     assert (made.ok, made.problems) == (False, (NOT_AUDITED,))
 
 
-def test_a_model_server_is_back_when_its_worker_has_pulled_again() -> None:
-    """What the worker still commits of answers that it had says nothing of the server."""
-    injections = [injection(1.0, SERVER, FaultKind.KILL)]
-    log = outputs(
-        (0.5, policy_loaded(worker="rollout-0", instance="r1")),
-        (1.1, trajectory(worker="rollout-0", instance="r1")),
-        (2.0, policy_loaded(worker="rollout-1", instance="r2")),
-        (31.0, policy_loaded(worker="rollout-0", instance="r1")),
-    )
-    made = report(observed(injections, outputs=log))
-    assert {"server": 30.0} == {role: s.median_s for role, s in made.recovery.items()}
-    assert (1, {"server": {"kill": 1}}) == (made.processes_killed, made.faults)
-
-
-def test_a_crash_point_counts_from_when_its_death_was_seen() -> None:
-    """Nobody else knows when a process killed itself."""
-    injections = [injection(1.0, "rollout", FaultKind.POINT, "r1", crash_at="commit.before:3")]
+def test_what_died_is_counted() -> None:
+    """By role and kind; crash points by name, with the processes that they ended."""
+    injections = [
+        injection(1.0, "rollout", FaultKind.POINT, "r1", crash_at="commit.before:3"),
+        injection(2.0, SERVER, FaultKind.KILL),
+        injection(3.0, BROKER, FaultKind.KILL),
+    ]
     exits = [
         exited("rollout-0", "r1", -9, 1.1),
         exited("rollout-0", "r2", -9, 4.0, died_at="commit.before:3"),
     ]
-    log = outputs(
-        (2.0, trajectory(worker="rollout-0", instance="r2")),
-        (6.5, trajectory(worker="rollout-0", instance="r3")),
-    )
-    made = report(observed(injections, exits=exits, outputs=log, num_killed=2))
-    spread = made.recovery["rollout"]
-    assert (2, 1.75, 2.5) == (spread.count, spread.median_s, spread.worst_s)
-    assert ({"commit.before": 1}, 2) == (made.crash_points, made.processes_killed)
+    made = reported(journal(injections), exits=exits, num_killed=2)
+    assert ({"commit.before": 1}, 4) == (made.crash_points, made.processes_killed)
+    assert {"crash point": 1} == made.faults["rollout"]
+    assert {SERVER, BROKER} == {role for role in made.faults if made.faults[role] == {"kill": 1}}
 
 
 def test_a_zombie_must_notice() -> None:
@@ -147,9 +93,8 @@ def test_a_zombie_must_notice() -> None:
         injection(2.0, "rollout", FaultKind.ZOMBIE, "r1", stop_s=5.0),
     ]
     exits = [exited("trainer-0", "t1", 75, 8.0, was_replaced=True)]
-    woken = journal(injections, woken_s={"t1": 6.0, "r1": 7.0})
-    made = report(observed(injections, journal=woken, exits=exits))
-    assert (2, 1, 1) == (made.zombies.woken, made.zombies.fenced, made.zombies.alive)
+    made = reported(journal(injections, woken_s={"t1": 6.0, "r1": 7.0}), exits=exits)
+    assert {"woken": 2, "fenced": 1, "ended_otherwise": 0, "alive": 1} == made.zombies
     assert ["1 zombies still lived 90 s after they woke up"] == list(made.problems)
     assert not made.ok
 
@@ -157,57 +102,43 @@ def test_a_zombie_must_notice() -> None:
 def test_fewer_faults_than_asked_are_said() -> None:
     """Never silently: it is a problem, and the way out is named."""
     one = injection(1.0, "rollout", FaultKind.KILL, "r1")
-    asked = replace(journal([one]), planned=[one.fault] * 3)
-    made = report(observed([one], journal=asked))
+    made = reported(Journal(planned=[one.fault] * 3, injections=[one]))
     assert "only 1 of 3 faults were possible" in made.problems[0]
     assert "--steps" in made.problems[0]
 
 
 def test_a_breach_and_a_hang_are_problems() -> None:
     """What stopped the run is named as it was told."""
-    (hang,) = report(observed([], is_complete=False, failure="no step for 90 s")).problems
+    failure = Failure(worker="", reason="no step for 90 s", last_lines=(), status=1)
+    (hang,) = reported(journal([]), outcome=Outcome.FAILED, failure=failure).problems
     assert "no step for 90 s" == hang
     state = RunState(redone=(steps_redone(first_step=1, last_step=3, num_equal=2),))
-    (drift,) = report(observed([], state=state)).problems
+    (drift,) = reported(journal([]), state=state).problems
     assert "1 redone steps gave other weights" == drift
 
 
 def test_an_end_that_no_fault_accounts_for_is_listed() -> None:
     """It may be right, as after an outage, but a reader should see it."""
     exits = [exited("logprob-0", "l1", 1, 3.0, excuse=""), exited("prompts-0", "p", 0, 9.0)]
-    made = report(observed([], exits=exits))
+    made = reported(journal([]), exits=exits)
     assert ["logprob-0 failed (exit 1)"] == list(made.unexplained)
-
-
-def test_what_follows_from_a_fault_elsewhere_is_accounted_for() -> None:
-    """A trainer that finds the one of a killed `up`, whoever ends on a full disk: for a while."""
-    struck = [injection(1.0, UP, FaultKind.KILL), injection(2.0, DISK, FaultKind.FULL, stop_s=5.0)]
-    exits = [
-        exited("trainer-0", "t1", Exit.OWNER_ALIVE, 3.0, excuse=""),
-        exited("prompts-0", "p1", 1, 3.0, excuse=""),
-        exited("prompts-0", "p2", 1, 99.0, excuse=""),
-    ]
-    made = report(observed(struck, exits=exits))
-    assert ["prompts-0 failed (exit 1)"] == list(made.unexplained)
-    by_up = report(observed(struck[:1], exits=exits[:2]))
-    assert ["prompts-0 failed (exit 1)"] == list(by_up.unexplained)
 
 
 def test_damaged_steps_are_a_breach_unless_they_were_written_on_purpose() -> None:
     """Another breach is one all the same."""
-    audit = replace(observed([]).audit, breach_counts={"unreadable step": 2})
-    struck = [injection(1.0, RECORDS, FaultKind.DAMAGE)]
-    assert report(observed(struck, audit=audit)).ok
-    (problem,) = report(observed([], audit=audit)).problems
+    audit = replace(AUDIT, breach_counts={"unreadable step": 2})
+    struck = journal([injection(1.0, RECORDS, FaultKind.DAMAGE)])
+    assert reported(struck, audit=audit).ok
+    (problem,) = reported(journal([]), audit=audit).problems
     assert "its audit found unreadable step" in problem
     both = replace(audit, breach_counts={"unreadable step": 2, "lost": 1})
-    (problem,) = report(observed(struck, audit=both)).problems
+    (problem,) = reported(struck, audit=both).problems
     assert "its audit found lost" in problem
 
 
 def test_the_report_is_json_and_text() -> None:
     """All figures in both."""
-    made = report(observed([injection(1.0, "rollout", FaultKind.KILL, "r1")]))
+    made = reported(journal([injection(1.0, "rollout", FaultKind.KILL, "r1")], seed=5))
     assert made.ok
     told = json.loads(made.to_json())
     assert (True, 5, {"rollout": {"kill": 1}}) == (told["ok"], told["seed"], told["faults"])

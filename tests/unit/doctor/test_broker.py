@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from rlstreams.start.doctor import broker
 from rlstreams.start.doctor.check import Check, Level
 from rlstreams.streams.kafka.facts import BrokerFacts, TopicFacts
-from rlstreams.streams.kafka.open_transactions import OpenTransaction
-from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.workers.bootstrap.parts import topic_plan
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
-
-HANGING = OpenTransaction(
-    partition="run.steps[0]",
-    producer_id=9,
-    first_offset=7,
-    written_at_ms=now_ms() - 40_000,
-    transactional_id="t",
-)
 
 
 def facts(**changes: object) -> BrokerFacts:
@@ -48,7 +36,6 @@ def facts(**changes: object) -> BrokerFacts:
         ({"settings": {"transaction.max.timeout.ms": 5000}}, "protocol", "5000"),
         ({"settings": {"message.max.bytes": 500_000}}, "protocol", "500000"),
         ({"brokers": frozenset()}, "replicas", "brokers are 0"),
-        ({"transactions": (HANGING,)}, "transactions", "run.steps[0] from offset 7 on, for "),
         ({"disk_free_bytes": 10_000_000}, "broker disk", "0.0 GB free"),
     ],
 )
@@ -59,13 +46,6 @@ def test_a_broker_that_cannot_be_used(changes: dict[str, object], name: str, tol
     assert told in bad[0].found
     assert bad[0].advice
     assert bad[0].level is Level.FAIL
-
-
-def test_a_transaction_that_is_still_within_its_time() -> None:
-    """Every worker has one open ten times a second."""
-    young = replace(HANGING, written_at_ms=now_ms() - 3000)
-    checks = {check.name: check for check in _broker_checks(facts(transactions=(young,)))}
-    assert checks["transactions"].found == "none hanging; 1 open now"
 
 
 @pytest.mark.parametrize(
@@ -106,13 +86,3 @@ def test_partitions_that_are_not_as_planned() -> None:
 
 def _broker_checks(given: BrokerFacts) -> list[Check]:
     return list(broker.checks_of("b:1", given, RunConfig()))
-
-
-def test_a_run_that_has_steps_is_to_be_continued() -> None:
-    """`up` would refuse to begin it."""
-    good = facts()
-    steps = replace(good.topics["steps"], num_records=9)
-    given = facts(topics={**good.topics, "steps": steps})
-    (check,) = [c for c in _broker_checks(given) if c.name == "run"]
-    assert (Level.OK, True) == (check.level, "`up --resume` continues it" in check.found)
-    assert "run" not in {c.name for c in _broker_checks(good)}

@@ -12,14 +12,11 @@ import pytest
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
 from rlstreams.start.doctor.devices import (
     Gpu,
-    GpuInventory,
-    gpu_checks,
+    gpu_check,
     gpu_inventory,
-    gpu_memory_checks,
-    memory_check,
-    needs,
-    off_loads,
+    memory_checks,
     placements,
+    sizes,
     visible,
 )
 from rlstreams.start.doctor.model import ModelFolder, read_model
@@ -55,11 +52,9 @@ def gpus(count: int, *, busy: Sequence[int] = (), total_mb: float = EIGHTY) -> t
     )
 
 
-def checks(count: int, *words: str, host: Host = EVERYTHING) -> dict[str, Check]:
-    config = load([DEMO], words)
-    inventory = GpuInventory(gpus=gpus(count))
-    places = list(placements(config, inventory.gpus, host, os.environ.get(VISIBLE)))
-    return {check.name: check for check in gpu_checks(inventory, places)}
+def gpus_of(count: int, *words: str, host: Host = EVERYTHING) -> Check:
+    config, there = load([DEMO], words), gpus(count)
+    return gpu_check(there, "", list(placements(config, there, host, os.environ.get(VISIBLE))))
 
 
 def install_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, status: int = 0) -> None:
@@ -72,27 +67,24 @@ def install_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, statu
 def test_the_driver_is_asked_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By number, name and memory; one that fails, or says something else, is told."""
     install_smi(tmp_path, monkeypatch, LISTED)
-    first, second = gpu_inventory().gpus
+    (first, second), _ = gpu_inventory()
     assert (0, "GPU-aaaa-1", "NVIDIA H100 80GB HBM3") == (first.index, first.uuid, first.name)
     assert (85_520.8, 41_943.0) == (round(first.total_mb, 1), round(second.free_mb, 1))
     install_smi(tmp_path, monkeypatch, "driver/library version mismatch\n", status=18)
-    inventory = gpu_inventory()
-    assert ((), True) == (inventory.gpus, inventory.is_broken)
-    assert "nvidia-smi fails: driver/library version mismatch" == inventory.problem
+    assert ((), "nvidia-smi fails: driver/library version mismatch") == gpu_inventory()
     install_smi(tmp_path, monkeypatch, "0, GPU-a, Tegra, [N/A], [N/A]\n")
-    assert "cannot be understood" in gpu_inventory().problem
+    assert "cannot be understood" in gpu_inventory()[1]
 
 
 def test_none_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the field that asks; where none does, none is missed."""
     monkeypatch.setenv("PATH", "")
-    inventory = gpu_inventory()
-    (check,) = gpu_checks(inventory, list(placements(load([DEMO]), ())))
-    assert (Level.OK, True) == (check.level, "every role computes on the CPU" in check.found)
+    found = gpu_check(*gpu_inventory(), list(placements(load([DEMO]), ())))
+    assert (Level.OK, True) == (found.level, "every role computes on the CPU" in found.found)
     wanted = load([DEMO], ["--trainer.device=cuda:0"])
-    (check,) = gpu_checks(inventory, list(placements(wanted, ())))
-    assert check.level is Level.WARN
-    assert "no nvidia-smi" in check.found
+    found = gpu_check(*gpu_inventory(), list(placements(wanted, ())))
+    assert found.level is Level.WARN
+    assert "no nvidia-smi" in found.found
 
 
 @pytest.mark.parametrize(
@@ -113,29 +105,29 @@ def test_what_the_variable_leaves(named: str | None, left: list[int]) -> None:
 
 def test_a_number_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a role, of one of its ranks, and among those that are visible."""
-    check = checks(2, "--trainer.device=cuda:2")["gpus"]
-    assert check.level is Level.FAIL
-    assert check.found.startswith("there is none for trainer.device = cuda:2; there are: 0: H100")
-    ranks = checks(2, "--trainer.device=cuda:1", "--trainer.ranks=2")["gpus"]
+    found = gpus_of(2, "--trainer.device=cuda:2")
+    assert found.level is Level.FAIL
+    assert found.found.startswith("there is none for trainer.device = cuda:2; there are: 0: H100")
+    ranks = gpus_of(2, "--trainer.device=cuda:1", "--trainer.ranks=2")
     assert "none for trainer.device = cuda:1 and 1 behind it" in ranks.found
-    assert checks(2, "--trainer.device=cuda:1")["gpus"].level is Level.OK
+    assert gpus_of(2, "--trainer.device=cuda:1").level is Level.OK
     monkeypatch.setenv(VISIBLE, "1")
-    assert checks(2, "--trainer.device=cuda:1")["gpus"].level is Level.FAIL
+    assert gpus_of(2, "--trainer.device=cuda:1").level is Level.FAIL
 
 
 def test_the_gpus_of_a_server_are_named_by_its_environment() -> None:
     """As many as it is spread over, of those that `engine.env` leaves it."""
     words = ["--rollout.engine=vllm", f"--engine.env.{VISIBLE}=1,2"]
-    assert checks(3, *words, "--engine.args.tensor_parallel_size=2")["gpus"].level is Level.OK
-    lacking = checks(3, *words, "--engine.args.tp-size=3")["gpus"]
+    assert gpus_of(3, *words, "--engine.args.tensor_parallel_size=2").level is Level.OK
+    lacking = gpus_of(3, *words, "--engine.args.tp-size=3")
     assert "none for engine.env.CUDA_VISIBLE_DEVICES = 1,2" in lacking.found
 
 
 def test_a_role_by_itself_is_asked_of_its_own_gpu_alone() -> None:
     """Others of its host's GPUs are for other roles."""
     words = ["--trainer.device=cuda:0", "--logprob.device=cuda:1"]
-    assert checks(1, *words, host=Host(role="trainer"))["gpus"].level is Level.OK
-    lacking = checks(1, *words, host=Host(role="logprob"))["gpus"]
+    assert gpus_of(1, *words, host=Host(role="trainer")).level is Level.OK
+    lacking = gpus_of(1, *words, host=Host(role="logprob"))
     assert "none for logprob.device = cuda:1" in lacking.found
 
 
@@ -143,21 +135,15 @@ def test_scorers_take_one_gpu_after_another() -> None:
     """Each as many as it has ranks; none where the trainer, or nobody, computes log-probs."""
     words = ["--logprob.device=cuda:1", "--logprob.workers=2", "--logprob.ranks=2"]
     config = load([DEMO], words)
-    (place,) = placements(config, gpus(6))
+    (place,) = (place for place in placements(config, gpus(6)) if place.num_wanted)
     assert ([1, 2, 3, 4], 4) == ([gpu.index for gpu in place.gpus], place.num_wanted)
     assert ["cuda:1", "cuda:3"] == [config.of_replica(n).logprob.device for n in range(2)]
-    whole, cut = (
-        {need.role: need.mb for need in needs(sized(1e9), load([DEMO], given), EVERYTHING)}[
-            "logprob"
-        ]
-        for given in (words[:2], words)
-    )
+    whole, cut = (sizes(sized(1e9), load([DEMO], given))["logprob"] for given in (words[:2], words))
     assert cut < 0.6 * whole
     words += ["--logprob.place=off", "--trainer.loss.proximal=behavior"]
     words += ["--trainer.loss.correction=none"]
     none = load([DEMO], words)
-    assert [] == list(placements(none, gpus(6)))
-    assert {"rollout", "trainer"} == {need.role for need in needs(sized(1e9), none, EVERYTHING)}
+    assert ["rollout", "trainer"] == [place.role for place in placements(none, gpus(6))]
 
 
 def sized(parameters: float) -> ModelFolder:
@@ -167,8 +153,8 @@ def sized(parameters: float) -> ModelFolder:
 
 def memory(size: float, *words: str, on: tuple[Gpu, ...], is_up: bool = False) -> Check:
     config = load([DEMO], ["--model.dtype=bfloat16", "--trainer.device=cuda:0", *words])
-    found = needs(sized(size), config, EVERYTHING)
-    (check,) = gpu_memory_checks(config, found, list(placements(config, on)), is_up=is_up)
+    places = list(placements(config, on))
+    _, check = memory_checks(config, sized(size), places, 1e6, is_up=is_up)
     return check
 
 
@@ -207,10 +193,10 @@ def test_several_servers_of_a_worker_are_dealt_its_gpus() -> None:
     """Each has one of its own; where there are too few, the first have two; all must be there."""
     words = ["--rollout.engine=vllm", "--engine.servers=3"]
     config = load([DEMO], [*words, f"--engine.env.{VISIBLE}=1,2"])
-    placed = [([g.index for g in p.gpus], p.processes) for p in placements(config, gpus(4))]
+    placed = [([g.index for g in p.gpus], p.processes) for p in placements(config, gpus(4))][-2:]
     assert [([2], 1), ([1], 2)] == placed
-    assert checks(3, *words, f"--engine.env.{VISIBLE}=0,1,2")["gpus"].level is Level.OK
-    assert checks(2, *words, f"--engine.env.{VISIBLE}=0,1,2")["gpus"].level is Level.FAIL
+    assert gpus_of(3, *words, f"--engine.env.{VISIBLE}=0,1,2").level is Level.OK
+    assert gpus_of(2, *words, f"--engine.env.{VISIBLE}=0,1,2").level is Level.FAIL
 
 
 def test_servers_of_several_workers_on_one_gpu_are_added_up() -> None:
@@ -229,23 +215,23 @@ def test_what_fits_of_the_examples_of_several_gpus() -> None:
     run = [EXAMPLES / "gsm8k-2gpu.toml", EXAMPLES / "eight-gpus-hybrid.toml"]
     config, on = load(run), gpus(8)
     places = list(placements(config, on))
-    assert [Level.OK] == [check.level for check in gpu_checks(GpuInventory(gpus=on), places)]
+    assert gpu_check(on, "", places).level is Level.OK
     of_size = {
-        size: list(gpu_memory_checks(config, found, places, is_up=False))
+        size: list(memory_checks(config, sized(size), places, 500_000, is_up=False))
         for size in (8.19e9, 61e9)
-        if (found := needs(sized(size), config, EVERYTHING))
     }
-    told = of_size[8.19e9][0].found
-    assert {Level.OK} == {check.level for check in of_size[8.19e9]}
-    assert told.startswith("trainer 26.8 + logprob ")
-    assert "server 68.4 (trainer, logprob, server by turns) GB" in told
-    assert {Level.WARN} == {check.level for check in of_size[61e9]}
-    assert 8 == len(of_size[61e9])
-    on_host = off_loads(config, needs(sized(8.19e9), config, EVERYTHING))
-    check = memory_check(on_host, 500_000)
-    assert (Level.OK, True) == (check.level, "8 x trainer off-loaded 26.8" in check.found)
-    assert Level.WARN is memory_check(on_host, 200_000).level
-    assert [] == off_loads(load(run[:1]), needs(sized(8.19e9), load(run[:1]), EVERYTHING))
+    on_host, *on_gpus = of_size[8.19e9]
+    told = on_gpus[0].found
+    assert {Level.OK} == {check.level for check in on_gpus}
+    assert told.startswith("logprob ")
+    assert "trainer 26.8 + server 68.4 (logprob, trainer, server by turns) GB" in told
+    assert [Level.WARN] * 8 == [check.level for check in of_size[61e9][1:]]
+    assert (Level.OK, True) == (on_host.level, "8 x trainer off-loaded 26.8" in on_host.found)
+    (short, *_) = memory_checks(config, sized(8.19e9), places, 200_000, is_up=False)
+    assert short.level is Level.WARN
+    alone = load(run[:1])
+    (host, *_) = memory_checks(alone, sized(8.19e9), list(placements(alone, on)), 1e6, is_up=False)
+    assert "no role computes here" in host.found
 
 
 def test_a_judge_on_the_samplers_gpu_is_memory_that_is_taken() -> None:
@@ -254,22 +240,25 @@ def test_a_judge_on_the_samplers_gpu_is_memory_that_is_taken() -> None:
     for share, level in ((0.4, Level.OK), (0.6, Level.WARN)):
         config = load(run, [f"--engine.args.gpu-memory-utilization={share}"])
         places = list(placements(config, on := gpus(2, busy=[1])))
-        assert [Level.OK] == [check.level for check in gpu_checks(GpuInventory(gpus=on), places)]
-        found = needs(sized(0.6e9), config, EVERYTHING)
-        trainers, samplers = gpu_memory_checks(config, found, places, is_up=False)
+        assert gpu_check(on, "", places).level is Level.OK
+        _, trainers, samplers = memory_checks(config, sized(0.6e9), places, 1e6, is_up=False)
         assert (Level.OK, level) == (trainers.level, samplers.level), samplers
 
 
 def test_memory_of_roles_on_the_cpu() -> None:
     """All together: a warning. One role alone: a failure."""
-    found = needs(sized(1e8), load([DEMO]), EVERYTHING)
-    levels = [memory_check(found, free_mb).level for free_mb in (100_000, 5_000, 1_000)]
+    config = load([DEMO])
+    places = list(placements(config, ()))
+    levels = [
+        check.level
+        for free_mb in (100_000, 5_000, 1_000)
+        for check in memory_checks(config, sized(1e8), places, free_mb, is_up=False)
+    ]
     assert [Level.OK, Level.WARN, Level.FAIL] == levels
 
 
 def test_slices_of_a_gpu_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """MIG: the driver's list of GPUs does not name them, and a role that has one is no fault."""
     monkeypatch.setenv(VISIBLE, "MIG-1f2e")
-    found = checks(1, "--trainer.device=cuda:0")
-    assert ["gpus"] == list(found)
-    assert (Level.WARN, True) == (found["gpus"].level, "MIG-1f2e" in found["gpus"].found)
+    found = gpus_of(1, "--trainer.device=cuda:0")
+    assert (Level.WARN, True) == (found.level, "MIG-1f2e" in found.found)

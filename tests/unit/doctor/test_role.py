@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
-from rlstreams.start.doctor.diagnose import alone_checks, secrets_check
+from rlstreams.start.doctor.check import Check, Host, Level, probed
+from rlstreams.start.doctor.diagnose import secrets_check, weights_check
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 
@@ -31,7 +30,7 @@ def answered(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> d
         ("prompts", {"memory", "data.train", "data.held_out"}),
         ("rollout", {"weights", "numerics", "answers", "memory", "verifier"}),
         ("logprob", {"weights", "numerics", "answers", "memory"}),
-        ("trainer", {"weights", "numerics", "answers", "memory", "data.train"}),
+        ("trainer", {"weights", "numerics", "answers", "memory"}),
     ],
 )
 def test_only_what_a_role_needs_is_asked(
@@ -46,12 +45,10 @@ def test_only_what_a_role_needs_is_asked(
 def test_a_role_is_not_asked_for_files_that_its_host_need_not_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The data of `prompts` is not on the rollout host; of the trainer's host it is a warning."""
+    """The data of `prompts` is not on the rollout host, nor user code on that of the scorer."""
     absent = f"--data.train={tmp_path / 'no.jsonl'}"
     assert "data.train" not in answered(capsys, tmp_path, "--role=rollout", absent)
     assert "fail" == answered(capsys, tmp_path, "--role=prompts", absent)["data"].level
-    check = answered(capsys, tmp_path, "--role=trainer", absent)["data.train"]
-    assert ("warn", True) == (check.level, "is not on this host" in check.found)
     broken = "--reward.verifier=no_such_file.py:reward"
     assert "fail" == answered(capsys, tmp_path, "--role=rollout", broken)["verifier"].level
     assert "verifier" not in answered(capsys, tmp_path, "--role=logprob", broken)
@@ -65,30 +62,24 @@ def test_a_worker_by_itself_needs_a_broker(
     assert 1 == main(words)
     out = capsys.readouterr().out
     assert "no embedded broker runs in" in out
-    assert "or set broker.bootstrap to one that all hosts reach" in out
 
 
-def asked(*words: str, role: str, ordinal: int | None = None) -> Mapping[str, Check]:
-    config = load([DEMO], words)
-    return {c.name: c for c in alone_checks(config, Host(role=role, ordinal=ordinal))}
+def asked(*words: str, role: str) -> Check:
+    return probed("weights", lambda: weights_check(load([DEMO], words), Host(role=role)))
 
 
-def test_how_weights_reach_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_weights_reach_other_hosts() -> None:
     """By files on a common folder; else a secret, and an address that others reach."""
-    assert [] == list(alone_checks(load([DEMO]), EVERYTHING))
-    assert "weights" not in asked(role="prompts")
-    assert "must all mount there" in asked(role="trainer")["weights"].found
+    assert "must all mount there" in asked(role="trainer").found
     gloo = "--weights.channel=gloo"
-    loopback = asked(gloo, role="rollout")["weights"]
+    loopback = asked(gloo, role="rollout")
     assert (Level.WARN, True) == (loopback.level, "only the trainer's own host" in loopback.found)
     named = [gloo, "--weights.host=192.0.2.1"]
-    assert "weights.secret is empty" in asked(*named, role="logprob")["weights"].found
+    assert "weights.secret is empty" in asked(*named, role="logprob").found
     named.append("--weights.secret=env:A_SECRET")
-    assert asked(*named, role="logprob")["weights"].level is Level.OK
-    trainer = asked(*named, role="trainer")["weights"]
+    assert asked(*named, role="logprob").level is Level.OK
+    trainer = asked(*named, role="trainer")
     assert (Level.FAIL, True) == (trainer.level, "no address of this host" in trainer.found)
-    unknown = [gloo, named[2], "--weights.host=no-such-host.invalid"]
-    assert "cannot resolve" in asked(*unknown, role="rollout")["weights"].found
 
 
 def test_a_number_without_a_role_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

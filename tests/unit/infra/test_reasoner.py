@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from infra.examples.reasoner import evaluate, pretrain, tasks
-from rlstreams.start.doctor.check import EVERYTHING, Level
-from rlstreams.start.doctor.devices import Gpu, gpu_memory_checks, needs, placements
+from rlstreams.start.doctor.check import Level
+from rlstreams.start.doctor.devices import Gpu, memory_checks, placements
 from rlstreams.start.doctor.model import read_model
 from rlstreams.workers.config.load import load
 from rlstreams.workers.model import documents, one_order
@@ -144,7 +144,7 @@ def test_one_gpu_has_room_for_all_that_is_put_there() -> None:
     card = Gpu(index=0, uuid="GPU-0", name="H100", free_mb=84_000.0, total_mb=85_520.0)
     model = replace(read_model(str(EXAMPLE.parent / "demo/model")), num_parameters=151_000_000)
     places = list(placements(config, [card]))
-    (check,) = gpu_memory_checks(config, needs(model, config, EVERYTHING), places, is_up=False)
+    _, check = memory_checks(config, model, places, 100_000, is_up=False)
     assert (Level.OK, True) == (check.level, "3 x server 12.8" in check.found), check
     args = config.engine.args
     assert args["kv-cache-memory-bytes"] < args["gpu-memory-utilization"] * card.total_mb * 1e6

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.cli.audit import run as audit_command
-from rlstreams.debug.replay.player import Player
+from rlstreams.debug.replay.player import play
 from rlstreams.schemas.events import ClosedGroups, PartitionPosition
 from rlstreams.streams.audit.auditor import ReplayedError, audit
 from rlstreams.streams.log.errors import ConfigError
@@ -130,7 +130,7 @@ def replayed(folder: Path, topics: Collection[Topic]) -> Run:
     """A run that begins with these topics of a recording."""
     run = Run(claims=False)
     with Recording(recorded(folder)) as recording:
-        Player(run.bus, "demo").play(recording.records([topic.name for topic in topics]))
+        play(run.bus, "demo", recording.records([topic.name for topic in topics]))
     return run
 
 

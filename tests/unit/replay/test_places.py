@@ -9,7 +9,14 @@ import pytest
 
 from rlstreams.__main__ import main
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.run.places import RECORDINGS, RUNS, check_checkpoints, check_place
+from rlstreams.streams.run.places import (
+    CHECKPOINTS,
+    RECORDINGS,
+    RUNS,
+    VERSIONS,
+    check_folder_of,
+    check_place,
+)
 from rlstreams.streams.run.recorded_log import is_recording
 
 
@@ -180,21 +187,23 @@ def test_what_is_no_folder_of_checkpoints_is_named(
     checkpoints: str, name: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It was passed by without a word, and no checkpoint was found."""
-    check_checkpoints(checkpoints, "--checkpoints")
+    check_folder_of(CHECKPOINTS, checkpoints, "--checkpoints")
     assert 78 == main(["rerun-step", "3", "recordings/demo", "--checkpoints", name])
     said = capsys.readouterr().err
     assert "--checkpoints takes a folder of checkpoints; " in said
     assert told in said
 
 
-def test_weights_of_a_replay_are_versions_or_checkpoints(
+def test_weights_of_a_replay_are_versions(
     checkpoints: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run's folder has both, and is neither."""
-    for name in (checkpoints, "runs/demo/weights"):
-        check_checkpoints(name, "--weights", or_weights=True)
-    words = ["replay", "recordings/demo", "--into", "logprob", "--weights", "runs/demo"]
-    assert 78 == main(words)
-    said = capsys.readouterr().err
-    assert "--weights takes a folder of checkpoints or of weight versions; runs/demo is a " in said
-    assert "it has runs/demo/checkpoints and runs/demo/weights" in said
+    """A run's folder has them, and is none."""
+    check_folder_of(VERSIONS, "runs/demo/weights", "--weights")
+    for name, told in (
+        (checkpoints, CHECKPOINTS),
+        ("runs/demo", "a run; it has runs/demo/weights"),
+    ):
+        words = ["replay", "recordings/demo", "--into", "logprob", "--weights", name]
+        assert 78 == main(words)
+        said = capsys.readouterr().err
+        assert f"--weights takes a folder of weights; {name} is {told}" in said
