@@ -13,9 +13,8 @@ def run(args: argparse.Namespace) -> int:
     """run everything as `up` does while killing processes at random, then audit
 
     Starts the run as `up` does, injects faults into its processes and its embedded broker by a
-    plan derived from --seed, lets it finish, and audits it: every sample accounted for, and how
-    long each role was away. Exit status 1 on any breach or hang, or if not all faults could be
-    injected.
+    plan derived from --seed, lets it finish, and audits it: every sample accounted for. Exit
+    status 1 on any breach or hang, or if not all faults could be injected.
 
     --steps N             optimizer steps; default: as configured, but at least --kills + 1
     --kills N             number of faults [12]
