@@ -74,10 +74,10 @@ def _auditor(args: argparse.Namespace) -> Iterator[Auditor]:
                 raise ConfigError(
                     f"--follow is for a live run, and {recorded.name} is a recording: audit it once"
                 )
-            if missing := [*recorded.recording.manifest.selection.values(), *recorded.problems]:
+            if recorded.problems:
                 raise ConfigError(
-                    f"{recorded.name} holds a part of its run ({missing[0]}): of what is not there "
-                    "nobody can say whether it was lost"
+                    f"{recorded.name} holds a part of its run ({recorded.problems[0]}): of what is "
+                    "not there nobody can say whether it was lost"
                 )
             with Auditor(recorded.bus) as auditor:
                 yield auditor

@@ -45,7 +45,7 @@ def add(subparsers: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record and say what is there; 0 once the recording is sealed, with every event read.
+    """Record and say what is there; 0 once the recording is sealed.
 
     Or list and verify: 0 if something is there, and nothing of it is missing or was changed.
     """
@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
             stopped=lambda: stop.requested,
             on_progress=_show if sys.stderr.isatty() else lambda _: None,
         )
-    return _tell(result, options)
+    _tell(result, options)
+    return 0
 
 
 def _show(progress: Progress) -> None:
@@ -83,8 +84,8 @@ def _show(progress: Progress) -> None:
     print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def _tell(result: RecordingResult, options: RecordingOptions) -> int:
-    """What is there; the exit status."""
+def _tell(result: RecordingResult, options: RecordingOptions) -> None:
+    """What is there."""
     from rlstreams.streams.log.text import counted
 
     if sys.stderr.isatty():
@@ -100,19 +101,6 @@ def _tell(result: RecordingResult, options: RecordingOptions) -> int:
         f"{size / 1e6:,.1f} MB in Parquet files "
         f"({result.num_bytes / 1e6:,.1f} MB read in {result.seconds:.1f} s{again})"
     )
-    if not result.unread:
-        return 0
-    told = ", ".join(
-        f"schema {print_} ({counted(num, 'record')})"
-        for print_, num in sorted(result.unread.items())
-    )
-    print(
-        f"{options.folder} is sealed, but holds records whose schema it lacks, for the broker was "
-        f"gone before it could be asked for: {told}. If it can be started again, record the run "
-        "again into another folder",
-        file=sys.stderr,
-    )
-    return 1
 
 
 def _list(names: list[str], *, is_read: bool) -> int:
@@ -163,8 +151,7 @@ def _line(recording: Recording) -> str:
     steps = [record.event.step for record in recording.events(StepCompleted)]
     of = f"{min(steps)}-{max(steps)}" if steps else "none"
     time = f"{utc_text(span[0])} to {utc_text(span[1])[11:]}" if span else "- to "
-    picked = f"  only {manifest.selection}" if manifest.selection else ""
     return (
         f"{recording.folder!s:<28} {manifest.run:<14} {manifest.state:<9} "
-        f"{recording.num_records:>9,}  {of:<7} {time}{picked}"
+        f"{recording.num_records:>9,}  {of:<7} {time}"
     )

@@ -13,11 +13,10 @@ from rlstreams.cli.arguments import Commands, Progress, command, options, set_th
 from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
-    from rlstreams.debug.replay.player import Played
+    from rlstreams.debug.replay.player import Played, Range, Selection
     from rlstreams.debug.replay.target import Target
     from rlstreams.debug.rerun.rebuilt import StepAgain
     from rlstreams.streams.recording import Recording
-    from rlstreams.streams.recording.selection import Range, Selection
 
 INTO = ("trainer", "logprob")
 SPEED = "max"
@@ -136,7 +135,7 @@ def _fresh(args: argparse.Namespace, recording: Recording) -> AbstractContextMan
     return fresh_run(config, schemas=[*recording.schemas.values()])
 
 
-def _play(args: argparse.Namespace, recording: Recording, selection: Selection) -> None:
+def _play(args: argparse.Namespace, recording: Recording, selection: Selection | None) -> None:
     from rlstreams.debug.replay.player import Player, chosen
 
     speed, progress = speed_of(args.speed), Progress()
@@ -163,7 +162,7 @@ def _tell(played: Played, target: Target) -> None:
     )
 
 
-def _logprob(args: argparse.Namespace, recording: Recording, selection: Selection) -> int:
+def _logprob(args: argparse.Namespace, recording: Recording, selection: Selection | None) -> int:
     """Score the recorded windows again; 0 only if every score is equal."""
     from rlstreams.debug.replay.target import recorded_config
 

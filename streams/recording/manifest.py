@@ -72,13 +72,11 @@ class Manifest:
     started_at_ms: int
     finished_at_ms: int = 0
     cluster_id: str = ""
-    selection: dict[str, str] = field(default_factory=dict)  # what was asked for; empty: all
     config: str = ""  # the run's configuration as JSON, without secrets
     versions: dict[str, str] = field(default_factory=dict)  # of code and packages that recorded
     hashes: dict[str, str] = field(default_factory=dict)  # data set, tokenizer, model: as claimed
     topics: dict[str, RecordedTopic] = field(default_factory=dict)
     files: list[RecordedFile] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # what the recorder could not get; sentences
 
     @property
     def is_sealed(self) -> bool:
