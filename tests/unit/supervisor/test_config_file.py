@@ -93,7 +93,7 @@ def test_a_refused_start_changes_nothing(
     [
         ("recording/manifest.json", "recording is a recording"),
         ("checkpoints/000001-00000005/manifest.json", "checkpoints is a folder of checkpoints"),
-        ("weights/v000001-abc.safetensors", "weights is a folder of weights"),
+        ("weights/v000001-abc.safetensors", "weights is a folder of weight versions"),
         ("file", "file is a file"),
         ("file/below", "file is a file"),
     ],
