@@ -101,7 +101,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"runs/dmo is not there; did you mean runs/demo\?"):
         open_run("runs/dmo")
-    with pytest.raises(ConfigError, match=r"no config\.json of a run and no manifest\.json of a recording; there"):
+    with pytest.raises(
+        ConfigError, match=r"no config\.json of a run and no manifest\.json of a recording; there"
+    ):
         open_run("run.toml")
     with pytest.raises(ConfigError, match=r"config\.json is no configuration of a run: KeyError"):
         open_run("runs/demo")
