@@ -123,7 +123,7 @@ def _list(names: list[str], *, is_read: bool) -> int:
             with Recording(folder) as recording:
                 line, problems = _line(recording), recording.problems
             if is_read:
-                problems = [*verify(folder).problems]
+                problems = verify(folder)
         except RecordingError as err:
             line, problems = str(folder), [str(err)]
         num_bad += bool(problems)

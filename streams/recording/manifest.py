@@ -137,11 +137,7 @@ def _no_manifest(folder: Path) -> str:
             f"{folder} holds the files of a recording, but its {MANIFEST_FILE} is missing, which "
             "says of what run they are: copy it again from where it was recorded"
         )
-    if folder.is_file():
-        return f"{folder} is a file; a recording is a folder with a {MANIFEST_FILE}"
-    there = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) if folder.is_dir() else ""
-    found = f"it holds {there}" if there else "it is empty, or not there"
-    return f"{folder} is no recording: no {MANIFEST_FILE}; {found}"
+    return f"{folder} is no recording: it is no folder with a {MANIFEST_FILE}"
 
 
 def _digest(plain: Mapping[str, object]) -> str:
