@@ -10,7 +10,6 @@ import pytest
 from rlstreams.__main__ import main
 from rlstreams.cli.explain import formula, numbers
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.config.loss import Advantage, Kind, LossSection
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
 from tests.heavy.trainer.trainer_stand import (
@@ -22,6 +21,7 @@ from tests.heavy.trainer.trainer_stand import (
     send,
     steps,
 )
+from tests.memory.bus import MemoryBus
 
 CASES: list[tuple[dict[str, Any], str]] = [
     ({}, "-w min(rho A, clip(rho, 0.8, 1.28) A), at most -w 3 A where A < 0; rho = exp(pi - prox)"),

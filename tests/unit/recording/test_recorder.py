@@ -16,7 +16,6 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError, OffsetGoneError, TopicMismatchError
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import STEPS, TOPICS, TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.recording import (
     Manifest,
     RecordedTopic,
@@ -28,6 +27,7 @@ from rlstreams.streams.recording.bus import RecordingBus
 from rlstreams.streams.recording.recorder import DONE, ORDER, Recorder
 from tests import factories
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 from tests.newer_release import newer, publish
 from tests.unit.recording.recordings import TOPIC_OF
 

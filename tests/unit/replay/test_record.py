@@ -17,13 +17,13 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError
 from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import STEPS, TOPICS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.consumer import MemoryReader
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.recorder import DONE
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests import factories
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
+from tests.memory.consumer import MemoryReader
 from tests.newer_release import newer, publish
 from tests.unit.recording.recordings import TOPIC_OF
 

@@ -9,8 +9,8 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import PROMPTS
-from rlstreams.streams.memory.bus import MemoryBus
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 ONE, TWO = Partition(PROMPTS.name, 0), Partition(PROMPTS.name, 1)
 

@@ -15,10 +15,10 @@ from rlstreams.streams.log.catalogue import MAX_MISSING, Catalogue, publish_miss
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import SCHEMAS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.consumer import MemoryReader
 from tests.factories import heartbeat, prompt
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
+from tests.memory.consumer import MemoryReader
 from tests.newer_release import newer_text, newer_value, publish, schema_record
 
 PROMPT = fingerprint(newer_text("Prompt"))

@@ -23,7 +23,6 @@ from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Lease, TurnsView
 from rlstreams.up.supervisor import device_scheduler
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
@@ -37,6 +36,7 @@ from rlstreams.workers.loop.control import ControlFollower, ControlledRole
 from tests.control_events import device_lease
 from tests.factories import worker_report
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 ROLES = ("trainer", "logprob", "rollout")
 STEP = 4  # samples
