@@ -14,10 +14,13 @@ from rlstreams.cli.arguments import Commands, add_run, command, configuration, o
 if TYPE_CHECKING:
     from rlstreams.streams.audit.auditor import Auditor, Hanging
     from rlstreams.streams.audit.report import Breach
+    from rlstreams.streams.kafka.open_transactions import OpenTransaction
     from rlstreams.workers.config.run import RunConfig
 
 FOLLOW_EVERY_S = 5.0
 DONE = "done"  # the trainer's last heartbeat says so
+OVERDUE_S = 35.0  # the timeout of our own, and the time from one look of the broker to the next
+WATCH_S = 10.0  # a live worker ends its transaction well within it, or adds to it
 
 
 def add(subparsers: Commands) -> None:
@@ -116,10 +119,30 @@ def show(text: str) -> None:
 
 
 def _hanging(config: RunConfig) -> Hanging:
+    """Transactions that are open beyond their timeout: nothing behind one is read (KIP-664)."""
+
     def ask() -> Sequence[Breach]:
-        from rlstreams.streams.audit.hanging import hanging
+        from rlstreams.streams.kafka.open_transactions import open_transactions
         from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
 
-        return hanging(bootstrap_of(config), config.run.id, options=client_options(config))
+        bootstrap, options = bootstrap_of(config), client_options(config)
+        found = open_transactions(
+            bootstrap, config.run.id, options, older_than_s=OVERDUE_S, watch_s=WATCH_S
+        )
+        return [breach(one) for one in found]
 
     return ask
+
+
+def breach(one: OpenTransaction) -> Breach:
+    """What an open transaction breaks, and how an operator ends it."""
+    from rlstreams.streams.audit.report import Breach, BreachKind
+    from rlstreams.streams.log.text import utc_text
+
+    detail = (
+        f"nothing is read from offset {one.first_offset} on; producer id {one.producer_id}, epoch "
+        f"{one.producer_epoch}, wrote last at {utc_text(one.written_at_ms)} UTC, {one.age_s:.0f} s "
+        "ago. Unless its transactional id is in CompleteCommit, abort it (kafka-transactions.sh "
+        "abort)"
+    )
+    return Breach(kind=BreachKind.HANGING, id=one.partition, detail=detail)

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from rlstreams.debug.inspect.stages import stages, staleness
 from rlstreams.schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
 from rlstreams.streams.lineage.fold import Lineage, LineageFold, Outcome, SampleId, is_group
-from rlstreams.streams.lineage.stages import stages, staleness
 from rlstreams.streams.log.topics import TOPICS
 from tests.unit.inspect import told_run
 

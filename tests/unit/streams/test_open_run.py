@@ -12,8 +12,8 @@ import pytest
 
 import rlstreams
 from rlstreams import open_run
+from rlstreams.debug.inspect.stages import stages
 from rlstreams.schemas.events import DeadLetter, Prompt, StepCompleted, TrainerHeartbeat, Trajectory
-from rlstreams.streams.lineage.stages import stages
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
