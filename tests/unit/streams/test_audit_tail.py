@@ -28,7 +28,7 @@ def bus() -> Bus:
 
 
 def tail_of(bus: Bus, deadline_s: float = 1.0) -> Tail:
-    return Tail(bus, PROMPTS, {ONE: 0, TWO: 0}, deadline_s)
+    return Tail(bus, {ONE: 0, TWO: 0}, deadline_s)
 
 
 def read(tail: Tail, one: int, two: int) -> list[tuple[int, int]]:
