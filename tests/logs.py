@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlstreams.streams.log.topics import TOPICS
-from rlstreams.streams.memory.log import MemoryLog
+from tests.memory.log import MemoryLog
 
 
 def made_log(run: str = "run", partitions: int = 1) -> MemoryLog:

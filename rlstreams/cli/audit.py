@@ -13,9 +13,13 @@ from rlstreams.cli.arguments import LOG, command, opened
 if TYPE_CHECKING:
     from rlstreams.streams.audit.auditor import Auditor
     from rlstreams.streams.audit.report import Breach
+    from rlstreams.streams.kafka.open_transactions import OpenTransaction
+    from rlstreams.workers.config.run import RunConfig
 
 FOLLOW_EVERY_S = 5.0
 DONE = "done"  # the trainer's last heartbeat says so
+OVERDUE_S = 35.0  # the timeout of our own, and the time from one look of the broker to the next
+WATCH_S = 10.0  # a live worker ends its transaction well within it, or adds to it
 
 
 @command("audit", LOG)
@@ -47,30 +51,22 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _auditor(args: argparse.Namespace) -> Iterator[Auditor]:
     from rlstreams.streams.audit.auditor import Auditor
-    from rlstreams.streams.audit.hanging import hanging
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.run.recorded_log import RecordedLog
-    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
 
     with opened(args.config, args.overrides) as source:
         log, config = source.log, source.config
-
-        def ask() -> Sequence[Breach]:
-            if config is None:
-                return ()
-            return hanging(bootstrap_of(config), config.run.id, options=client_options(config))
-
         if isinstance(log, RecordedLog):
             if args.follow:
                 raise ConfigError(
                     f"--follow is for a live run, and {log.name} is a recording: audit it once"
                 )
-            if missing := [*log.recording.manifest.selection.values(), *log.problems]:
+            if log.problems:
                 raise ConfigError(
-                    f"{log.name} holds a part of its run ({missing[0]}): of what is not there "
-                    "nobody can say whether it was lost"
+                    f"{log.name} holds a part of its run ({log.problems[0]}): of what is not "
+                    "there nobody can say whether it was lost"
                 )
-        with Auditor(log.bus, hanging=ask) as auditor:
+        with Auditor(log.bus, hanging=lambda: _hanging(config)) as auditor:
             yield auditor
 
 
@@ -92,3 +88,31 @@ def follow(auditor: Auditor, settle_s: float, every_s: float, *, as_json: bool) 
             time.sleep(every_s)
     except KeyboardInterrupt:
         return 0
+
+
+def _hanging(config: RunConfig | None) -> Sequence[Breach]:
+    """Transactions that are open beyond their timeout: nothing behind one is read (KIP-664)."""
+    if config is None:
+        return ()
+    from rlstreams.streams.kafka.open_transactions import open_transactions
+    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
+
+    bootstrap, options = bootstrap_of(config), client_options(config)
+    found = open_transactions(
+        bootstrap, config.run.id, options, older_than_s=OVERDUE_S, watch_s=WATCH_S
+    )
+    return [breach(one) for one in found]
+
+
+def breach(one: OpenTransaction) -> Breach:
+    """What an open transaction breaks, and how an operator ends it."""
+    from rlstreams.streams.audit.report import Breach, BreachKind
+    from rlstreams.streams.log.text import utc_text
+
+    detail = (
+        f"nothing is read from offset {one.first_offset} on; producer id {one.producer_id}, epoch "
+        f"{one.producer_epoch}, wrote last at {utc_text(one.written_at_ms)} UTC, {one.age_s:.0f} s "
+        "ago. Unless its transactional id is in CompleteCommit, abort it (kafka-transactions.sh "
+        "abort)"
+    )
+    return Breach(kind=BreachKind.HANGING, id=one.partition, detail=detail)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
             on_progress=lambda now: show(_line_of(now)),
         )
     show("")
-    return _tell(result, options)
+    _tell(result, options)
+    return 0
 
 
 def _line_of(progress: Recorded) -> str:
@@ -69,8 +69,8 @@ def _line_of(progress: Recorded) -> str:
     return f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
 
 
-def _tell(result: RecordingResult, options: RecordingOptions) -> int:
-    """What is there; the exit status."""
+def _tell(result: RecordingResult, options: RecordingOptions) -> None:
+    """What is there."""
     from rlstreams.streams.log.text import counted
 
     size = sum(file.size_bytes for file in result.manifest.files if file.num_records)
@@ -84,19 +84,6 @@ def _tell(result: RecordingResult, options: RecordingOptions) -> int:
         f"{size / 1e6:,.1f} MB in Parquet files "
         f"({result.num_bytes / 1e6:,.1f} MB read in {result.seconds:.1f} s{again})"
     )
-    if not result.unread:
-        return 0
-    told = ", ".join(
-        f"schema {print_} ({counted(num, 'record')})"
-        for print_, num in sorted(result.unread.items())
-    )
-    print(
-        f"{options.folder} is sealed, but holds records whose schema it lacks, for the broker was "
-        f"gone before it could be asked for: {told}. If it can be started again, record the run "
-        "again into another folder",
-        file=sys.stderr,
-    )
-    return 1
 
 
 def _list(names: list[str], *, is_read: bool) -> int:
@@ -119,7 +106,7 @@ def _list(names: list[str], *, is_read: bool) -> int:
             with Recording(folder) as recording:
                 line, problems = _line(recording), recording.problems
             if is_read:
-                problems = [*verify(folder).problems]
+                problems = verify(folder)
         except RecordingError as err:
             line, problems = str(folder), [str(err)]
         num_bad += bool(problems)
@@ -147,8 +134,7 @@ def _line(recording: Recording) -> str:
     steps = [record.event.step for record in recording.events(StepCompleted)]
     of = f"{min(steps)}-{max(steps)}" if steps else "none"
     time = f"{utc_text(span[0])} to {utc_text(span[1])[11:]}" if span else "- to "
-    picked = f"  only {manifest.selection}" if manifest.selection else ""
     return (
         f"{recording.folder!s:<28} {manifest.run:<14} {manifest.state:<9} "
-        f"{recording.num_records:>9,}  {of:<7} {time}{picked}"
+        f"{recording.num_records:>9,}  {of:<7} {time}"
     )

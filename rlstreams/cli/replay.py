@@ -14,11 +14,10 @@ from rlstreams.cli.arguments import Progress, command, set_threads
 from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
-    from rlstreams.debug.replay.player import Played
+    from rlstreams.debug.replay.player import Played, Range, Selection
     from rlstreams.debug.replay.target import Target
     from rlstreams.debug.rerun.findings import Finding
     from rlstreams.streams.recording import Recording
-    from rlstreams.streams.recording.selection import Range, Selection
     from rlstreams.workers.trainer.redo.redo import RedoneStep
 
 SPEED = "max"
@@ -116,7 +115,7 @@ def _fresh(args: argparse.Namespace, recording: Recording) -> AbstractContextMan
     return fresh_run(config, schemas=[*recording.schemas.values()])
 
 
-def _play(args: argparse.Namespace, recording: Recording, selection: Selection) -> None:
+def _play(args: argparse.Namespace, recording: Recording, selection: Selection | None) -> None:
     from rlstreams.debug.replay.player import chosen, play
 
     speed, progress = speed_of(args.speed), Progress()
@@ -143,7 +142,7 @@ def _tell(played: Played, target: Target) -> None:
     )
 
 
-def _logprob(args: argparse.Namespace, recording: Recording, selection: Selection) -> int:
+def _logprob(args: argparse.Namespace, recording: Recording, selection: Selection | None) -> int:
     """Score the recorded windows again; 0 only if every score is equal."""
     from rlstreams.debug.replay.target import recorded_config
 

@@ -11,7 +11,7 @@ open; so what looks wrong is read again until such transactions are over.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 
@@ -108,7 +108,7 @@ class Auditor(Closing):
         self._fold = AuditFold(expired, bus.schemas())
         self._stack = ExitStack()
         self._tails = {
-            topic: self._stack.enter_context(Tail(bus, topic, firsts, READ_DEADLINE_S))
+            topic: self._stack.enter_context(Tail(bus, firsts))
             for topic, firsts in beginnings.items()
         }
 
@@ -186,7 +186,7 @@ def _may_heal(report: AuditReport) -> bool:
 
 
 class Tail(Closing):
-    """A reader that remembers where it is.
+    """A reader that goes on from stretch to stretch.
 
     Args:
         beginnings: where each partition begins.
@@ -194,12 +194,10 @@ class Tail(Closing):
     """
 
     def __init__(
-        self, bus: Bus, topic: Topic, beginnings: Mapping[Partition, int], deadline_s: float
+        self, bus: Bus, beginnings: Mapping[Partition, int], deadline_s: float = READ_DEADLINE_S
     ) -> None:
-        self.topic = topic
         self._reader = bus.reader(beginnings)
         self._deadline_s = deadline_s
-        self._ahead: list[RawRecord] = []  # delivered, but beyond the stretch
 
     def up_to(self, ends: Mapping[Partition, int]) -> Iterator[RawRecord]:
         """The records below `ends` that no earlier stretch had.
@@ -207,20 +205,16 @@ class Tail(Closing):
         Raises:
             DeadlineError: a partition did not deliver up to its end; names it.
         """
-        waiting, self._ahead = self._ahead, []
-        yield from self._below(ends, waiting)
+        is_beyond = False
         for records in read_to(self._reader, ends, self._deadline_s, batch=BATCH):
-            yield from self._below(ends, records)
+            for raw in records:
+                if raw.position.offset < ends.get(raw.partition, 0):
+                    yield raw
+                else:
+                    is_beyond = True
+        if is_beyond:
+            self._reader.seek(ends)
 
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
-
-    def _below(
-        self, ends: Mapping[Partition, int], records: Iterable[RawRecord]
-    ) -> Iterator[RawRecord]:
-        for raw in records:
-            if raw.position.offset < ends.get(raw.partition, 0):
-                yield raw
-            else:
-                self._ahead.append(raw)

@@ -22,7 +22,6 @@ from rlstreams.streams.audit.report import (
     EXAMPLES_PER_KIND,
     AuditReport,
     BreachKind,
-    Redone,
 )
 from rlstreams.streams.audit.samples import NOWHERE, Group, Sample, position_at
 from rlstreams.streams.log.done_set import covered
@@ -210,7 +209,7 @@ class Classes:
             staleness=dict(fold.staleness.tokens),
             max_staleness=ledger.bound,
             masked_segments=ledger.num_masked,
-            redone=tuple(Redone.of(event) for event in ledger.redone),
+            redone=tuple(ledger.redone),
             drifted=ledger.num_drifted,
             unproven=self._num_unproven,
             duplicates=fold.duplicates.count,

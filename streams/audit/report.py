@@ -110,30 +110,18 @@ class Named:
             self.names.append(name)
 
 
-@dataclass(frozen=True, slots=True)
-class Redone:
-    """Steps that a restarted trainer executed again from the log."""
-
-    first_step: int
-    last_step: int
-    num_equal: int  # of their weight hashes
-    epoch: int
-    passed_over: tuple[str, ...] = ()  # checkpoints that it did not start from, and why
-
-    @classmethod
-    def of(cls, event: StepsRedone) -> Redone:
-        """What the event says."""
-        passed = tuple(f"{one.checkpoint}: {one.reason}" for one in event.passed_over)
-        return cls(event.first_step, event.last_step, event.num_equal, event.epoch, passed)
-
-    def __str__(self) -> str:
-        num_steps = self.last_step - self.first_step + 1
-        done = (
-            f"steps {self.first_step} to {self.last_step} were done again from the log: "
-            f"{self.num_equal} of {num_steps} weight hashes equal"
-        )
-        passed = [f"epoch {self.epoch} passed over checkpoint {one}" for one in self.passed_over]
-        return "\n".join([*([done] if num_steps else []), *passed])
+def redone_text(event: StepsRedone) -> str:
+    """Steps that a restarted trainer executed again, and checkpoints that it did not start from."""
+    num_steps = event.last_step - event.first_step + 1
+    done = (
+        f"steps {event.first_step} to {event.last_step} were done again from the log: "
+        f"{event.num_equal} of {num_steps} weight hashes equal"
+    )
+    passed = [
+        f"epoch {event.epoch} passed over checkpoint {one.checkpoint}: {one.reason}"
+        for one in event.passed_over
+    ]
+    return "\n".join([*([done] if num_steps else []), *passed])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +145,7 @@ class AuditReport:
     staleness: Mapping[int, int] = field(default_factory=dict)  # trained tokens by versions
     max_staleness: int | None = None  # of the newest claim
     masked_segments: int = 0
-    redone: tuple[Redone, ...] = ()
+    redone: tuple[StepsRedone, ...] = ()  # by restarted trainers, from the log
     drifted: int = 0  # redone steps with different weights, which then got a number of their own
     unproven: int = 0  # trained samples whose record retention has removed
     duplicates: int = 0  # later records of a sample that already had one; every reader skips them
@@ -236,7 +224,7 @@ class AuditReport:
         lines += [f"  {named}" for named in self.named_duplicates]
         lines += [f"  void: {named}" for named in self.named_void]
         lines += [f"  unreadable: {named}" for named in self.named_unreadable]
-        redone = [str(span) for span in self.redone]
+        redone = map(redone_text, self.redone)
         return "\n".join([*lines, self._staleness_line(), *redone, *self._verdict()])
 
     def _staleness_line(self) -> str:

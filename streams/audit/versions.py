@@ -7,7 +7,6 @@ breach only where something used it.
 
 from __future__ import annotations
 
-from sys import intern
 from typing import NamedTuple
 
 from rlstreams.schemas.events import (
@@ -43,7 +42,6 @@ class Versions:
         self._made: dict[int, str] = {}  # hash by version
         self._conflicts: dict[int, str] = {}  # a second hash by version
         self._claims: set[int] = set()
-        self._known: dict[Weights, Weights] = {}
         self._publications: list[_Publication] = []  # in the order of their topic
         self._void: dict[Weights, str] = {}  # why nobody should hold these
         self._loads: dict[Load, tuple[Weights, int]] = {}  # with the worker's time, ms
@@ -56,7 +54,7 @@ class Versions:
         if not self._gate.admits(event):
             if isinstance(event, StepCompleted):
                 why = f"was made by epoch {event.epoch} after it was taken over"
-                self._void[event.policy_version, intern(event.weight_hash)] = why
+                self._void[event.policy_version, event.weight_hash] = why
         elif isinstance(event, TrainerStarted):
             self._claims.add(event.epoch)
             if not self._made:
@@ -68,23 +66,18 @@ class Versions:
 
     def published(self, event: PolicyPublished, position: Position) -> None:
         """Take a publication, in the order of its topic."""
-        weights = self._weights(event.policy_version, event.weight_hash)
+        weights = event.policy_version, event.weight_hash
         self._publications.append(_Publication(weights, event.epoch, position))
 
     def loaded(self, event: PolicyLoaded) -> None:
         """Take a worker's word that it holds a version."""
-        weights = self._weights(event.policy_version, event.weight_hash)
-        load = intern(event.worker), intern(event.load_id)
-        self._loads.setdefault(load, (weights, event.loaded_at_ms))
+        weights = event.policy_version, event.weight_hash
+        self._loads.setdefault((event.worker, event.load_id), (weights, event.loaded_at_ms))
 
     def used(self, load: Load, weights: Weights, sample: Sample, finished_at_ms: int) -> None:
         """Take what a trajectory says of its weights."""
-        use = self._used.get((load, weights))
-        if use is None:
-            load = intern(load[0]), intern(load[1])
-            self._used[load, self._weights(*weights)] = sample, finished_at_ms
-        elif finished_at_ms < use[1]:
-            self._used[load, weights] = use[0], finished_at_ms
+        first, earliest_ms = self._used.get((load, weights), (sample, finished_at_ms))
+        self._used[load, weights] = first, min(earliest_ms, finished_at_ms)
 
     def check(self, breaches: Breaches) -> list[Position]:
         """Hold uses against loads, loads against publications, publications against `steps`.
@@ -152,13 +145,7 @@ class Versions:
                 breaches.add(BreachKind.FALSE_VERSION, f"version {version}", detail)
         return set(published), reasons, void
 
-    def _weights(self, version: int, weight_hash: str) -> Weights:
-        """One object for each: every worker names it."""
-        weights = version, intern(weight_hash)
-        return self._known.setdefault(weights, weights)
-
-    def _make(self, version: int, weight_hash: str) -> None:
-        text = intern(weight_hash)
+    def _make(self, version: int, text: str) -> None:
         if self._made.setdefault(version, text) != text:
             self._conflicts.setdefault(version, text)
 

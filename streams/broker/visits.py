@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.streams.log.errors import ConfigError, DeadlineError
+from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.owner_lock import OwnedError, held
 
 if TYPE_CHECKING:
@@ -28,13 +28,9 @@ def visited(broker: EmbeddedBroker) -> Iterator[str]:
     """`host:port` of a broker; one that does not run is started, and stopped by the last visitor.
 
     Raises:
-        ConfigError: it does not run, and its folder is somebody else's.
         DeadlineError: another one starts or stops it for too long.
     """
     folder, fd = broker.folder, -1
-    if folder.exists() and not os.access(folder, os.W_OK):
-        yield _bootstrap_of_another(broker)
-        return
     try:
         with _turn(folder):
             before = broker.status()
@@ -69,16 +65,6 @@ def owned(broker: EmbeddedBroker) -> Iterator[BrokerState]:
                     _stop_unvisited(broker)
                 except OSError:  # a full disk: it is stopped without a mark, whoever looks
                     broker.stop()
-
-
-def _bootstrap_of_another(broker: EmbeddedBroker) -> str:
-    state = broker.status()
-    if state is None:
-        raise ConfigError(
-            f"the broker of {broker.folder} does not run, and the folder cannot be written by you: "
-            "let its owner start it (rlstreams broker start), or make a recording"
-        )
-    return state.bootstrap
 
 
 def _stop_unvisited(broker: EmbeddedBroker) -> None:

@@ -16,8 +16,8 @@ from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.kafka.facts import TopicFacts, topics_of
 from rlstreams.streams.log.catalogue import publish_missing
 from rlstreams.streams.log.errors import AbortedError, TopicMismatchError
-from rlstreams.streams.log.topic_plan import FLUSH, TopicPlan
-from rlstreams.streams.log.topics import STEPS, TOPICS, Retention
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import STEPS, TOPICS
 
 _METADATA_4_3 = 30  # metadata.version 4.3-IV0, the highest that 4.3.x supports
 
@@ -43,20 +43,29 @@ def apply(
         TopicMismatchError: a topic has another number of partitions; nothing was created.
         BrokerError: the broker cannot be reached, or refused.
     """
-    wanted = plan.wanted(run)
+    wanted = {topic: f"{run}.{topic.name}" for topic in TOPICS}
     created: list[str] = []  # over all tries
 
     def ask(admin: KafkaAdminClient) -> None:
-        found = {name: len(parts) for name, parts in _replicas(admin, list(wanted)).items()}
-        refuse_other_counts(found, {t: int(str(w["num_partitions"])) for t, w in wanted.items()})
-        missing = {name: wanted[name] for name in wanted if name not in found}
+        found = topics_of(admin, run)
+        refuse_other_counts(
+            {f"{run}.{name}": facts.partitions for name, facts in found.items()},
+            {name: plan.partitions(topic) for topic, name in wanted.items()},
+        )
+        missing = {
+            name: plan.made(topic) for topic, name in wanted.items() if topic.name not in found
+        }
         if missing:
             admin.create_topics(missing, timeout_ms=REQUEST_MS)
             created.extend(missing)
             admin.wait_for_topics(list(missing), timeout_ms=REQUEST_MS)
-        if plan.fsync and found:
-            admin.alter_configs([ConfigResource("TOPIC", name, {FLUSH: "1"}) for name in found])
-        _lengthen(admin, run, plan, found)
+        changes = {
+            name: plan.strengthened(topic, found[topic.name].settings)
+            for topic, name in wanted.items()
+            if topic.name in found
+        }
+        if changed := [ConfigResource("TOPIC", name, new) for name, new in changes.items() if new]:
+            admin.alter_configs(changed)
 
     asked(bootstrap, options, ask)
     until_s = time.monotonic() + REQUEST_MS / 1000
@@ -70,18 +79,6 @@ def apply(
                     raise
             time.sleep(0.2)
     return tuple(created)
-
-
-def _lengthen(admin: KafkaAdminClient, run: str, plan: TopicPlan, found: Mapping[str, int]) -> None:
-    for topic in TOPICS:
-        name = f"{run}.{topic.name}"
-        if topic.retention is not Retention.PAYLOAD or name not in found:
-            continue
-        asked_for = ConfigResource("TOPIC", name, dict.fromkeys(plan.settings(topic)))
-        told = admin.describe_configs([asked_for], config_filter="all")["topic"][name]
-        now = {key: str(setting["value"]) for key, setting in told.items()}
-        if farther := plan.lengthened(topic, now):
-            admin.alter_configs([ConfigResource("TOPIC", name, farther)])
 
 
 def refuse_other_counts(found: Mapping[str, int], wanted: Mapping[str, int]) -> None:
@@ -144,12 +141,3 @@ def version_warning(newest_metadata_version: int) -> str:
         "without its markers, so that aborted records come back and committed ones vanish; "
         "use 4.2.1. Reading drops doubled samples and `rlstreams audit` names lost ones."
     )
-
-
-def _replicas(admin: KafkaAdminClient, names: list[str]) -> dict[str, list[int]]:
-    """Replicas of each partition of each topic that exists."""
-    return {
-        topic["name"]: [len(partition["replica_nodes"]) for partition in topic["partitions"]]
-        for topic in admin.describe_topics(names)
-        if topic["partitions"]
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -19,7 +19,6 @@ from kafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError
 from rlstreams.streams.log.errors import BrokerError
 
 T = TypeVar("T")
-Ask = Callable[[KafkaAdminClient], T]
 
 CONNECT_S = 10.0
 REQUEST_MS = 30_000
@@ -52,7 +51,7 @@ _NAMES: dict[str, tuple[str, Callable[[str], object]]] = {
 def asked(
     bootstrap: str,
     options: Mapping[str, str],
-    ask: Ask[T],
+    ask: Callable[[KafkaAdminClient], T],
     *,
     within_s: float = RETRY_S,
 ) -> T:
@@ -65,44 +64,27 @@ def asked(
         ask: may be made again; what it changes must be the same the second time.
 
     Raises:
-        BrokerError: no node can be reached, one refused, or one was unreachable for too long;
-            then each node is named with what it said.
+        BrokerError: no node can be reached, one refused, or one was unreachable for too long.
     """
     refuse_silence(bootstrap)
     until_s = time.monotonic() + within_s
-    nodes = set(_addresses(bootstrap))
     while True:
         try:
-            return _once(bootstrap, options, ask, nodes)
+            admin = KafkaAdminClient(
+                bootstrap_servers=bootstrap.split(","),
+                bootstrap_timeout_ms=int(CONNECT_S * 1000),
+                request_timeout_ms=REQUEST_MS,
+                **admin_settings(options),
+            )
+            with closing(admin):
+                return ask(admin)
         except _UNREACHABLE as error:
             if time.monotonic() >= until_s:
-                tried = "; ".join(
-                    f"{node}: {_problem(node) or 'answers'}" for node in sorted(nodes)
-                )
-                raise BrokerError(
-                    f"broker {bootstrap}: {error}, and so for {within_s:g} s; nodes tried: {tried}"
-                ) from error
+                why = f"{error!r}, and so for {within_s:g} s"
+                raise BrokerError(f"broker {bootstrap}: a node is unreachable: {why}") from error
             time.sleep(_PAUSE_S)
         except KafkaError as error:
             raise BrokerError(f"broker {bootstrap}: {error}") from error
-
-
-def _once(bootstrap: str, options: Mapping[str, str], ask: Ask[T], nodes: set[str]) -> T:
-    """One try; where a node is unreachable, `nodes` gets those that the cluster names."""
-    admin = KafkaAdminClient(
-        bootstrap_servers=bootstrap.split(","),
-        bootstrap_timeout_ms=int(CONNECT_S * 1000),
-        request_timeout_ms=REQUEST_MS,
-        **admin_settings(options),
-    )
-    with closing(admin):
-        try:
-            return ask(admin)
-        except _UNREACHABLE:
-            with suppress(KafkaError):
-                brokers = admin.describe_cluster()["brokers"]
-                nodes.update(f"{broker['host']}:{broker['port']}" for broker in brokers)
-            raise
 
 
 def refuse_silence(bootstrap: str) -> None:
@@ -115,29 +97,18 @@ def refuse_silence(bootstrap: str) -> None:
         BrokerError: none does.
     """
     problems = []
-    for address in _addresses(bootstrap):
-        problem = _problem(address)
-        if not problem:
+    for address in map(str.strip, bootstrap.split(",")):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        except (OSError, ValueError) as error:
+            problems.append(f"{address}: {error}")
+        else:
             return
-        problems.append(f"{address}: {problem}")
     raise BrokerError(
         f"no broker answers at {'; '.join(problems)}; start it, or correct broker.bootstrap "
         "(empty: an embedded one)"
     )
-
-
-def _addresses(bootstrap: str) -> list[str]:
-    return [address.strip() for address in bootstrap.split(",")]
-
-
-def _problem(address: str) -> str:
-    """Why it takes no connection; empty if it does."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except (OSError, ValueError) as error:
-        return str(error)
-    return ""
 
 
 def admin_settings(options: Mapping[str, str]) -> dict[str, object]:

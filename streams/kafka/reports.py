@@ -26,9 +26,9 @@ class Reports:
 
     def send(self, records: Iterable[Outgoing]) -> None:
         """Hand all of them to the client."""
-        for index, record in enumerate(records):
+        for record in records:
             self._found.append(None)
-            self._send(record, self._into(index, record.topic))
+            self._send(len(self._found) - 1, record)
 
     @property
     def positions(self) -> list[Position]:
@@ -40,18 +40,15 @@ class Reports:
         """Whether the reports prove that none is missing from the log."""
         return None not in self._found
 
-    def _into(self, index: int, topic: str) -> Callable[[Any, Any], None]:
-        """A delivery callback that notes the offset of part 0, or why there is none."""
-
+    def _send(self, index: int, record: Outgoing) -> None:
         def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
+            """Note the offset of part 0, or why there is none."""
             if error is not None:
                 self.error = self.error or error
             elif message.offset() is not None:  # None: taken for one that came before
-                self._found[index] = Position(topic, message.partition(), message.offset())
+                place = message.partition(), message.offset()
+                self._found[index] = Position(record.topic, *place)
 
-        return delivered
-
-    def _send(self, record: Outgoing, delivered: Callable[[Any, Any], None]) -> None:
         topic = self._prefix + record.topic
         # Only of part 0: a report copies the whole message.
         settings: dict[str, Any] = {"on_delivery": delivered}
@@ -62,7 +59,7 @@ class Reports:
             self._produce(topic, whole(record.value), record.key, **settings)
             return
         count, record_id = num_parts(len(record)), secrets.token_hex(8)
-        for index, part in enumerate(split(record.value)):
-            settings["headers"] = part_headers(record.headers, record_id, index, count)
+        for number, part in enumerate(split(record.value)):
+            settings["headers"] = part_headers(record.headers, record_id, number, count)
             self._produce(topic, part, record.key, **settings)
             settings.pop("on_delivery", None)

@@ -8,10 +8,8 @@ not grow with the run.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import re
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,7 +31,6 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 from rlstreams.streams.ledger import Ledger
-from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import Position, Record
 
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
@@ -85,12 +82,11 @@ class Outcome(StrEnum):
 class TrainedIn:
     """The step that used a sample, and its place there."""
 
-    step: StepCompleted  # of its samples, masked and absent ones only this group's are kept
+    step: StepCompleted
     position: Position
     ref: SampleRef
     index: int  # in the batch, from 0
     micro_batch: int  # from 0
-    num_samples: int  # in the batch
     masked: Mapping[int, int]  # segment: staleness, of those that were left out of the loss
 
     @property
@@ -108,7 +104,7 @@ class Drop:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Lineage:
     """One sample from prompt to policy; of each topic its first record counts."""
 
@@ -191,21 +187,14 @@ class LineageFold:
 
     def __init__(self, samples: Collection[SampleId], groups: Collection[str] = ()) -> None:
         self._lineages = {sample: Lineage(sample=sample) for sample in samples}
-        self._groups = frozenset(groups)
-        self._keys = self._groups | {sample.group_id for sample in samples}
+        self._whole = frozenset(groups)
+        self.groups = self._whole | {sample.group_id for sample in samples}
+        """Groups whose records it needs of the topics that are keyed by group."""
         self._ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._drop)
-        self._firsts: defaultdict[type[Event], FirstRecords] = defaultdict(FirstRecords)
-        self._trained: dict[SampleId, TrainedIn] = {}
-        self._absent: dict[SampleId, str] = {}
         self._drops: dict[str, Drop] = {}
         self._replaced_by: dict[str, str] = {}
         self._loads: dict[str, PolicyLoaded] = {}
         self._published: dict[int, PolicyPublished] = {}
-
-    @property
-    def groups(self) -> frozenset[str]:
-        """Groups whose records it needs of the topics that are keyed by group."""
-        return self._keys
 
     @property
     def dropped_groups(self) -> frozenset[str]:
@@ -215,101 +204,87 @@ class LineageFold:
     def apply(self, record: Record[Event]) -> None:
         """Take one record; of other samples it is passed by."""
         event = record.event
-        if isinstance(event, Prompt) and event.replaces in self._keys:
+        if isinstance(event, Prompt) and event.replaces in self.groups:
             self._replaced_by.setdefault(event.replaces or "", event.group_id)
-        if isinstance(event, Prompt | Trajectory | DeadLetter):
-            self._about(SampleId(event.group_id, event.sample), record)
-        elif isinstance(event, ScoredTrajectory):
-            self._about(SampleId(event.trajectory.group_id, event.trajectory.sample), record)
-        elif isinstance(event, PolicyLoaded):
+        if isinstance(event, PolicyLoaded):
             self._loads.setdefault(event.load_id, event)
         elif isinstance(event, PolicyPublished):
             self._published.setdefault(event.policy_version, event)
+        elif isinstance(event, Prompt | Trajectory | ScoredTrajectory | DeadLetter):
+            stage = event.trajectory if isinstance(event, ScoredTrajectory) else event
+            if found := self._wanted(stage.group_id, stage.sample):
+                _add(found, record)
         else:
             self._ledger.apply(event, record.position)
 
     def lineages(self) -> list[Lineage]:
         """Those that were asked for, in that order; then the others of whole groups."""
-        return [self._woven(lineage) for lineage in self._lineages.values()]
+        for lineage in self._lineages.values():
+            self._weave(lineage)
+        return [*self._lineages.values()]
 
-    def _is_wanted(self, sample: SampleId) -> bool:
-        return sample in self._lineages or sample.group_id in self._groups
-
-    def _about(self, sample: SampleId, record: Record[Event]) -> None:
-        if self._is_wanted(sample):
-            known = self._lineages.get(sample, Lineage(sample=sample))
-            is_copy = not self._firsts[type(record.event)].admits(record.event)
-            self._lineages[sample] = _with(known, record, is_copy=is_copy)
+    def _wanted(self, group_id: str, number: int) -> Lineage | None:
+        sample = SampleId(group_id, number)
+        if group_id in self._whole:
+            self._lineages.setdefault(sample, Lineage(sample=sample))
+        return self._lineages.get(sample)
 
     def _drop(self, event: GroupsDropped, position: Position) -> None:
         for group in event.groups:
-            if group.group_id in self._keys:
+            if group.group_id in self.groups:
                 drop = Drop(group=group, position=position, at_ms=event.dropped_at_ms)
                 self._drops.setdefault(group.group_id, drop)
 
     def _step(self, event: StepCompleted, position: Position) -> None:
         for index, ref in enumerate(event.samples):
-            if ref.group_id in self._keys:
-                trained = _trained(event, position, ref, index)
-                self._trained[SampleId(ref.group_id, ref.sample)] = trained
+            if found := self._wanted(ref.group_id, ref.sample):
+                found.trained = _trained(event, position, ref, index)
         for absent in event.absent:
-            if absent.group_id in self._keys:
-                self._absent[SampleId(absent.group_id, absent.sample)] = absent.reason
+            if found := self._wanted(absent.group_id, absent.sample):
+                found.absent = absent.reason
 
-    def _woven(self, lineage: Lineage) -> Lineage:
-        """With what became of it, and the weights that it was made with and helped to make."""
-        sample, group_id = lineage.sample, lineage.sample.group_id
-        trained = self._trained.get(sample)
+    def _weave(self, lineage: Lineage) -> None:
+        """Add what became of it, and the weights that it was made with and helped to make."""
+        lineage.dropped = self._drops.get(lineage.sample.group_id)
+        lineage.replaced_by = self._replaced_by.get(lineage.sample.group_id, "")
         names, versions = _touched(lineage)
-        used: dict[str, PolicyLoaded] = {}
-        if trained is not None:
-            made = trained.step.policy_version
+        if lineage.trained is not None:
+            made = lineage.trained.step.policy_version
             versions.add(made)
-            for load in self._loads.values():
-                if load.policy_version == made:
-                    used.setdefault(load.worker, load)
-        return dataclasses.replace(
-            lineage,
-            trained=trained,
-            absent=self._absent.get(sample, ""),
-            dropped=self._drops.get(group_id),
-            replaced_by=self._replaced_by.get(group_id, ""),
-            loads={name: self._loads[name] for name in sorted(names) if name in self._loads},
-            published={v: self._published[v] for v in sorted(versions) if v in self._published},
-            used_by=tuple(sorted(used.values(), key=lambda load: load.loaded_at_ms)),
-        )
+            loads = sorted(self._loads.values(), key=lambda load: load.loaded_at_ms)
+            firsts = {load.worker: load for load in reversed(loads) if load.policy_version == made}
+            lineage.used_by = tuple(reversed(firsts.values()))
+        lineage.loads = {name: self._loads[name] for name in sorted(names & self._loads.keys())}
+        lineage.published = {
+            v: self._published[v] for v in sorted(versions & self._published.keys())
+        }
 
 
-def _with(known: Lineage, record: Record[Event], *, is_copy: bool) -> Lineage:
-    """`known` and one more record about the same sample."""
+def _add(known: Lineage, record: Record[Event]) -> None:
+    """One more record about the sample: of each topic the first one counts."""
     event, raw = record.event, record.raw
     if isinstance(event, DeadLetter):
-        letter = Record(event=event, raw=raw)
-        return dataclasses.replace(known, letters=(*known.letters, letter))
-    if is_copy:
-        return dataclasses.replace(known, copies=(*known.copies, record.position))
-    name = {Prompt: "prompt", Trajectory: "trajectory"}.get(type(event), "scored")
-    changed: Lineage = dataclasses.replace(known, **{name: record})  # type: ignore[arg-type]
-    return changed
+        known.letters += (Record(event=event, raw=raw),)
+    elif isinstance(event, Prompt) and known.prompt is None:
+        known.prompt = Record(event=event, raw=raw)
+    elif isinstance(event, Trajectory) and known.trajectory is None:
+        known.trajectory = Record(event=event, raw=raw)
+    elif isinstance(event, ScoredTrajectory) and known.scored is None:
+        known.scored = Record(event=event, raw=raw)
+    else:
+        known.copies += (record.position,)
 
 
 def _trained(event: StepCompleted, position: Position, ref: SampleRef, index: int) -> TrainedIn:
-    group = ref.group_id
     ends = list(itertools.accumulate(event.micro_batches))
-    own = dataclasses.replace(
-        event,
-        samples=tuple(other for other in event.samples if other.group_id == group),
-        masked=tuple(other for other in event.masked if other.group_id == group),
-        absent=tuple(other for other in event.absent if other.group_id == group),
-    )
+    key = ref.group_id, ref.sample
     return TrainedIn(
-        step=own,
+        step=event,
         position=position,
         ref=ref,
         index=index,
         micro_batch=bisect.bisect_right(ends, event.order.index(index) if event.order else index),
-        num_samples=len(event.samples),
-        masked={m.segment: m.staleness for m in own.masked if m.sample == ref.sample},
+        masked={m.segment: m.staleness for m in event.masked if (m.group_id, m.sample) == key},
     )
 
 

@@ -29,19 +29,10 @@ MAX_MISSING = 256  # fingerprints that are remembered as missing; more only ask 
 
 
 class Catalogue:
-    """The port `schemas.SchemaTexts` on the topic `schemas` of a bus; belongs to its thread.
+    """The port `schemas.SchemaTexts` on the topic `schemas` of a bus; belongs to its thread."""
 
-    Args:
-        deadline_s: longest time to read what the topic holds and was not read before.
-        retry_s: how long a fingerprint that is not there stays unasked for.
-    """
-
-    def __init__(
-        self, bus: Bus, *, deadline_s: float = DEADLINE_S, retry_s: float = RETRY_S
-    ) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._deadline_s = deadline_s
-        self._retry_s = retry_s
         self._texts: dict[bytes, str] = {}
         self._missing: set[bytes] = set()
         self._looked_s = float("-inf")
@@ -63,7 +54,7 @@ class Catalogue:
 
     def _is_due(self, print_: bytes) -> bool:
         is_new = print_ not in self._missing and len(self._missing) < MAX_MISSING
-        return is_new or time.monotonic() >= self._looked_s + self._retry_s
+        return is_new or time.monotonic() >= self._looked_s + RETRY_S
 
     def _look(self) -> None:
         """Read what the topic has grown by."""
@@ -77,7 +68,7 @@ class Catalogue:
                 continue
             first = max(self._next, self._bus.beginnings(SCHEMAS.name)[partition])
             with self._bus.reader({partition: first}) as reader:
-                for raws in read_to(reader, {partition: end}, self._deadline_s):
+                for raws in read_to(reader, {partition: end}, DEADLINE_S):
                     for raw in raws:
                         self._learn(raw)
             self._next = end

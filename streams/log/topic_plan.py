@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlstreams.streams.log.topics import PROMPTS, SCORED, TOPICS, TRAJECTORIES, Retention, Topic
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES, Retention, Topic
 
 _DAY_MS = 24 * 3600 * 1000
 FLUSH = "flush.messages"
@@ -57,28 +57,26 @@ class TopicPlan:
             case Retention.COMPACT:
                 return {"cleanup.policy": "compact"}
 
-    def lengthened(self, topic: Topic, found: Mapping[str, str]) -> dict[str, str]:
-        """Bounds that the plan sets farther than they are; -1 is no bound.
+    def strengthened(self, topic: Topic, found: Mapping[str, str]) -> dict[str, str]:
+        """Settings of a topic that exists which the plan wants stronger: forced writes, and bounds
+        of payloads that are set farther than they are; -1 is no bound.
 
         Never a nearer one: an operator may have lengthened it, and shortening removes records.
         """
-        if topic.retention is not Retention.PAYLOAD:
-            return {}
-        return {
+        bounds = self._retention(topic.retention) if topic.retention is Retention.PAYLOAD else {}
+        farther = {
             name: wanted
-            for name, wanted in self._retention(topic.retention).items()
+            for name, wanted in bounds.items()
             if _reach(wanted) > _reach(found.get(name, "-1"))
         }
+        return farther | ({FLUSH: "1"} if self.fsync and found.get(FLUSH) != "1" else {})
 
-    def wanted(self, run: str) -> Mapping[str, dict[str, object]]:
-        """Every topic of the run, by its full name, as an administration client creates it."""
+    def made(self, topic: Topic) -> dict[str, object]:
+        """The topic as an administration client creates it."""
         return {
-            f"{run}.{topic.name}": {
-                "num_partitions": self.partitions(topic),
-                "replication_factor": self.replication,
-                "configs": self.settings(topic),
-            }
-            for topic in TOPICS
+            "num_partitions": self.partitions(topic),
+            "replication_factor": self.replication,
+            "configs": self.settings(topic),
         }
 
 

@@ -72,13 +72,11 @@ class Manifest:
     started_at_ms: int
     finished_at_ms: int = 0
     cluster_id: str = ""
-    selection: dict[str, str] = field(default_factory=dict)  # what was asked for; empty: all
     config: str = ""  # the run's configuration as JSON, without secrets
     versions: dict[str, str] = field(default_factory=dict)  # of code and packages that recorded
     hashes: dict[str, str] = field(default_factory=dict)  # data set, tokenizer, model: as claimed
     topics: dict[str, RecordedTopic] = field(default_factory=dict)
     files: list[RecordedFile] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # what the recorder could not get; sentences
 
     @property
     def is_sealed(self) -> bool:
@@ -139,11 +137,7 @@ def _no_manifest(folder: Path) -> str:
             f"{folder} holds the files of a recording, but its {MANIFEST_FILE} is missing, which "
             "says of what run they are: copy it again from where it was recorded"
         )
-    if folder.is_file():
-        return f"{folder} is a file; a recording is a folder with a {MANIFEST_FILE}"
-    there = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) if folder.is_dir() else ""
-    found = f"it holds {there}" if there else "it is empty, or not there"
-    return f"{folder} is no recording: no {MANIFEST_FILE}; {found}"
+    return f"{folder} is no recording: it is no folder with a {MANIFEST_FILE}"
 
 
 def _digest(plain: Mapping[str, object]) -> str:

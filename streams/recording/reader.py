@@ -14,7 +14,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -159,20 +158,13 @@ class Recording(Closing):
             NotRecordedError: there is none; says what is there of that partition.
             DamagedError: bytes were changed.
         """
-        found = self.find(position)
-        if found is None:
-            raise NotRecordedError(f"{position} is not in {self.folder}: {self._there(position)}")
-        return found
-
-    def find(self, position: Position) -> RawRecord | None:
-        """The same; None: there is none."""
         topic, number, offset = position
         for group in self._by_partition.get(Partition(topic, number), ()):
             if group.offsets[0] <= offset <= group.offsets[1]:
                 found = self._group(group).get(offset)
                 if found is not None:
                     return found
-        return None
+        raise NotRecordedError(f"{position} is not in {self.folder}: {self._there(position)}")
 
     def keyed(self, topic: str, keys: Collection[bytes]) -> Iterator[RawRecord]:
         """The records of a topic with one of these keys; only their row groups are read."""
@@ -250,16 +242,8 @@ def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int],
         yield (now_ms, raw.position.topic, raw.position.partition), raw
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """What a look at every byte found."""
-
-    num_records: int  # that were read
-    problems: tuple[str, ...]  # one sentence each; empty: all is as it was written
-
-
-def verify(folder: Path) -> Verified:
-    """Check hashes, pages and every event of a recording; changes nothing.
+def verify(folder: Path) -> list[str]:
+    """What is not as it was written, a sentence each: hashes, pages, events; changes nothing.
 
     Raises:
         ForeignFileError: no recording, or one of another format.
@@ -267,15 +251,14 @@ def verify(folder: Path) -> Verified:
     try:
         recording = Recording(folder)
     except DamagedError as err:
-        return Verified(num_records=0, problems=(str(err),))
-    problems, num_records = [*recording.problems], 0
+        return [str(err)]
+    problems = [*recording.problems]
     for group in recording.groups:
         try:
             table = read_group(folder, group, (*RECORD, "event"))
         except DamagedError as err:
             problems.append(str(err))
             continue
-        num_records += table.num_rows
         names = table["event"].to_pylist()
         for raw, name in zip(records_of(table, group.partition), names, strict=True):
             try:
@@ -290,4 +273,4 @@ def verify(folder: Path) -> Verified:
                 problems.append(f"{path} is missing")
             elif sha256_of(path) != file.sha256:
                 problems.append(f"{path}: bytes were changed: its hash is not the manifest's")
-    return Verified(num_records=num_records, problems=tuple(dict.fromkeys(problems)))
+    return [*dict.fromkeys(problems)]

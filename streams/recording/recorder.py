@@ -7,8 +7,8 @@ written before its own end was known: it is in the recording too.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rlstreams.schemas import DecodeError
@@ -20,7 +20,6 @@ from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, RawRecord
-from rlstreams.streams.recording.selection import Selection
 from rlstreams.streams.recording.writer import RecordingWriter
 
 # Downstream first; the schemas before all, for they explain the rest.
@@ -41,17 +40,12 @@ class Progress:
     behind: int  # offsets up to the end of the stretch
 
 
-class _NotAskedError(DecodeError):
-    """A schema could not be asked for: the broker of a run that is over may be gone."""
-
-
 class Recorder(Closing):
     """Reads topics of a run from where the recording stands.
 
     Args:
         bus: of the run.
         writer: of the recording; a resumed one goes on at its positions.
-        selection: what is written; positions move on over the rest.
         on_progress: called after each poll.
     """
 
@@ -59,32 +53,20 @@ class Recorder(Closing):
         self,
         bus: Bus,
         writer: RecordingWriter,
-        selection: Selection,
         *,
         on_progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         self._bus = bus
         self._writer = writer
-        self._selection = selection
         self._on_progress = on_progress
         self._first = self._offsets(bus.beginnings)
         begun = {p: at for p, (_, at) in writer.spans.items() if p in self._first}
         self._reader = bus.reader(self._first | begun)
         self._ends: dict[Partition, int] = {}
         self._num_bytes = 0
-        self._unread: Counter[bytes] = Counter()  # records by the fingerprint that nobody knew
-        self._ask_at_s = 0.0
+        self._ask_at_s = 0.0  # not before: the broker of a run that is over may be gone
         self.trainer_state = ""  # what the newest epoch's trainer said last
         self._epoch = 0
-
-    @property
-    def unread(self) -> Mapping[str, int]:
-        """Records under a schema that could not be asked for, by its fingerprint, hexadecimal.
-
-        They are in the recording, whatever they are about.
-        """
-        known = self._writer.schemas
-        return {print_.hex(): num for print_, num in self._unread.items() if print_ not in known}
 
     def up_to_now(self) -> None:
         """Record what the topics hold at this moment, and commit; nothing is read after it.
@@ -122,26 +104,20 @@ class Recorder(Closing):
         self._reader.close()
 
     def _take(self, raw: RawRecord) -> None:
-        """Note what it says, and append it if it is meant."""
+        """Append it, and note what it says."""
         self._num_bytes += len(raw.value)
         if raw.position.topic == t.SCHEMAS.name:
             text = bytes(raw.value).decode("utf-8", "replace")
             if fingerprint_of_foreign(text) is not None:
                 self._writer.learn(text)
         event = None
-        try:
+        with suppress(DecodeError):  # recorded as it is
             event = decoded(raw, self).event
-        except _NotAskedError:
-            self._writer.append(raw)
-            return
-        except DecodeError:  # recorded as it is
-            pass
         if isinstance(event, TrainerStarted) and event.epoch > self._epoch:
             self._epoch, self.trainer_state = event.epoch, ""
         elif isinstance(event, TrainerHeartbeat) and event.epoch == self._epoch:
             self.trainer_state = event.state
-        if self._selection.wants(raw, event):
-            self._writer.append(raw, event)
+        self._writer.append(raw, event)
 
     def get(self, print_: bytes, /) -> str | None:
         """The port `SchemaTexts`: what was recorded, or the bus knows."""
@@ -151,13 +127,8 @@ class Recorder(Closing):
                 text = self._bus.schemas().get(print_)
             except StreamsError:
                 self._ask_at_s = time.monotonic() + _ASK_EVERY_S
-            else:
-                if text is not None:
-                    self._writer.learn(text)
-                return text
-        if text is None:
-            self._unread[print_] += 1
-            raise _NotAskedError(f"nobody could be asked for schema {print_.hex()}")
+            if text is not None:
+                self._writer.learn(text)
         return text
 
     def _positions(self) -> dict[Partition, int]:
@@ -170,8 +141,4 @@ class Recorder(Closing):
         return sum(max(0, end - positions.get(p, 0)) for p, end in self._ends.items())
 
     def _offsets(self, ask: Callable[[str], Mapping[Partition, int]]) -> dict[Partition, int]:
-        found: dict[Partition, int] = {}
-        for topic in ORDER:
-            if not self._selection.topics or topic.name in self._selection.topics:
-                found |= ask(topic.name)
-        return {p: at for p, at in found.items() if self._selection.wants_partition(p)}
+        return {p: at for topic in ORDER for p, at in ask(topic.name).items()}

@@ -7,6 +7,7 @@ footers say where a partition, an offset, a time or a key may lie, and nothing e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +15,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlstreams.schemas.events import Event
+from rlstreams.schemas.events import Event, Prompt, ScoredTrajectory, StepsRedone, Trajectory
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.recording.manifest import DamagedError, ForeignFileError
-from rlstreams.streams.recording.selection import facts_of
 
 _HEADER = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
 # Footers are read by the place of a column: those without children come first.
@@ -66,6 +66,40 @@ class RowGroup(NamedTuple):
     times_ms: tuple[int, int]
     keys: tuple[bytes, bytes] | None  # None: the footer does not tell
     size_bytes: int  # before compression
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Index columns of an event; None where it has no such thing."""
+
+    group_id: str | None = None
+    sample: int | None = None
+    step: int | None = None
+    version: int | None = None  # what it made, announced or loaded; the newest that sampled it
+
+    @property
+    def name(self) -> str | None:
+        """Of the sample: `17/3`."""
+        return None if self.sample is None else f"{self.group_id}/{self.sample}"
+
+
+def facts_of(event: Event | None) -> Facts:
+    """What the event says; of a record that is no event, nothing."""
+    subject = event.trajectory if isinstance(event, ScoredTrajectory) else event
+    versions: list[Any]
+    if isinstance(subject, Trajectory):
+        versions = [s.policy_version for s in subject.segments if s.author == "policy"]
+    elif isinstance(subject, Prompt):
+        versions = [subject.min_policy_version]
+    else:
+        versions = [getattr(subject, "policy_version", None)]
+    step = subject.last_step if isinstance(subject, StepsRedone) else getattr(subject, "step", None)
+    return Facts(
+        group_id=getattr(subject, "group_id", None),
+        sample=getattr(subject, "sample", None),
+        step=step,
+        version=max(versions, default=None),
+    )
 
 
 def row_of(raw: RawRecord, event: Event | None) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlstreams.schemas import EVENTS, DecodeError, Event, fingerprint, schema_text
+from rlstreams.schemas import EVENTS, Event, fingerprint, schema_text
 from rlstreams.streams.log.bus import Closing
-from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.recording.manifest import (
@@ -98,16 +97,12 @@ class RecordingWriter(Closing):
         )
 
     def append(self, raw: RawRecord, event: Event | None = None) -> None:
-        """Add one record, with its event if the caller has decoded it; it counts from the next
-        `commit` on. One that is there is passed by."""
+        """Add one record, with its event if it is one; it counts from the next `commit` on. One
+        that is there is passed by."""
         if raw.position in self._written:
             return
         self._opened_s = self._opened_s or time.monotonic()
-        if event is None:
-            with suppress(DecodeError):
-                event = decoded(raw, self.schemas).event
-        row = row_of(raw, event)
-        self._waiting.setdefault(raw.partition, []).append(row)
+        self._waiting.setdefault(raw.partition, []).append(row_of(raw, event))
         self.num_records += 1
         self._waiting_bytes += len(raw.value)
         self._file_bytes += len(raw.value)
@@ -251,7 +246,7 @@ def _begun(folder: Path, wanted: Manifest) -> Manifest | None:
     found = load(folder)
     if found.is_sealed:
         raise RecordingError(f"{folder} holds a finished recording: name another folder")
-    for name in ("run", "cluster_id", "selection"):
+    for name in ("run", "cluster_id"):
         old, new = getattr(found, name), getattr(wanted, name)
         if old != new:
             raise RecordingError(f"{folder} holds a recording with {name} {old!r}, this is {new!r}")

@@ -90,39 +90,25 @@ class TalkingBus(KafkaBus):
 
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:
         """See `Bus`."""
-        return _TalkingReader(self._reader_feed(), offsets, self)
+        return _TalkingReader(self._reader_feed(), offsets, self.say)
 
 
 class _TalkingReader(KafkaReader):
-    """Says twice a second what share of the records there it has delivered."""
+    """Says twice a second how many records it has delivered."""
 
     def __init__(
-        self, feed: Feed, offsets: Mapping[Partition, int] | None, bus: TalkingBus
+        self, feed: Feed, offsets: Mapping[Partition, int] | None, say: Callable[[str], None]
     ) -> None:
-        self._bus = bus
-        self._ends: Mapping[Partition, int] = {}  # asked for when there is something to say
+        self._say = say
+        self._num_read = 0
         self._due_s = time.monotonic() + SAY_EVERY_S
         super().__init__(feed, offsets)
 
     def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
         """See `Reader`."""
-        if self._starts and time.monotonic() >= self._due_s:
-            self._say()
-        return super().poll(max_records, timeout_s)
-
-    def seek(self, offsets: Mapping[Partition, int]) -> None:
-        """See `Reader`."""
-        super().seek(offsets)
-        self._ends = {}
-
-    def _say(self) -> None:
-        topics = sorted({partition.topic for partition in self._starts})
-        if not self._ends:
-            self._ends = {p: end for topic in topics for p, end in self._bus.ends(topic).items()}
-        begun = sum(self._starts.values())
-        total = sum(self._ends.get(p, 0) for p in self._starts) - begun
-        at = self.positions()
-        num_read = sum(at.get(p, start) for p, start in self._starts.items()) - begun
-        names = topics[0] if len(topics) == 1 else f"{len(topics)} topics"
-        self._bus.say(f"reading {names}: {num_read:,} of {total:,} records" * (num_read < total))
-        self._due_s = time.monotonic() + SAY_EVERY_S
+        records = super().poll(max_records, timeout_s)
+        self._num_read += len(records)
+        if records and time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + SAY_EVERY_S
+            self._say(f"reading {records[-1].position.topic}: {self._num_read:,} records")
+        return records

@@ -8,18 +8,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.recording.manifest import MANIFEST_FILE, holds_files
+from rlstreams.streams.recording.manifest import MANIFEST_FILE, SUFFIX
 from rlstreams.streams.run.recorded_log import is_recording
 
 CONFIG_FILE = "config.json"  # the resolved configuration of the run
 RUNS, RECORDINGS = "runs", "recordings"
-CHECKPOINT, CHECKPOINTS, VERSIONS = (
-    "one checkpoint",
-    "a folder of checkpoints",
-    "a folder of weights",
-)
-_SHOWN = 8
+CHECKPOINTS, VERSIONS = "a folder of checkpoints", "a folder of weight versions"
 _MARKS = {RUNS: CONFIG_FILE, RECORDINGS: MANIFEST_FILE}
+_HOLDS = {
+    MANIFEST_FILE: "one checkpoint",
+    f"[0-9]*-[0-9]*/{MANIFEST_FILE}": CHECKPOINTS,
+    "v*-*.safetensors": VERSIONS,
+    f"[0-9]*{SUFFIX}": f"a recording without its {MANIFEST_FILE}",
+}
+_SHOWN = 8
 
 
 def check_place(
@@ -28,50 +30,26 @@ def check_place(
     """See that `name` is a folder of one of these kinds; with `or_file` any file passes.
 
     Raises:
-        ConfigError: it is not; names the runs and the recordings that are there.
+        ConfigError: it is not; says what it is, and names the runs and the recordings there are.
     """
     path = Path(name)
     if or_file and (path.suffix == ".toml" or path.is_file()):
         return
-    if path.is_dir() and any(_is(kind, path) for kind in kinds):
+    if any(_is(kind, path) for kind in kinds):
         return
-    raise ConfigError(f"{_what(path, kinds)}; {_instead(path, kinds)}")
-
-
-def _is(kind: str, path: Path) -> bool:
-    """By the file that marks it; a model's folder has a file of the same name as a run's."""
-    mark = path / _MARKS[kind]
-    if kind == RECORDINGS:
-        return is_recording(path)
-    if not mark.is_file():
-        return False
-    try:
-        found = json.loads(mark.read_bytes())
-    except (OSError, ValueError):  # who reads it says what is wrong with it
-        return True
-    return isinstance(found, dict) and "run" in found
-
-
-def _what(path: Path, kinds: Sequence[str]) -> str:
-    if not path.exists():
-        return f"{path} is not there"
     wanted = " nor ".join(f"a {kind[:-1]}" for kind in kinds)
-    lacks = " and no ".join(_MARKS[kind] for kind in kinds)
-    is_other = next((k for k in _MARKS if k not in kinds and _is(k, path)), "")
-    if is_other:
-        way_out = f" (make one: rlstreams record {path})" if is_other == RUNS else ""
-        return f"{path} is a {is_other[:-1]}, not {wanted}{way_out}"
-    if RECORDINGS in kinds and holds_files(path):
-        return (
-            f"{path} holds files of a recording, but its {MANIFEST_FILE}, which says of "
-            "what run they are, is missing"
-        )
-    if holds := _weights_in(path):
-        return f"{path} is {holds}, {'neither ' if len(kinds) > 1 else 'not '}{wanted}"
-    told = f"{path} is {'neither ' if len(kinds) > 1 else 'not '}{wanted}"
-    if (path / CONFIG_FILE).is_file() and RUNS in kinds:
-        return f"{told}: its {CONFIG_FILE} has no section run, as that of a model has none"
-    return f"{told}: it has no {lacks}"
+    wanted = f"{'neither' if len(kinds) > 1 else 'not'} {wanted}"
+    found = what_is(path)
+    if not path.exists():
+        told = "is not there"
+    elif found == "a run":
+        told = f"is {found}, {wanted} (make one: rlstreams record {path})"
+    elif found:
+        told = f"is {found}, {wanted}"
+    else:
+        lacks = " and ".join(f"no {_MARKS[kind]} of a {kind[:-1]}" for kind in kinds)
+        told = f"is {wanted}: it has {lacks}"
+    raise ConfigError(f"{path} {told}; {_instead(path, kinds)}")
 
 
 def check_folder_of(kind: str, name: str, option: str) -> None:
@@ -80,35 +58,42 @@ def check_folder_of(kind: str, name: str, option: str) -> None:
     Raises:
         ConfigError: it is not; says what it is, and what was expected.
     """
-    path = Path(name)
-    wanted = f"{option} takes {kind}"
-    holds = _weights_in(path)
-    if holds == kind:
-        return
-    if not path.is_dir():
-        raise ConfigError(f"{wanted}; {path} is {'a file' if path.exists() else 'not there'}")
-    if holds == CHECKPOINT:
-        raise ConfigError(f"{wanted}; {path} is {holds} of those in {path.resolve().parent}")
-    is_what = holds or next((f"a {kind[:-1]}" for kind in _MARKS if _is(kind, path)), "neither")
-    beside = path / ("weights" if kind == VERSIONS else "checkpoints")
-    there = f"; it has {beside}" if beside.is_dir() else ""
-    raise ConfigError(f"{wanted}; {path} is {is_what}{there}")
+    found, path = what_is(Path(name)), Path(name)
+    if found != kind:
+        told = f"is {found or 'something else'}" if path.exists() else "is not there"
+        beside = path / ("weights" if kind == VERSIONS else "checkpoints")
+        there = f"; it has {beside}" if beside.is_dir() else ""
+        raise ConfigError(f"{option} takes {kind}; {path} {told}{there}")
 
 
 def other_than_run(path: Path) -> str:
     """What is in a folder that no run may take; empty if nothing is."""
-    is_what = "a recording" if is_recording(path) else _weights_in(path)
-    return f"{path} is {is_what}" if is_what else ""
+    found = what_is(path)
+    return f"{path} is {found}" if found not in ("", "a run") else ""
 
 
-def _weights_in(path: Path) -> str:
-    """What of checkpoints or weights a folder is; empty if nothing."""
-    if (path / MANIFEST_FILE).is_file() and not is_recording(path):
-        return CHECKPOINT
-    marks = path.glob(f"[0-9]*-[0-9]*/{MANIFEST_FILE}") if path.is_dir() else ()
-    if any(not is_recording(mark.parent) for mark in marks):
-        return CHECKPOINTS
-    return VERSIONS if path.is_dir() and any(path.glob("v*-*.safetensors")) else ""
+def what_is(path: Path) -> str:
+    """What of ours a folder is; empty if nothing."""
+    for kind in _MARKS:
+        if _is(kind, path):
+            return f"a {kind[:-1]}"
+    for pattern, holds in _HOLDS.items():
+        if any(not is_recording(found.parent) for found in path.glob(pattern)):
+            return holds
+    return ""
+
+
+def _is(kind: str, path: Path) -> bool:
+    """By the file that marks it; a model's folder has a file of the same name as a run's."""
+    if kind == RECORDINGS:
+        return is_recording(path)
+    try:
+        found = json.loads((path / CONFIG_FILE).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):  # who reads it says what is wrong with it
+        return True
+    return isinstance(found, dict) and "run" in found
 
 
 def _instead(path: Path, kinds: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ class FlowView:
 
     def __init__(self) -> None:
         self._ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._drop)
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # by the field of `FlowState`
         self._scored: dict[tuple[str, str], float] = {}  # by worker and instance
         self._dead: Counter[str] = Counter()  # by open group: its close closes none of them
         self._group_size = 0
@@ -63,9 +63,9 @@ class FlowView:
             self._counts["rolled_out"] += 1
             self._counts["rolled_out_to_train"] += event.purpose == TRAIN
         elif isinstance(event, DeadLetter):
-            self._counts[f"dead_at_{event.role}"] += 1
-            if event.purpose == TRAIN and event.role in ("rollout", "logprob"):
-                self._dead[event.group_id] += 1
+            if event.role in ("rollout", "logprob"):
+                self._counts[f"dead_at_{event.role}"] += 1
+                self._dead[event.group_id] += event.purpose == TRAIN
         elif isinstance(event, WorkerReport):
             if event.role == "logprob":
                 scored = event.counters.get("samples", 0.0)
@@ -90,13 +90,4 @@ class FlowView:
     @property
     def state(self) -> FlowState:
         """A snapshot."""
-        counts = self._counts
-        return FlowState(
-            issued=counts["issued"],
-            rolled_out=counts["rolled_out"],
-            rolled_out_to_train=counts["rolled_out_to_train"],
-            scored=int(sum(self._scored.values())),
-            closed=counts["closed"],
-            dead_at_rollout=counts["dead_at_rollout"],
-            dead_at_logprob=counts["dead_at_logprob"],
-        )
+        return FlowState(**self._counts, scored=int(sum(self._scored.values())))

@@ -6,8 +6,8 @@ groups' committed positions say later who has finished what. Only open groups ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rlstreams.schemas.events import (
     TRAIN,
@@ -18,7 +18,6 @@ from rlstreams.schemas.events import (
     PolicyPublished,
     Prompt,
     PullRequested,
-    TrainerStarted,
     Trajectory,
     WorkerReport,
 )
@@ -42,17 +41,18 @@ PROGRESS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class OpenSample:
-    """A sample of an open training group."""
+    """A sample of an open training group, as the first records of it say."""
 
     group: int
     sample: int
+    is_issued: bool = False
     min_policy_version: int = -1
     issued_at_ms: int = 0
     prompt: Position | None = None  # where its record lies
-    trajectory: Position | None = None
     is_rolled_out: bool = False
+    trajectory: Position | None = None
     worker: str = ""  # that rolled it out
     finished_at_ms: int = 0
     is_dead: bool = False
@@ -78,50 +78,42 @@ class WorkerHop:
     moved_ms: int  # when it began, or last finished something (its start is one)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HopsState:
-    """All that can hold up a step, as the topics tell it."""
-
-    claim: TrainerStarted | None = None
-    step: int = 0
-    group_size: int = 0
-    last_group: int = -1  # highest number that was issued
-    newest_version: int = -1  # of the ledger
-    published: frozenset[int] = frozenset()
-    trainer_state: str = ""  # of the newest heartbeat
-    control: str = "running"
-    samples: tuple[OpenSample, ...] = ()  # of open groups, by number
-    workers: tuple[WorkerHop, ...] = ()  # by name
-    pulls: Mapping[str, PullRequested] = field(default_factory=dict)  # not confirmed, by worker
-
-    def of(self, role: str) -> tuple[WorkerHop, ...]:
-        """The workers of a role that have reported."""
-        return tuple(worker for worker in self.workers if worker.role == role)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has made all the steps that its newest claim is about."""
-        return self.claim is not None and 0 < self.claim.step_target <= self.step
-
-
 class HopsView:
     """Folds all topics but the scored trajectories, which carry the payloads a second time."""
 
     def __init__(self) -> None:
-        self._ledger = Ledger(
+        self.ledger = Ledger(
             begins_anywhere=True,
             on_step=lambda _event, _: self._forget_closed(),
             on_drop=lambda _event, _: self._forget_closed(),
         )
-        self._group_size = 0
-        self._last_group = -1
-        self._published: set[int] = set()
-        self._control = "running"
+        self.group_size = 0
+        self.last_group = -1  # highest number that was issued
+        self.published: set[int] = set()  # versions
+        self.control = "running"
+        self.pulls: dict[str, PullRequested] = {}  # not confirmed, by worker
+        # Of open groups. Topics are read beside each other: the prompt of some was not read yet.
         self._samples: dict[tuple[int, int], OpenSample] = {}
-        # Of a sample whose prompt was not read yet: topics are read beside each other.
-        self._early: dict[tuple[int, int], OpenSample] = {}
         self._workers: dict[str, tuple[WorkerHop, Mapping[str, float]]] = {}
-        self._pulls: dict[str, PullRequested] = {}
+
+    @property
+    def samples(self) -> Sequence[OpenSample]:
+        """Issued samples of open groups, by number."""
+        return [s for _, s in sorted(self._samples.items()) if s.is_issued]
+
+    @property
+    def workers(self) -> Sequence[WorkerHop]:
+        """All that have reported, by name."""
+        return [worker for _, (worker, _) in sorted(self._workers.items())]
+
+    def of(self, role: str) -> Sequence[WorkerHop]:
+        """The workers of a role that have reported."""
+        return [worker for worker in self.workers if worker.role == role]
+
+    @property
+    def trainer_state(self) -> str:
+        """Of the newest heartbeat."""
+        return self.ledger.heartbeat.state if self.ledger.heartbeat else ""
 
     def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event, and where its record lies if that is known."""
@@ -132,53 +124,41 @@ class HopsView:
             case WorkerReport():
                 self._report(event)
             case PullRequested():
-                self._pulls[event.worker] = event
+                self.pulls[event.worker] = event
             case PolicyLoaded():
-                self._pulls.pop(event.worker, None)
+                self.pulls.pop(event.worker, None)
             case PolicyPublished():
-                self._published.add(event.policy_version)
+                self.published.add(event.policy_version)
             case ControlState():
-                self._control = event.state
+                self.control = event.state
             case _:
-                self._ledger.apply(event)
+                self.ledger.apply(event)
 
     def _forget_closed(self) -> None:
-        for kept in (self._samples, self._early):
-            for key in [key for key in kept if self._ledger.is_closed(key[0])]:
-                del kept[key]
+        for key in [key for key in self._samples if self.ledger.is_closed(key[0])]:
+            del self._samples[key]
 
     def _move(self, event: Prompt | Trajectory | DeadLetter, position: Position | None) -> None:
-        key = (int(event.group_id), event.sample)
+        group = int(event.group_id)
         if isinstance(event, Prompt):
-            self._last_group = max(self._last_group, key[0])
-        if self._ledger.is_closed(key[0]):
+            self.last_group = max(self.last_group, group)
+        if self.ledger.is_closed(group):
             return
-        known = self._samples.get(key) or self._early.pop(key, None)
-        known = known or OpenSample(group=key[0], sample=key[1])
+        fresh = OpenSample(group=group, sample=event.sample)
+        sample = self._samples.setdefault((group, event.sample), fresh)
         match event:
             case Prompt():
-                self._group_size = event.group_size
-                if key not in self._samples:  # the first record of a sample counts
-                    known = replace(
-                        known,
-                        min_policy_version=event.min_policy_version,
-                        issued_at_ms=event.issued_at_ms,
-                        prompt=position,
-                    )
-                self._samples[key] = known
-                return
+                self.group_size = event.group_size
+                if not sample.is_issued:  # the first record of a sample counts
+                    sample.is_issued, sample.prompt = True, position
+                    sample.min_policy_version = event.min_policy_version
+                    sample.issued_at_ms = event.issued_at_ms
             case Trajectory():
-                if not known.is_rolled_out:
-                    known = replace(
-                        known,
-                        trajectory=position,
-                        is_rolled_out=True,
-                        worker=event.worker,
-                        finished_at_ms=event.finished_at_ms,
-                    )
+                if not sample.is_rolled_out:
+                    sample.is_rolled_out, sample.trajectory = True, position
+                    sample.worker, sample.finished_at_ms = event.worker, event.finished_at_ms
             case DeadLetter():
-                known = replace(known, is_dead=True)
-        (self._samples if key in self._samples else self._early)[key] = known
+                sample.is_dead = True
 
     def _report(self, event: WorkerReport) -> None:
         counters = {name: event.counters.get(name, 0.0) for name in PROGRESS}
@@ -193,9 +173,9 @@ class HopsView:
             if counted == counters and not has_started:
                 moved_ms = last.moved_ms
         elif last is not None:
-            pull = self._pulls.get(event.worker)
+            pull = self.pulls.get(event.worker)
             if pull is not None and pull.instance == last.instance:
-                del self._pulls[event.worker]  # its predecessor's: nobody waits for it
+                del self.pulls[event.worker]  # its predecessor's: nobody waits for it
         hop = WorkerHop(
             worker=event.worker,
             role=event.role,
@@ -208,21 +188,3 @@ class HopsView:
             moved_ms=moved_ms,
         )
         self._workers[event.worker] = (hop, counters)
-
-    @property
-    def state(self) -> HopsState:
-        """A snapshot."""
-        ledger = self._ledger
-        return HopsState(
-            claim=ledger.claim,
-            step=ledger.last_step,
-            group_size=self._group_size,
-            last_group=self._last_group,
-            newest_version=ledger.policy_version,
-            published=frozenset(self._published),
-            trainer_state=ledger.heartbeat.state if ledger.heartbeat else "",
-            control=self._control,
-            samples=tuple(self._samples[key] for key in sorted(self._samples)),
-            workers=tuple(self._workers[name][0] for name in sorted(self._workers)),
-            pulls=dict(self._pulls),
-        )

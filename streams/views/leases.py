@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlstreams.schemas.events import DeviceLease, Event, WorkerReport
+from rlstreams.schemas.events import DeviceLease, Event
 
 FREE, GRANTED, HELD, RECALLED, RELEASED, LOST = (
     "free", "granted", "held", "recalled", "released", "lost"
@@ -79,25 +79,3 @@ class Leases:
         elif event.state == GRANTED:
             lease.held_ms = 0
         return True
-
-
-class TurnsView:
-    """Leases, and since when each process has waited: folds of `control` and `worker-events`."""
-
-    def __init__(self) -> None:
-        self.leases = Leases()
-        self._idle_ms: dict[str, int] = {}  # by instance
-
-    def apply(self, event: Event) -> None:
-        """Take one event."""
-        self.leases.apply(event)
-        if isinstance(event, WorkerReport):
-            if event.state == "waiting":
-                self._idle_ms.setdefault(event.instance, event.at_ms)
-            else:
-                self._idle_ms.pop(event.instance, None)
-
-    def idle_s(self, instance: str, since_ms: int, now_ms: int) -> float:
-        """How long a process has said that it waits, of the time since `since_ms`."""
-        begun_ms = self._idle_ms.get(instance)
-        return 0.0 if begun_ms is None else (now_ms - max(begun_ms, since_ms)) / 1000

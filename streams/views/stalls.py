@@ -10,12 +10,14 @@ and the last version's pulls. Who does not read the samples' topics is answered 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import Committed, Partition, Position
-from rlstreams.streams.views.hops import HopsState, OpenSample, WorkerHop
+from rlstreams.streams.log.text import counted
+from rlstreams.streams.views.hops import HopsView, OpenSample, WorkerHop
 from rlstreams.streams.views.workers import SILENT_S
 
 START_S = 600.0  # a large model takes its time to load; until then a role is starting
@@ -100,7 +102,7 @@ class Blocked:
 class Inquiry:
     """One look at a state. `first` asks the stages in order."""
 
-    def __init__(self, state: HopsState, evidence: Evidence, limits: Limits) -> None:
+    def __init__(self, state: HopsView, evidence: Evidence, limits: Limits) -> None:
         self._state = state
         self._evidence = evidence
         self._limits = limits
@@ -118,7 +120,7 @@ class Inquiry:
         )
         if not self._evidence.has_samples:
             steps = (self._by_reports,)
-        elif self._state.is_over:
+        elif self._state.ledger.at_target:
             steps = (self._held, self._broker, self._end)
         return next((found for step in steps if (found := step()) is not None), None)
 
@@ -165,19 +167,17 @@ class Inquiry:
         )
 
     def _claim(self) -> Blocked | None:
-        state = self._state
-        if state.claim is None:
+        ledger = self._state.ledger
+        if ledger.claim is None:
             return self._blame("trainer", "the trainer has not claimed the run")
-        if state.newest_version not in state.published:
-            text = f"policy version {state.newest_version} was made but not published"
+        if ledger.policy_version not in self._state.published:
+            text = f"policy version {ledger.policy_version} was made but not published"
             return self._blame("trainer", text, hop="weights")
         return None
 
     def _prompts(self) -> Blocked | None:
-        samples, size = self._state.samples, max(1, self._state.group_size)
-        sizes: dict[int, int] = {}
-        for sample in samples:
-            sizes[sample.group] = sizes.get(sample.group, 0) + 1
+        size = max(1, self._state.group_size)
+        sizes = Counter(sample.group for sample in self._state.samples)
         whole = sum(count >= size for count in sizes.values())
         if whole >= self._limits.groups_per_step:
             return None
@@ -193,7 +193,9 @@ class Inquiry:
         left = [s for s in self._state.samples if not (s.is_rolled_out or s.is_dead)]
         if not left:
             return None
-        text = f"{_trajectories(left)} missing: {self._told(left, 'rollout')}"
+        first, age_s = left[0], self._age_s(left[0].issued_at_ms)
+        where = f"{first.name}{_at(first.prompt)}, issued {age_s:.0f} s ago"
+        text = f"{_trajectories(left)} missing: {where}{_and_more(left)}"
         wanted = min(sample.min_policy_version for sample in left)
         return self._blame("rollout", text, wanted=wanted)
 
@@ -207,21 +209,23 @@ class Inquiry:
         # Without the group's positions nobody can say who has it: then a trainer that works does.
         if not left or (known is None and self._trainer_works()):
             return None
-        text = f"{_trajectories(left)} unscored: {self._told(left, 'logprob')}"
+        first, age_s = left[0], self._age_s(left[0].finished_at_ms)
+        where = f"{first.name}{_at(first.trajectory)}, finished {age_s:.0f} s ago by {first.worker}"
+        text = f"{_trajectories(left)} unscored: {where}{_and_more(left)}"
         return self._blame("logprob", text)
 
     def _trainer(self) -> Blocked | None:
         """The trainer's step is due: enough groups are complete, or it reports that it works."""
         known = self._evidence.committed.get("logprob")
-        sizes: dict[int, int] = {}
+        sizes: Counter[int] = Counter()
         for s in self._state.samples:
             is_scored = s.is_rolled_out and (known is None or self._is_covered(known, s.trajectory))
-            sizes[s.group] = sizes.get(s.group, 0) + (is_scored or s.is_dead)
+            sizes[s.group] += is_scored or s.is_dead
         complete = [group for group, count in sizes.items() if count >= self._state.group_size]
         if len(complete) < self._limits.groups_per_step and not self._trainer_works():
             return None
-        text = f"step {self._state.step + 1} has not run, although every sample of "
-        text += f"{_count(complete, 'open group', 'open groups')}"
+        text = f"step {self._state.ledger.last_step + 1} has not run, although every sample of "
+        text += counted(len(complete), "open group")
         text += f" ({_range(complete)})" if complete else ""
         return self._blame("trainer", f"{text} is scored or dead-lettered")
 
@@ -231,7 +235,7 @@ class Inquiry:
         if any(w.state == "stopped" and w.worker not in starting for w in trainers):
             return None
         return self._blame(
-            "trainer", f"all {self._state.step} steps are done, and it has not ended"
+            "trainer", f"all {self._state.ledger.last_step} steps are done, and it has not ended"
         )
 
     def _blame(self, role: str, text: str, *, hop: str = "", wanted: int = -1) -> Blocked | None:
@@ -297,7 +301,7 @@ class Inquiry:
         if self._is_starting(worker):
             return False
         limit_s = self._limits.of(worker)
-        is_pulled_from = self._state.is_over and worker.role == "trainer"
+        is_pulled_from = self._state.ledger.at_target and worker.role == "trainer"
         if (worker.worker in self._state.pulls or is_pulled_from) and worker.state != "working":
             limit_s = max(limit_s, self._limits.pull_s)
         # Nothing is counted while a checkpoint is written, and what was before is none of its time.
@@ -342,21 +346,6 @@ class Inquiry:
             text += " and has not loaded it"
         return text
 
-    def _told(self, samples: Sequence[OpenSample], group: str) -> str:
-        """The first of the samples that `group` is not done with, and how many more there are."""
-        first = samples[0]
-        if group == "rollout":
-            at, what, since_ms, whose = first.prompt, "issued", first.issued_at_ms, ""
-        else:
-            at, what, since_ms = first.trajectory, "finished", first.finished_at_ms
-            whose = f" by {first.worker}"
-        committed = self._evidence.committed.get(group, {})
-        mine = committed.get(Partition(at.topic, at.partition)) if at is not None else None
-        where = f" at {at}" if at is not None else ""
-        done = f" (group {group} is at {mine.offset})" if mine is not None else ""
-        text = f"{first.name}{where}{done}, {what} {self._age_s(since_ms):.0f} s ago{whose}"
-        return text if len(samples) == 1 else f"{text}, and {len(samples) - 1} more"
-
     def _trainer_works(self) -> bool:
         return any(
             w.state in ("working", "saving") or self._is_silent(w) or self._is_starting(w)
@@ -373,12 +362,12 @@ class Inquiry:
         return max(0, self._evidence.now_ms - at_ms) / 1000
 
 
-def diagnose(state: HopsState, evidence: Evidence, limits: Limits) -> Blocked | None:
+def diagnose(state: HopsView, evidence: Evidence, limits: Limits) -> Blocked | None:
     """The first blocked stage and its sentence; None: every one that has work finishes some."""
     return Inquiry(state, evidence, limits).first()
 
 
-def told(state: HopsState, evidence: Evidence, limits: Limits, role: str) -> str:
+def told(state: HopsView, evidence: Evidence, limits: Limits, role: str) -> str:
     """The last reports of `role`'s workers, the worst first."""
     return Inquiry(state, evidence, limits).told(role)
 
@@ -387,7 +376,7 @@ def _trajectories(samples: Sequence[OpenSample]) -> str:
     groups = sorted({sample.group for sample in samples})
     whose = f"{'group' if len(groups) == 1 else 'groups'} {_range(groups)}"
     verb = "is" if len(samples) == 1 else "are"
-    return f"{_count(samples, 'trajectory', 'trajectories')} of {whose} {verb}"
+    return f"{counted(len(samples), 'trajectory', 'trajectories')} of {whose} {verb}"
 
 
 def _range(groups: Sequence[int]) -> str:
@@ -396,5 +385,9 @@ def _range(groups: Sequence[int]) -> str:
     return f"{groups[0]} to {groups[-1]}"
 
 
-def _count(samples: Sequence[object], one: str, many: str) -> str:
-    return f"{len(samples)} {one if len(samples) == 1 else many}"
+def _at(position: Position | None) -> str:
+    return f" at {position}" if position is not None else ""
+
+
+def _and_more(samples: Sequence[OpenSample]) -> str:
+    return f", and {len(samples) - 1} more" if len(samples) > 1 else ""

@@ -34,8 +34,6 @@ from rlstreams.schemas.events import PolicyPublished, Tensor, Trajectory
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topics import POLICY_VERSIONS, PROMPTS, TOPICS, TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import Sampling
 from rlstreams.workers.engines.served.facts import Kind, ServerFacts
@@ -53,6 +51,8 @@ from rlstreams.workers.weights.channel import Pulled, WeightChannel
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.bench.hardware import hardware
 from tests.contract.engine_rigs import announced, version_weights
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 from tests.servers.real import long_model, real_engine, vllm_server
 from tests.unit.roles.stand import EXAMPLE, make_prompt
 

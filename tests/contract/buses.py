@@ -20,9 +20,9 @@ from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
 from rlstreams.streams.log.bus import Bus, GroupConsumer
 from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Committed, Partition
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.consumer import MemoryGroupConsumer
-from rlstreams.streams.memory.log import MemoryLog, State, Transaction
+from tests.memory.bus import MemoryBus
+from tests.memory.consumer import MemoryGroupConsumer
+from tests.memory.log import MemoryLog, State, Transaction
 
 DEADLINE_S = 60.0
 _EXPELLED_AFTER_S = 1.5

@@ -16,7 +16,6 @@ from rlstreams.show.export.model import export_model
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.config.trainer import LoraSection
 from rlstreams.workers.engines.builtin import BuiltinEngine
 from rlstreams.workers.model.model import load_model, load_weights, weights_of
@@ -27,6 +26,7 @@ from tests import factories, families
 from tests.contract.engine_rigs import announced, collect, drive, request
 from tests.heavy.test_lora import LORA, learned, training
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 # Plain; tied; experts that are fused when loaded, under two naming schemes.

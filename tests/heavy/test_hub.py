@@ -29,7 +29,7 @@ RERUN = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from rlstreams.streams.memory.bus import MemoryBus
+from tests.memory.bus import MemoryBus
 from tests.heavy.trainer.trainer_stand import (
     make_config, make_log, make_trainer, run_steps, scored, send
 )

@@ -7,7 +7,7 @@ from functools import partial
 import confluent_kafka
 import pytest
 
-from rlstreams.streams.audit.hanging import breach, hanging
+from rlstreams.cli.audit import OVERDUE_S, breach
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.open_transactions import open_transactions
 from rlstreams.streams.log.topic_plan import TopicPlan
@@ -36,7 +36,7 @@ def test_a_transaction_that_stays_open_is_named(broker: str, run: str) -> None:
     try:
         ask = partial(open_transactions, broker, run, older_than_s=0, watch_s=0.1)
         (one,) = within(30, lambda: ask() or None, "an open transaction")
-        assert [] == hanging(broker, run)
+        assert () == open_transactions(broker, run, older_than_s=OVERDUE_S)
         found = breach(one)
         config = RunConfig(run=RunSection(id=run))
         (held,) = held_by(broker, config)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.bootstrap import served
 from rlstreams.workers.bootstrap.served import Where, command_of, settings_of
 from rlstreams.workers.config.load import load
@@ -20,6 +19,7 @@ from rlstreams.workers.engines.served.process import start_locks
 from rlstreams.workers.engines.served.server import ADAPTERS, Server
 from rlstreams.workers.loop.context import Context
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 from tests.unit.roles.stand import EXAMPLE
 
 

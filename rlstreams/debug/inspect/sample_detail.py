@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlstreams.debug.inspect.stages import Stage, stages, staleness
 from rlstreams.debug.inspect.words import NUMBERS, Spelling, words
 from rlstreams.schemas.events import NO_VERSION, TensorError
 from rlstreams.streams.lineage.fold import Lineage
-from rlstreams.streams.lineage.stages import Stage, stages, staleness
 from rlstreams.streams.lineage.tokens import TokenTable, mismatch, token_table
 
 _WORTH_TELLING = 1e-3  # nats

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
+from rlstreams.debug.inspect.stages import Stage
 from rlstreams.streams.lineage.fold import Outcome
-from rlstreams.streams.lineage.stages import Stage
 from rlstreams.up.live.words import number, visible
 
 AUTHOR_STYLES = {"prompt": "bright_black", "environment": "magenta"}

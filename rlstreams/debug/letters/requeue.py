@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rlstreams.debug.letters.view import LETTER_TOPICS, Fate, LettersView
 from rlstreams.schemas.events import DeadLetter, ReplacementRequested
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS
 from rlstreams.streams.views.feed import Feed
-from rlstreams.streams.views.letters import LETTER_TOPICS, Fate, LettersView
 from rlstreams.workers.loop.validation import is_group_number
 
 TRANSACTIONAL_ID = "operator"

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rlstreams.debug.letters.view import Letter, LettersView
 from rlstreams.schemas import DecodeError, SchemaTexts, decode
 from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.schemas.events import DeadLetter, Tensor, TensorError
 from rlstreams.streams.log.text import counted, plain_json, utc_text
-from rlstreams.streams.views.letters import Letter, LettersView
 from rlstreams.up.live.words import visible
 
 SHOWN_VALUES = 12  # of an array

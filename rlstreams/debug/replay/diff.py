@@ -27,7 +27,7 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.recording import Recording
-from rlstreams.streams.recording.selection import facts_of
+from rlstreams.streams.recording.table import facts_of
 from rlstreams.streams.views.pace import MEASURED
 
 WHO = frozenset({"run", "model", "epoch", "instance", "worker", "load_id"})

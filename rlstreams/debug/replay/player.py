@@ -13,12 +13,44 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import StepCompleted
+from rlstreams.schemas.events import Event, PolicyPublished, StepCompleted, TrainerStarted
 from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.errors import AbortedError, ConfigError
 from rlstreams.streams.log.record import REPLAY_HEADER, Outgoing, RawRecord
+from rlstreams.streams.log.topics import SCHEMAS
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.streams.recording.selection import Range, Selection
+from rlstreams.streams.recording.table import facts_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Numbers from `first` to `last`, both included."""
+
+    first: float
+    last: float
+
+    def __contains__(self, number: float) -> bool:
+        return self.first <= number <= self.last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Some steps, and the groups whose samples they trained."""
+
+    steps: Range
+    groups: frozenset[str]
+
+    def wants(self, event: Event | None) -> bool:
+        """Whether a record with this event is meant; one of neither a group nor a step is not.
+
+        Claims are in any case: nothing can be understood without them.
+        """
+        facts = facts_of(event)
+        if isinstance(event, TrainerStarted) or facts.group_id is not None:
+            return facts.group_id is None or facts.group_id in self.groups
+        # A step starts from the version of the step before.
+        is_base = isinstance(event, PolicyPublished) and (facts.step or 0) + 1 in self.steps
+        return is_base or (facts.step is not None and facts.step in self.steps)
 
 
 def range_of(text: str) -> Range | None:
@@ -40,14 +72,14 @@ def range_of(text: str) -> Range | None:
     return Range(first=low, last=high)
 
 
-def selection_of(recording: Recording, steps: Range | None) -> Selection:
+def selection_of(recording: Recording, steps: Range | None) -> Selection | None:
     """The steps with their groups; None: everything.
 
     Raises:
         NotRecordedError: the recording has none of them.
     """
     if steps is None:
-        return Selection()
+        return None
     known = [record.event for record in recording.events(StepCompleted)]
     wanted = [event for event in known if event.step in steps]
     if not wanted:
@@ -59,11 +91,11 @@ def selection_of(recording: Recording, steps: Range | None) -> Selection:
     )
 
 
-def chosen(recording: Recording, selection: Selection) -> Iterator[RawRecord]:
-    """The records of a selection, in the order of the recording."""
-    is_all = selection == Selection()
-    for raw in recording.records(selection.topics):
-        if is_all or selection.wants(raw, recording.event(raw)):
+def chosen(recording: Recording, selection: Selection | None) -> Iterator[RawRecord]:
+    """The records of a selection, or all, in the order of the recording; schemas in any case."""
+    for raw in recording.records():
+        is_any = selection is None or raw.position.topic == SCHEMAS.name
+        if is_any or (selection is not None and selection.wants(recording.event(raw))):
             yield raw
 
 

@@ -6,18 +6,16 @@ import importlib.metadata
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError, OffsetGoneError
-from rlstreams.streams.log.text import counted
 from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
 from rlstreams.streams.recording.recorder import DONE, ORDER, Progress, Recorder
-from rlstreams.streams.recording.selection import Selection
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 
@@ -48,8 +46,6 @@ class RecordingResult:
     num_bytes: int  # of values, read by this process
     seconds: float
     is_resumed: bool
-    # By fingerprint, hexadecimal: records under a schema that could not be asked for.
-    unread: Mapping[str, int] = field(default_factory=dict)
 
 
 def record(
@@ -77,7 +73,7 @@ def record(
     copies = Copies(Path(config.folder), options)
     manifest = _manifest(bus, config)
     with RecordingWriter(options.folder, manifest) as writer:
-        with Recorder(bus, writer, Selection(), on_progress=progress) as recorder:
+        with Recorder(bus, writer, on_progress=progress) as recorder:
             try:
                 if options.is_followed:
                     _follow(recorder, copies, stopped)
@@ -88,8 +84,7 @@ def record(
                 if not (options.is_followed and recorder.trainer_state == DONE):
                     raise  # the broker of a run that is over may be stopped
             copies.take(is_last=True)
-            unread = recorder.unread
-        sealed = writer.seal(extra=_with_claim(writer, unread))
+        sealed = writer.seal(extra=_with_claim(writer))
     return RecordingResult(
         manifest=sealed,
         num_records=sum(topic.num_records for topic in sealed.topics.values()),
@@ -97,7 +92,6 @@ def record(
         num_bytes=last.num_bytes,
         seconds=time.monotonic() - started_s,
         is_resumed=writer.is_resumed,
-        unread=unread,
     )
 
 
@@ -183,18 +177,16 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _with_claim(writer: RecordingWriter, unread: Mapping[str, int]) -> Manifest:
+def _with_claim(writer: RecordingWriter) -> Manifest:
     """The manifest, with data, tokenizer, model and libraries as the newest claim names them."""
     with Recording(writer.folder) as recording:
         claims = [record.event for record in recording.events(TrainerStarted)]
-    missing = [f"schema {print_} of {counted(n, 'record')}" for print_, n in sorted(unread.items())]
-    manifest = replace(writer.manifest, missing=missing)
     if not claims:
-        return manifest
+        return writer.manifest
     newest = max(claims, key=lambda claim: claim.epoch)
     trained = {f"trainer.{name}": value for name, value in newest.versions.items()}
     return replace(
-        manifest,
+        writer.manifest,
         config=newest.config,
         hashes=newest.hashes,
         versions=writer.manifest.versions | trained,

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Self
 
 from rlstreams.debug.replay.diff import Pair, Summary, differing, field_lines, pair_lines
+from rlstreams.debug.replay.player import Selection
 from rlstreams.schemas.events import NO_VERSION, Endpoint, PolicyPublished, ScoredTrajectory
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.streams.recording.selection import Selection
 from rlstreams.workers.bootstrap.parts import make_scorers
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import Scorer
@@ -66,9 +66,12 @@ class ScoreReplay:
 
 
 def scores_again(
-    recording: Recording, config: RunConfig, folders: Sequence[Path], selection: Selection
+    recording: Recording,
+    config: RunConfig,
+    folders: Sequence[Path],
+    selection: Selection | None = None,
 ) -> ScoreReplay:
-    """Score the windows of which a sample is meant; writes nothing.
+    """Score the windows of which a sample is meant, by default all; writes nothing.
 
     Args:
         config: of the recorded run, whose own folders are looked at for weights, too.
@@ -98,7 +101,7 @@ def scores_again(
         )
     with _Scoring(config, available) as again:
         for window in _windows(recording, made):
-            if not any(selection.wants(scored.raw, scored.event) for scored in window):
+            if selection and not any(selection.wants(scored.event) for scored in window):
                 continue
             if again.versions_of(window) <= available.keys():
                 again.score(window, made)

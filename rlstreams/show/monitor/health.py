@@ -27,7 +27,7 @@ from rlstreams.streams.log.topics import (
     STEPS,
     WORKER_EVENTS,
 )
-from rlstreams.streams.views.hops import HopsState, HopsView
+from rlstreams.streams.views.hops import HopsView
 from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.up.supervisor.poison import PoisonWatch
@@ -126,21 +126,21 @@ class HealthWatch:
         self._num_behind = num_behind
         if self._live_s is None and num_behind == 0:
             self._live_s, self._live_ms = now_s, self._clock_ms()
-        state = self._hops.state
+        state = self._hops
         counts = self._live_s is not None and _expects_step(state)
         # Only a step begins anew: a trainer that crashes again and again claims the run each time.
-        self._clock.tick(now_s, state.step, counts=counts)
+        self._clock.tick(now_s, state.ledger.last_step, counts=counts)
 
     def look(self) -> Health:
         """What is to be said now."""
-        state = self._hops.state
-        told = "over" if state.is_over else state.control
+        state = self._hops
+        told = "over" if state.ledger.at_target else state.control
         return Health(
             problems=tuple(self._problems(state)),
             state="reading" if self._live_s is None else told,
-            step=state.step,
-            step_target=state.claim.step_target if state.claim else 0,
-            policy_version=state.newest_version,
+            step=state.ledger.last_step,
+            step_target=state.ledger.step_target,
+            policy_version=state.ledger.policy_version,
             since_last_step_s=round(self._clock.waited_s, 1),
             unreadable=self._num_unreadable,
         )
@@ -152,11 +152,11 @@ class HealthWatch:
             return {}  # those that live have not had the time to say so
         return {
             worker.worker: age_s
-            for worker in self._hops.state.workers
+            for worker in self._hops.workers
             if worker.state != "stopped" and (age_s := (now - worker.at_ms) / 1000) > SILENT_S
         }
 
-    def _problems(self, state: HopsState) -> list[str]:
+    def _problems(self, state: HopsView) -> list[str]:
         if self._live_s is None:
             left = "" if self._num_behind < 0 else f": {self._num_behind} offsets are left"
             return [f"the log has not been read to its end yet{left}"]
@@ -173,13 +173,13 @@ class HealthWatch:
             )
         else:
             found += [f"no report from {w} for {age_s:.0f} s" for w, age_s in silent.items()]
-        if self._poison.problem and not state.is_over:
+        if self._poison.problem and not state.ledger.at_target:
             found.append(self._poison.problem)
         return found
 
-    def _stall(self, state: HopsState, *, names_role: bool) -> list[str]:
+    def _stall(self, state: HopsView, *, names_role: bool) -> list[str]:
         waited_s = self._clock.waited_s
-        since = f"no step for {waited_s:.0f} s (the last was {state.step})"
+        since = f"no step for {waited_s:.0f} s (the last was {state.ledger.last_step})"
         if not names_role:
             return [since]
         evidence = Evidence(
@@ -196,6 +196,6 @@ class HealthWatch:
         return [f"{since}: no role says that it is stuck: {everybody}"]
 
 
-def _expects_step(state: HopsState) -> bool:
+def _expects_step(state: HopsView) -> bool:
     """Whether time counts: not while paused, draining or in redo, nor at the end."""
-    return state.control == RUNNING and state.trainer_state != "redo" and not state.is_over
+    return state.control == RUNNING and state.trainer_state != "redo" and not state.ledger.at_target

@@ -20,9 +20,9 @@ from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.views.leases import GRANTED, HELD, LOST, RECALLED, Lease
-from rlstreams.streams.views.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor.child import Child
 from rlstreams.up.supervisor.fleet import GRACE_S, LOGS, Fleet, Worker
+from rlstreams.up.supervisor.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import RunConfig

@@ -19,7 +19,7 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Committed, Partition, Record
 from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
-from rlstreams.streams.views.hops import HopsState, HopsView
+from rlstreams.streams.views.hops import HopsView
 from rlstreams.streams.views.stalls import Blocked, Evidence, Held, diagnose, told
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.up.live.words import ProcessInfo
@@ -95,9 +95,9 @@ AGAIN_S = 5.0  # between two looks at a run that stands
 TICK_S = 1.0  # of a longer pause between two ticks no more counts: we did not look ourselves
 
 
-def mark_of(state: HopsState) -> object:
+def mark_of(state: HopsView) -> object:
     """What changes with every step, claim and published version."""
-    return state.step, state.claim and state.claim.epoch, state.published
+    return state.ledger.last_step, state.ledger.epoch, frozenset(state.published)
 
 
 class StallClock:
@@ -172,7 +172,7 @@ class StallWatch:
 
     def note(self, processes: Sequence[ProcessInfo]) -> None:
         """What the supervisor knows of its processes; the log says which of them have reported."""
-        reported = {worker.instance for worker in self._hops.state.workers}
+        reported = {worker.instance for worker in self._hops.workers}
         self._gone = frozenset(info.worker for info in processes if info.started_s is None)
         self._starting = {
             info.worker: info.started_s
@@ -187,7 +187,7 @@ class StallWatch:
             is_running: from the start to the trainer's end, unless it is drained before.
         """
         now_s = self._monotonic_s()
-        state = self._hops.state
+        state = self._hops
         self._tell_silence(state)
         waited_s = self._clock.tick(
             now_s, mark_of(state), counts=is_running and _expects_step(state)
@@ -200,7 +200,7 @@ class StallWatch:
     @property
     def expects_step(self) -> bool:
         """Whether time without a step counts; see above."""
-        return _expects_step(self._hops.state)
+        return _expects_step(self._hops)
 
     def begin_anew(self) -> None:
         """Something was done about the problem."""
@@ -208,7 +208,7 @@ class StallWatch:
 
     def told(self, role: str) -> str:
         """What the workers of `role` said last, the worst first."""
-        return told(self._hops.state, self._evidence(0.0, StallFacts()), self._limits, role)
+        return told(self._hops, self._evidence(0.0, StallFacts()), self._limits, role)
 
     def is_starting(self, role: str) -> bool:
         """Whether a worker of `role` has been started, has not reported, and still has time."""
@@ -231,7 +231,7 @@ class StallWatch:
             starting_s=self._starting_s(),
         )
 
-    def _look(self, state: HopsState, waited_s: float, now_s: float) -> None:
+    def _look(self, state: HopsView, waited_s: float, now_s: float) -> None:
         if self._call is None:
             if now_s >= self._next_look_s:
                 self._call = _Question(self._ask)
@@ -243,9 +243,9 @@ class StallWatch:
         self._next_look_s = now_s + AGAIN_S
         self._judge(state, diagnose(state, evidence, self._limits), waited_s)
 
-    def _judge(self, state: HopsState, found: Blocked | None, waited_s: float) -> None:
-        since = f"no step for {waited_s:.0f} s (the last was {state.step})"
-        if state.is_over:
+    def _judge(self, state: HopsView, found: Blocked | None, waited_s: float) -> None:
+        since = f"no step for {waited_s:.0f} s (the last was {state.ledger.last_step})"
+        if state.ledger.at_target:
             since = f"the last step was {waited_s:.0f} s ago"
         if found is None:
             self.news = f"{since}, but every stage with work is making progress"
@@ -255,7 +255,7 @@ class StallWatch:
         else:
             self.news = f"{since}, within its own deadline: {found.hop}: {found.sentence}"
 
-    def _tell_silence(self, state: HopsState) -> None:
+    def _tell_silence(self, state: HopsView) -> None:
         """Once when a worker falls silent: a process that stands is not reaped."""
         at_ms = now_ms()
         silent = {
@@ -271,7 +271,7 @@ class StallWatch:
         self._silent = frozenset(silent)
 
 
-def _expects_step(state: HopsState) -> bool:
+def _expects_step(state: HopsView) -> bool:
     """Whether time counts: not while paused, draining or in redo; a silent redo is none."""
     if state.control != RUNNING:
         return False

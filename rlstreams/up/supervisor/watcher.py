@@ -23,13 +23,13 @@ from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.run.place import BROKER_FOLDER
 from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
-from rlstreams.streams.views.leases import TurnsView
 from rlstreams.up.live.figures import Figures
 from rlstreams.up.live.screen import LiveView
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
 from rlstreams.up.supervisor.poison import PoisonWatch
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.stall_watch import StallWatch, ask_facts
+from rlstreams.up.supervisor.turns import TurnsView
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
 

@@ -13,8 +13,8 @@ from rlstreams.streams.log import crash_points
 from rlstreams.streams.log.crash_points import CrashPoint, Hook
 from rlstreams.streams.log.errors import OutcomeUnknownError
 from rlstreams.streams.log.topics import DEAD_LETTERS
-from rlstreams.streams.memory.log import Fault
 from tests.factories import dropped_group, groups_dropped, replacement_requested
+from tests.memory.log import Fault
 from tests.unit.prompts.world import World, started, step, turns
 from tests.unit.workers.crashing import Killed, kill_at
 

@@ -10,8 +10,6 @@ import pytest
 from rlstreams.streams.log.errors import BrokerError, FencedError, OffsetGoneError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import POLICY_VERSIONS, SCORED, STEPS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit, exit_status
 from tests.heavy.trainer.trainer_stand import (
@@ -23,6 +21,8 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
 )
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 
 class Asleep(MemoryBus):

@@ -18,8 +18,6 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, DeadlineError, FencedError
 from rlstreams.streams.log.record import Outgoing, Partition, RawRecord
 from rlstreams.streams.log.topics import SCORED, STEPS, TOPICS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
@@ -41,6 +39,8 @@ from tests.heavy.trainer.trainer_stand import (
     turn_until,
 )
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 
 class InterposedBus(MemoryBus):

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from rlstreams.schemas.events import StepsRedone
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.redo.redo import Unequal, drift_error
@@ -27,6 +26,7 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
+from tests.memory.log import MemoryLog
 
 HEAD = {"value_head.weight:value", "value_head.bias:value"}
 

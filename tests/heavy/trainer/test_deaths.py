@@ -11,8 +11,6 @@ from rlstreams.debug.rerun.rebuilt import steps_again
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, PolicyPublished, StepsRedone
 from rlstreams.streams.log.crash_points import CrashPoint, Hook, arm
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 from rlstreams.workers.weights.file import FileWeightChannel
@@ -28,6 +26,8 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 from tests.unit.workers.crashing import Killed, kill_at
 
 NUM_STEPS = 3

@@ -8,13 +8,13 @@ import pytest
 
 from rlstreams.schemas.events import TrainerHeartbeat
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer import ledger_writer
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from tests import factories
 from tests.heavy.trainer.trainer_stand import make_config, make_log, read
+from tests.memory.bus import MemoryBus
 
 
 def test_whoever_writes_steps_needs_no_heartbeat(

@@ -14,8 +14,6 @@ import pytest
 from rlstreams.schemas.events import ClosedGroups, DeadLetter, ScoredTrajectory, Trajectory
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import SCORED
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.consumer import MemoryReader
 from rlstreams.workers.loop.stall import StuckError
 from rlstreams.workers.trainer.intake.fetch import PollSize, fetch
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash, payload_of
@@ -37,6 +35,8 @@ from tests.heavy.trainer.trainer_stand import (
     train,
     turn_until,
 )
+from tests.memory.bus import MemoryBus
+from tests.memory.consumer import MemoryReader
 
 LIMIT_BYTES = 1_000_000
 NUM_GROUPS = 60

@@ -21,8 +21,6 @@ from rlstreams.streams.log.topics import (
     STEPS,
     TRAJECTORIES,
 )
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.logprob.passing import PassingScorer
 from rlstreams.workers.logprob.worker import make_worker
@@ -41,6 +39,8 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 PLACES = {
     "trainer": {"trainer__loss__proximal": "step_start"},

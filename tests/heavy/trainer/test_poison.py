@@ -23,8 +23,6 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, STEPS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.trainer.intake.payloads import payload_of
 from rlstreams.workers.trainer.intake.validation import validate
 from rlstreams.workers.trainer.learn.optimizer import NumericsError
@@ -43,6 +41,8 @@ from tests.heavy.trainer.trainer_stand import (
     train,
     turn_until,
 )
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 BAD = 101  # a token that the samples of `scored` never have
 LONG = 40  # tokens

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 from rlstreams.debug.rerun.rerun import profile
-from rlstreams.streams.memory.bus import MemoryBus
 from tests.heavy.trainer.trainer_stand import (
     make_config,
     make_log,
     make_trainer,
     train,
 )
+from tests.memory.bus import MemoryBus
 
 
 def test_a_step_is_profiled(tmp_path: Path) -> None:

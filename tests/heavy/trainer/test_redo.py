@@ -9,8 +9,6 @@ import pytest
 from rlstreams.debug.rerun.rebuilt import steps_again
 from rlstreams.schemas.events import PolicyPublished, RedoDrifted, StepsRedone
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit, exit_status
 from rlstreams.workers.trainer.redo.redo import RedoError, differences
@@ -29,6 +27,8 @@ from tests.heavy.trainer.trainer_stand import (
     train,
     turn_until,
 )
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 
 def killed_after(num: int, log: MemoryLog, config: RunConfig) -> None:

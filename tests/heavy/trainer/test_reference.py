@@ -13,7 +13,6 @@ from rlstreams.debug.rerun.rerun import RerunError, changed_config, rerun
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.bootstrap.parts import make_scorers
 from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
@@ -35,6 +34,7 @@ from tests.heavy.trainer.trainer_stand import (
     train,
     turn_until,
 )
+from tests.memory.bus import MemoryBus
 
 COEF = 0.5
 

@@ -11,8 +11,6 @@ import pytest
 from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
@@ -24,6 +22,8 @@ from tests.heavy.trainer.trainer_stand import (
     send,
     steps,
 )
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 LAYERS, EXPERTS, TOP_K = 2, 8, 2  # of the demo's model
 ROWS = 7  # of a sample of three and five tokens

@@ -17,7 +17,6 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS, WORKER_EVENTS
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.trainer.worker import TrainerWorker
 from tests.heavy.trainer.trainer_stand import (
@@ -32,6 +31,7 @@ from tests.heavy.trainer.trainer_stand import (
     train,
     turn_until,
 )
+from tests.memory.log import MemoryLog
 
 
 def test_each_step_is_committed_before_its_version_is_published(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, arm
 from rlstreams.streams.log.errors import BrokerError, FencedError, OffsetGoneError
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.loop.runtime import Exit, exit_status
 from rlstreams.workers.loop.stall import StuckError
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError
@@ -36,6 +34,8 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 WAIT_S = 20.0
 

@@ -24,8 +24,6 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, STEPS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
@@ -37,6 +35,8 @@ from rlstreams.workers.weights.file import FileWeightServer
 from rlstreams.workers.weights.layout import weight_hash
 from tests import factories
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
 DEADLINE_S = 240.0

@@ -22,7 +22,6 @@ from rlstreams.start.chaos.injector import FaultInjector, kill_server
 from rlstreams.start.chaos.plan import BROKER, SERVER, Fault, FaultKind, Journal
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS, Topic
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.up.supervisor.fault_hook import FaultHook, FaultTargets
 from rlstreams.up.supervisor.fleet import Fleet
 from rlstreams.up.supervisor.watcher import Watcher
@@ -30,6 +29,7 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.served.process import pid_file
 from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 from tests.processes.supervisor.small import DEADLINE_S, Scripts, all_up, until
 
 if TYPE_CHECKING:

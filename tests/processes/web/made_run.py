@@ -16,13 +16,13 @@ from rlstreams.show.web.beside import listening
 from rlstreams.show.web.reading import RunReader
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import TOPICS
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.run.run_log import BusLog, RunLog
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from tests import factories
 from tests.factories import NOW_MS
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 EVIL = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\x1b[2J"

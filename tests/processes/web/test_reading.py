@@ -15,11 +15,11 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.parts import Message, num_parts, part_headers, split
 from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.consumer import MemoryReader
-from rlstreams.streams.memory.log import MemoryLog, State
 from rlstreams.streams.run.run_log import BusLog
 from tests import factories
+from tests.memory.bus import MemoryBus
+from tests.memory.consumer import MemoryReader
+from tests.memory.log import MemoryLog, State
 from tests.processes.web.made_run import MadeRun, Opened, wait_read
 
 AT = Partition(f"run.{TRAJECTORIES.name}", 0)

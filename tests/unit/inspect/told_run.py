@@ -12,11 +12,11 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import PROMPTS, TOPICS, TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.streams.recording import Manifest, RecordedTopic, RecordingWriter
 from rlstreams.streams.run.run_log import BusLog, topic_of
 from tests import factories as f
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 RUN = "told"
 PARTITIONS = 2

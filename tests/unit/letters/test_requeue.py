@@ -8,7 +8,6 @@ from rlstreams.debug.letters.requeue import read_letters, request, select, selec
 from rlstreams.schemas.events import ClosedGroups, ReplacementRequested
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS
-from rlstreams.streams.memory.bus import MemoryBus
 from tests.factories import (
     dead_letter,
     dropped_group,
@@ -18,6 +17,7 @@ from tests.factories import (
     trainer_started,
 )
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 MAX_REPLACEMENTS = 3
 DEADLINE_S = 60.0

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import pytest
 
 from rlstreams.debug.letters.text import json_line, table, whole
+from rlstreams.debug.letters.view import LettersView
 from rlstreams.schemas import encode
 from rlstreams.schemas.events import DeadLetter, Event
-from rlstreams.streams.views.letters import LettersView
 from tests.factories import NOW_MS, dead_letter, dropped_group, groups_dropped, trajectory
 
 

@@ -22,11 +22,11 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.streams.views.feed import Feed, Views
 from tests import factories
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 DEMO = str(Path(__file__).parents[3] / "infra/examples/demo.toml")
 EVALUATED = {"group_id": "e2-0", "purpose": EVALUATE}

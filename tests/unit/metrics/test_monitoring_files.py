@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rlstreams.show.metrics.prometheus import families
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.views.feed import Feed, Views
 from tests import factories
+from tests.memory.bus import MemoryBus
 from tests.unit.metrics.test_metrics import begun, evaluation, send
 
 FILES = Path(__file__).parents[3] / "infra/monitoring"

@@ -11,8 +11,6 @@ from typing import Any
 from rlstreams.schemas.events import EVALUATE, TRAIN, ClosedGroups, Event, Prompt
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.topics import PROMPTS, STEPS, TOPICS, Topic
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.run import ModelSection, PromptsSection, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
@@ -20,6 +18,8 @@ from rlstreams.workers.dataset.row import ChatMessages
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.prompts.worker import PromptsWorker
 from tests.factories import step_completed, trainer_started
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 PARTITIONS = 3
 ROWS = 10

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rlstreams.schemas import encode
+from rlstreams.schemas import DecodeError, decode, encode
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.recording import Manifest, RecordedTopic, RecordingWriter
@@ -96,7 +96,11 @@ def record(
     raws = list(raws)
     with RecordingWriter(folder, manifest()) as writer:
         for number, raw in enumerate(raws, 1):
-            writer.append(raw)
+            try:
+                event = decode(raw.value)
+            except DecodeError:
+                event = None
+            writer.append(raw, event)
             if each and number % each == 0:
                 writer.commit(positions_after(raws[:number]), {})
         writer.commit(positions_after(raws), dict.fromkeys(positions_after(raws), 0))

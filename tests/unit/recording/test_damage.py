@@ -93,13 +93,13 @@ def test_a_file_that_is_not_as_it_was_is_named(three: Path, damage: object, mess
     assert str(three / "000001.parquet") in problem
     assert message in problem
     assert [0, 1] == offsets(three)[:2]
-    assert problem == verify(three).problems[0]
+    assert problem == verify(three)[0]
 
 
 def test_a_file_too_many_is_named(three: Path) -> None:
     """And not read."""
     shutil.copy(three / "000001.parquet", three / "000003.parquet")
-    assert f"{three}/000003.parquet is no file of this recording" in verify(three).problems[0]
+    assert f"{three}/000003.parquet is no file of this recording" in verify(three)[0]
     assert [0, 1, 2, 3, 4, 5] == offsets(three)
 
 
@@ -119,7 +119,7 @@ def test_a_changed_byte_is_found_wherever_it_is(three: Path) -> None:
     data = path.read_bytes()
     for at in range(0, len(data), 41):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        assert str(path) in verify(three).problems[0], at
+        assert str(path) in verify(three)[0], at
     values = pq.read_metadata(three / "000000.parquet").row_group(0).column(12)
     at = values.data_page_offset + values.total_compressed_size - 9  # within a page
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
@@ -145,7 +145,7 @@ def test_whatever_is_damaged_it_is_one_kind_of_error(tmp_path: Path, seed: int) 
             data[at : at + 9] = rng.choice([b"\xff" * 9, bytes(9), rng.randbytes(1)])
         path.write_bytes(data)
         with suppress(RecordingError):
-            assert verify(folder).problems
+            assert verify(folder)
         with suppress(RecordingError), Recording(folder) as recording:
             list(recording.records())
             recording.at(raws[3].position)

@@ -72,13 +72,10 @@ def test_a_models_folder_is_no_run(here: Path) -> None:
     (here / "runs/model").mkdir()
     (here / "runs/model/config.json").write_text('{"model_type": "qwen3"}')
     assert (
-        "runs/model is not a run: its config.json has no section run, as that of a model has none; "
+        "runs/model is not a run: it has no config.json of a run; "
         "there are runs: runs/demo, runs/other"
     ) == refusal("runs/model", RUNS)
     assert refusal("runs/demi", RUNS).endswith("there are runs: runs/demo, runs/other")
-    assert "runs/model is not a recording: it has no manifest.json" in refusal(
-        "runs/model", RECORDINGS
-    )
 
 
 def test_an_empty_place_says_where_they_would_be(
@@ -96,9 +93,7 @@ def test_a_recording_without_its_manifest_is_called_one(here: Path) -> None:
     """Its files betray it."""
     (here / "recordings/demo/manifest.json").rename(here / "gone.json")
     (here / "recordings/demo/000000.parquet").write_bytes(b"")
-    assert "recordings/demo holds files of a recording, but its manifest.json" in refusal(
-        "recordings/demo"
-    )
+    assert "recordings/demo is a recording without its manifest.json" in refusal("recordings/demo")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +139,7 @@ def test_checkpoints_are_neither_runs_nor_recordings(checkpoints: str) -> None:
         f"{checkpoints} is a folder of checkpoints, not a recording; "
     )
     assert refusal("runs/demo/weights", RUNS).startswith(
-        "runs/demo/weights is a folder of weights, not a run; "
+        "runs/demo/weights is a folder of weight versions, not a run; "
     )
     assert refusal(one).startswith(f"{one} is one checkpoint, neither a run nor a recording; ")
     assert not is_recording(one)
@@ -173,14 +168,14 @@ def test_commands_are_not_misled_by_checkpoints(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("runs/demo", "runs/demo is a run; it has runs/demo/checkpoints"),
+        ("runs/demo", "runs/demo is a run"),
         ("recordings/demo", "recordings/demo is a recording"),
-        ("runs/demo/weights", "runs/demo/weights is a folder of weights"),
+        ("runs/demo/weights", "runs/demo/weights is a folder of weight versions"),
         ("runs/other", "runs/other is a run"),
         ("runs/gone", "runs/gone is not there"),
-        ("runs/demo/config.json", "runs/demo/config.json is a file"),
-        ("runs", "runs is neither"),
-        ("runs/demo/checkpoints/000001-00000012", "is one checkpoint of those in "),
+        ("runs/demo/config.json", "runs/demo/config.json is something else"),
+        ("runs", "runs is something else"),
+        ("runs/demo/checkpoints/000001-00000012", "is one checkpoint"),
     ],
 )
 def test_what_is_no_folder_of_checkpoints_is_named(
@@ -206,4 +201,4 @@ def test_weights_of_a_replay_are_versions(
         words = ["replay", "recordings/demo", "--into", "logprob", "--weights", name]
         assert 78 == main(words)
         said = capsys.readouterr().err
-        assert f"--weights takes a folder of weights; {name} is {told}" in said
+        assert f"--weights takes a folder of weight versions; {name} is {told}" in said

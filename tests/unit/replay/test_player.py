@@ -13,10 +13,10 @@ from rlstreams.schemas.events import StepCompleted, Trajectory
 from rlstreams.streams.log.errors import AbortedError, ConfigError
 from rlstreams.streams.log.record import Outgoing, Position, RawRecord
 from rlstreams.streams.log.topics import TOPICS
-from rlstreams.streams.memory.bus import MemoryBus, MemoryProducer
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.streams.recording import NotRecordedError, Recording
 from tests import factories
+from tests.memory.bus import MemoryBus, MemoryProducer
+from tests.memory.log import MemoryLog
 from tests.unit.recording.recordings import raw_of, record, trajectories
 
 

@@ -17,13 +17,13 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError
 from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import STEPS, TOPICS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.consumer import MemoryReader
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.recorder import DONE
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests import factories
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
+from tests.memory.consumer import MemoryReader
 from tests.newer_release import newer, publish
 from tests.unit.recording.recordings import TOPIC_OF
 
@@ -168,13 +168,11 @@ def unread(world: World) -> list[Outgoing]:
 def test_a_record_whose_schema_nobody_can_be_asked_for_is_kept(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And counted."""
+    """Byte by byte."""
     world.say(factories.trainer_started())
     values = [b"".join(record.value) for record in unread(world)]
     monkeypatch.setattr(world.bus, "schemas", Away)
     made = world.record()
-    assert {b"12345678".hex(): 2} == made.unread
-    assert [f"schema {b'12345678'.hex()} of 2 records"] == made.manifest.missing
     assert made.manifest.is_sealed
     with Recording(world.folder) as recording:
         (claim, *found) = [bytes(raw.value) for raw in recording.partition(Partition("steps", 0))]
@@ -191,8 +189,7 @@ def test_a_schema_that_was_recorded_is_not_asked_for(
         producer.commit([newer(outgoing(STEPS, factories.heartbeat(state=DONE)))])
     publish(world.bus)
     monkeypatch.setattr(world.bus, "schemas", Away)
-    made = world.record()
-    assert not made.unread
+    world.record()
     with Recording(world.folder) as recording:
         assert 2 == len(list(recording.events(TrainerHeartbeat)))
 

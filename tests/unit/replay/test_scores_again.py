@@ -15,7 +15,6 @@ from rlstreams.schemas.events import ScoredTrajectory, Tensor
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import SCORED, TRAJECTORIES
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.streams.recording.selection import Selection
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import Scores, TokenSequence
 from rlstreams.workers.logprob.worker import make_worker
@@ -49,7 +48,7 @@ def stand(tmp_path: Path) -> Stand:
 def again(stand: Stand, folder: Path) -> ScoreReplay:
     record(stand.bus(), stand.config, RecordingOptions(folder=folder))
     with Recording(folder) as recording:
-        return scores_again(recording, stand.config, [], Selection())
+        return scores_again(recording, stand.config, [])
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,18 +46,6 @@ def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None
     )
     now = Progress(num_records=1, num_bytes=0, behind=1)
     assert "1 record, 0.0 MB, 1 offset behind" == record_command._line_of(now)
-
-
-def test_record_says_which_schemas_it_lacks(capsys: Said) -> None:
-    """By schema, and what to do: sealed all the same, and not what was asked for."""
-    options = RecordingOptions(folder=Path("rec"))
-    unread = replace(made(9), unread={"3132333435363738": 1, "6162636465666768": 20})
-    assert 0 == record_command._tell(made(9), options)
-    assert not capsys.readouterr().err
-    assert 1 == record_command._tell(unread, options)
-    said = capsys.readouterr().err
-    assert "schema 3132333435363738 (1 record), schema 6162636465666768 (20 records)" in said
-    assert "before it could be asked for" in said
 
 
 def test_a_replay_says_what_it_wrote(capsys: Said) -> None:

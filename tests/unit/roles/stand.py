@@ -14,7 +14,6 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import POLICY_VERSIONS, PROMPTS
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import Sampling
@@ -27,6 +26,7 @@ from rlstreams.workers.weights.file import FileWeightServer
 from tests import factories
 from tests.fake_engine import FakeEngine, fake_weights
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
 DEADLINE_S = 120.0

@@ -19,7 +19,6 @@ from rlstreams.streams.log.topics import (
     Topic,
 )
 from rlstreams.streams.log.tracker import Tracker
-from rlstreams.streams.memory.bus import MemoryBus
 from tests.factories import (
     policy_loaded,
     policy_published,
@@ -33,6 +32,7 @@ from tests.factories import (
     trajectory,
 )
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 NUM_GROUPS, SIZE = 3, 2
 CONFIG = json.dumps({"trainer": {"max_staleness": 1}})

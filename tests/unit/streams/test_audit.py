@@ -14,7 +14,7 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.audit.classes import Classes, Reached
 from rlstreams.streams.audit.fold import AuditFold
-from rlstreams.streams.audit.report import EXAMPLES_PER_KIND
+from rlstreams.streams.audit.report import EXAMPLES_PER_KIND, redone_text
 from rlstreams.streams.log.record import ID_HEADER, Partition
 from tests.factories import (
     dead_letter,
@@ -250,7 +250,7 @@ def test_steps_that_were_done_again_are_told() -> None:
     report = log.report()
     expected = "steps 1 to 2 were done again from the log: 2 of 2 weight hashes equal"
     passed = "epoch 2 passed over checkpoint 000001-00000002: is damaged"
-    assert f"{expected}\n{passed}" == str(report.redone[0])
+    assert f"{expected}\n{passed}" == redone_text(report.redone[0])
     assert expected in report.text()
     assert report.ok
 

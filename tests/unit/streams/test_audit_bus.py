@@ -10,8 +10,8 @@ from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.log.errors import TopicMismatchError
 from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Partition
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog, State
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog, State
 from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run
 
 

@@ -9,8 +9,8 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import PROMPTS
-from rlstreams.streams.memory.bus import MemoryBus
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 ONE, TWO = Partition(PROMPTS.name, 0), Partition(PROMPTS.name, 1)
 
@@ -28,7 +28,7 @@ def bus() -> Bus:
 
 
 def tail_of(bus: Bus, deadline_s: float = 1.0) -> Tail:
-    return Tail(bus, PROMPTS, {ONE: 0, TWO: 0}, deadline_s)
+    return Tail(bus, {ONE: 0, TWO: 0}, deadline_s)
 
 
 def read(tail: Tail, one: int, two: int) -> list[tuple[int, int]]:

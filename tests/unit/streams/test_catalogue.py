@@ -11,14 +11,15 @@ from rlstreams.schemas import DecodeError, UnknownEventError, UnknownSchemaError
 from rlstreams.schemas.avro import HISTORY, fingerprint, fingerprint_of_foreign, schema_text
 from rlstreams.schemas.binary import MARKER
 from rlstreams.schemas.events import EVENTS, Prompt, StepCompleted
+from rlstreams.streams.log import catalogue as catalogue_module
 from rlstreams.streams.log.catalogue import MAX_MISSING, Catalogue, publish_missing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import SCHEMAS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.consumer import MemoryReader
 from tests.factories import heartbeat, prompt
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
+from tests.memory.consumer import MemoryReader
 from tests.newer_release import newer_text, newer_value, publish, schema_record
 
 PROMPT = fingerprint(newer_text("Prompt"))
@@ -72,23 +73,30 @@ def test_an_unknown_fingerprint_asks_once_in_a_while(bus: CountingBus) -> None:
     assert bus.num_readers == 1
 
 
-def test_strangers_of_ever_new_fingerprints_are_bounded_too(bus: CountingBus) -> None:
+def test_strangers_of_ever_new_fingerprints_are_bounded_too(
+    bus: CountingBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten random bytes behind the marker make a new one each time."""
-    catalogue = Catalogue(bus, retry_s=3600.0)
+    monkeypatch.setattr(catalogue_module, "RETRY_S", 3600.0)
+    catalogue = Catalogue(bus)
     for number in range(20 * MAX_MISSING):
         assert catalogue.get(number.to_bytes(8, "little")) is None
     assert bus.num_ends == MAX_MISSING
     assert bus.num_readers == 0  # the topic is empty
 
 
-def test_what_was_missing_is_found_when_the_topic_grows(bus: CountingBus) -> None:
+def test_what_was_missing_is_found_when_the_topic_grows(
+    bus: CountingBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Looked for again after a while, or at once if somebody else's schema brought a look."""
-    catalogue = Catalogue(bus, retry_s=0.0)
+    monkeypatch.setattr(catalogue_module, "RETRY_S", 0.0)
+    catalogue = Catalogue(bus)
     assert catalogue.get(PROMPT) is None
     publish(bus, [Prompt])
     assert newer_text("Prompt") == catalogue.get(PROMPT)
 
-    patient = Catalogue(bus, retry_s=3600.0)
+    monkeypatch.setattr(catalogue_module, "RETRY_S", 3600.0)
+    patient = Catalogue(bus)
     other = fingerprint(newer_text("StepCompleted"))
     assert patient.get(other) is None
     publish(bus, [StepCompleted])
@@ -170,7 +178,9 @@ def test_an_event_of_which_we_know_nothing_is_told_apart() -> None:
         decode(MARKER + fingerprint(text), {fingerprint(text): text})
 
 
-def test_a_topic_that_does_not_deliver_is_named(bus: CountingBus) -> None:
+def test_a_topic_that_does_not_deliver_is_named(
+    bus: CountingBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rather than call the record a stranger's: nothing is known about it."""
     with bus.producer("newer") as producer:
         producer.commit([schema_record(newer_text("Prompt"))])
@@ -180,8 +190,9 @@ def test_a_topic_that_does_not_deliver_is_named(bus: CountingBus) -> None:
             return []
 
     bus.reader = lambda offsets=None: Silent(bus._log, "run", offsets)  # type: ignore[method-assign]
+    monkeypatch.setattr(catalogue_module, "DEADLINE_S", 0.01)
     with pytest.raises(DeadlineError, match=r"schemas\[0\]: at offset 0 of 2"):
-        Catalogue(bus, deadline_s=0.01).get(PROMPT)
+        Catalogue(bus).get(PROMPT)
 
 
 def test_a_worker_without_up_publishes_what_the_run_lacks(bus: CountingBus) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 
+from rlstreams.debug.letters.view import LettersView
 from rlstreams.schemas import DecodeError, decode, encode
 from rlstreams.show.metrics.rows import MetricRows
 from rlstreams.streams.audit.classes import Classes
@@ -27,7 +28,6 @@ from rlstreams.streams.log.done_set import (
 from rlstreams.streams.log.parts import Assembler, part_headers
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.views.feed import Views
-from rlstreams.streams.views.letters import LettersView
 from tests.unit.schemas.test_damage import EVENTS, memory_limit, mutated, outcome
 from tests.unit.streams.audit_log import feed, raw_record, reached
 from tests.unit.streams.test_parts import message

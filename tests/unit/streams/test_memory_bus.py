@@ -6,8 +6,8 @@ import pytest
 
 from rlstreams.streams.log.errors import AbortedError, OutcomeUnknownError
 from rlstreams.streams.log.record import Outgoing, Partition
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import Fault, MemoryLog
+from tests.memory.bus import MemoryBus
+from tests.memory.log import Fault, MemoryLog
 
 P0 = Partition("t", 0)
 

@@ -15,8 +15,6 @@ from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import TRAJECTORIES
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.bus import RecordingBus
-from rlstreams.streams.recording.selection import Selection
-from rlstreams.streams.run.recorded_log import RecordedLog
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.feed import Feed, Views
 from tests import factories
@@ -104,17 +102,6 @@ def test_recordings(tmp_path: Path) -> None:
         views = Views()
         feed = Feed(RecordingBus(recording), views, (TRAJECTORIES,))
         assert (6, 0) == (feed.poll(0.0), feed.num_unreadable)
-
-
-def test_a_recording_of_a_few_topics(tmp_path: Path) -> None:
-    """Its schemas are looked up, though nobody asked to record the topic."""
-    world = World(tmp_path / "rec")
-    publish(world.bus)
-    with world.bus.producer("pen") as pen:
-        pen.commit([newer(outgoing(TRAJECTORIES, factories.trajectory()))])
-    world.record(Selection(topics=frozenset({TRAJECTORIES.name})))
-    with RecordedLog(world.folder) as log:
-        assert [record.event for record in log.read_topic(TRAJECTORIES)]
 
 
 def test_every_reader_asks_for_schemas() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import rlstreams
 from rlstreams import open_run
+from rlstreams.debug.inspect.stages import stages
 from rlstreams.schemas.events import DeadLetter, Prompt, StepCompleted, TrainerHeartbeat, Trajectory
-from rlstreams.streams.lineage.stages import stages
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
@@ -101,7 +101,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"runs/dmo is not there; did you mean runs/demo\?"):
         open_run("runs/dmo")
-    with pytest.raises(ConfigError, match=r"it has no config\.json and no manifest\.json; there"):
+    with pytest.raises(
+        ConfigError, match=r"no config\.json of a run and no manifest\.json of a recording; there"
+    ):
         open_run("run.toml")
     with pytest.raises(ConfigError, match=r"config\.json is no configuration of a run: KeyError"):
         open_run("runs/demo")

@@ -10,7 +10,6 @@ from rlstreams.schemas.events import AbsentSample, Trajectory
 from rlstreams.schemas.tensor import Tensor
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.views.evaluation import SamplesView, TokenRun
 from rlstreams.streams.views.feed import Feed, Views
 from rlstreams.streams.views.flow import FlowView
@@ -33,6 +32,7 @@ from tests.factories import (
     worker_report,
 )
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 
 def answer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from rlstreams.streams.broker.embedded import BrokerState, EmbeddedBroker
 from rlstreams.streams.broker.visits import owned, visited
-from rlstreams.streams.log.errors import ConfigError
 
 
 class FakeBroker(EmbeddedBroker):
@@ -99,14 +97,3 @@ def test_a_mark_is_about_one_process(broker: FakeBroker) -> None:
     with visited(broker):
         pass
     assert broker.status() is not None
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_of_somebody_else_can_be_looked_at(broker: FakeBroker) -> None:
-    """While its broker runs; else its owner is asked for."""
-    broker.folder.mkdir(mode=0o555)
-    with pytest.raises(ConfigError, match="let its owner start it"), visited(broker):
-        pytest.fail("started in a folder that cannot be written")
-    broker.attach_or_start()
-    with visited(broker) as bootstrap:
-        assert "127.0.0.1:101" == bootstrap

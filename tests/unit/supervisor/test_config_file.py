@@ -11,7 +11,6 @@ import pytest
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import CONTROL, STEPS
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.up.supervisor import up as module
 from rlstreams.up.supervisor.fault_hook import UpOptions
 from rlstreams.up.supervisor.up import up
@@ -20,6 +19,7 @@ from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.factories import step_completed, trainer_started
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
 
@@ -93,7 +93,7 @@ def test_a_refused_start_changes_nothing(
     [
         ("recording/manifest.json", "recording is a recording"),
         ("checkpoints/000001-00000005/manifest.json", "checkpoints is a folder of checkpoints"),
-        ("weights/v000001-abc.safetensors", "weights is a folder of weights"),
+        ("weights/v000001-abc.safetensors", "weights is a folder of weight versions"),
         ("file", "file is a file"),
         ("file/below", "file is a file"),
     ],

@@ -23,11 +23,10 @@ from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Lease, TurnsView
+from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Lease
 from rlstreams.up.supervisor import device_scheduler
-from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fleet import LOGS
+from rlstreams.up.supervisor.turns import TurnsView
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import PromptsSection, RunConfig, RunSection
 from rlstreams.workers.config.trainer import TrainerSection
@@ -37,6 +36,7 @@ from rlstreams.workers.loop.control import ControlFollower, ControlledRole
 from tests.control_events import device_lease
 from tests.factories import worker_report
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 ROLES = ("trainer", "logprob", "rollout")
 STEP = 4  # samples
@@ -131,7 +131,7 @@ class World:
 
     def begin(self) -> None:
         """A new `up`: another scheduler, which knows the log alone."""
-        self.scheduler = DeviceScheduler(self.config, self, self, self.bus)  # type: ignore[arg-type]
+        self.scheduler = device_scheduler.DeviceScheduler(self.config, self, self, self.bus)  # type: ignore[arg-type]
 
     def start(self, role: str) -> None:
         self.number += 1

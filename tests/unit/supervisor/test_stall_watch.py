@@ -22,7 +22,6 @@ from rlstreams.streams.log.topics import (
     WORKER_EVENTS,
     Topic,
 )
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.views.stalls import Held
 from rlstreams.up.live.words import ProcessInfo
 from rlstreams.up.supervisor.stall_watch import (
@@ -37,6 +36,7 @@ from rlstreams.workers.config.run import PromptsSection, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
 from tests import factories
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 STALL_S = 0.1
 CONFIG = RunConfig(

@@ -11,7 +11,6 @@ from rlstreams.__main__ import parser_of_all, split_overrides
 from rlstreams.show.report.collect import PAGE_FILE
 from rlstreams.show.report.fold import RunFold
 from rlstreams.streams.audit.report import AuditReport
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationState
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
@@ -24,6 +23,7 @@ from rlstreams.up.supervisor.summary import (
 )
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 from tests.unit.report.sample_run import audit_report
 
 

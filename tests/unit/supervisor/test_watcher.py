@@ -12,7 +12,6 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, STEPS, TRAJECTORIES, Topic
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.up.live.figures import Figures
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.watcher import Watcher
@@ -27,6 +26,7 @@ from tests.factories import (
     worker_report,
 )
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 WAIT_S = 20.0
 

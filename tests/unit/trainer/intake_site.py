@@ -6,7 +6,6 @@ from rlstreams.schemas.events import DeadLetter, PartitionPosition, ScoredTrajec
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
@@ -16,6 +15,7 @@ from rlstreams.workers.trainer.intake.intake import Intake
 from rlstreams.workers.trainer.intake.payloads import Payloads
 from tests import factories
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 VOCAB_SIZE = 1000
 MAX_TOKENS = 4096

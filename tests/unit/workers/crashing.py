@@ -12,13 +12,13 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint
 from rlstreams.streams.log.record import Committed, Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.consumer import MemoryGroupConsumer
 from rlstreams.workers.logprob.worker import make_worker as make_logprob
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.rollout.worker import make_worker as make_rollout
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.fake_engine import FakeEngine, FakeScorer
+from tests.memory.bus import MemoryBus
+from tests.memory.consumer import MemoryGroupConsumer
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 from tests.unit.roles.test_logprob import segment, trajectory
 

@@ -11,12 +11,12 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import FencedError
 from rlstreams.streams.log.record import Committed, Outgoing, Partition
 from rlstreams.streams.log.topics import PROMPTS, WORKER_EVENTS
-from rlstreams.streams.memory.bus import Ended, MemoryBus, MemoryProducer
-from rlstreams.streams.memory.log import Fault, MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.stage import StageLoop
 from tests import factories
+from tests.memory.bus import Ended, MemoryBus, MemoryProducer
+from tests.memory.log import Fault, MemoryLog
 from tests.unit.roles.stand import turn_until
 from tests.unit.workers.test_stage import HeldStage, issue, make_log, outputs, read
 

@@ -9,13 +9,13 @@ import pytest
 from rlstreams.schemas import DecodeError
 from rlstreams.streams.log.record import Position, RawRecord
 from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import MAX_DETAIL, Reason, refusal
 from rlstreams.workers.loop.validation import check_prompt, check_trajectory
 from tests.factories import prompt, scored, trajectory
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 
 CONTEXT = Context(
     config=RunConfig(),

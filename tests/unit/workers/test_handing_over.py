@@ -8,12 +8,12 @@ from rlstreams.streams.log.done_set import tries_of
 from rlstreams.streams.log.errors import FencedError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.consumer import MemoryGroupConsumer
-from rlstreams.streams.memory.log import Fault, MemoryLog
 from rlstreams.workers.loop import stage
 from rlstreams.workers.loop.stage import StageLoop
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
+from tests.memory.consumer import MemoryGroupConsumer
+from tests.memory.log import Fault, MemoryLog
 from tests.unit.workers.test_stage import HeldStage, issue, make_loop, read
 
 NUM = 8  # partitions, with three samples each

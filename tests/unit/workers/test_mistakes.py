@@ -30,7 +30,7 @@ DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
         ("worker rollout DEMO --ordinal 9", "--ordinal 9: rollout.workers is"),
         ("audit DEMO --broker.bootstrap 127.0.0.1:1", "no broker answers at 127.0.0.1:1: "),
         ("dead-letters show zzz DEMO", "like 17/3 or trajectories-0@41, got zzz; `rlstreams dead"),
-        ("replay run.toml", "run.toml is a file; a recording is a folder with a manifest.json"),
+        ("replay run.toml", "run.toml is no recording: it is no folder with a manifest.json"),
         ("init new --from gsm8", "--from gsm8: cannot be read: No such file or directory; did you "
          "mean 'gsm8k'?"),
         ("init new --model modle", "--model: there is no folder '{0}/modle'; did you mean '{0}/"),

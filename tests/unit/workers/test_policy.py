@@ -8,11 +8,11 @@ from rlstreams.schemas.events import NO_VERSION, Event, PolicyPublished
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS, Topic
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.loop.claims import TAIL
 from rlstreams.workers.policy.view import KEPT, PolicyFollower, PolicyView
 from tests.factories import heartbeat, policy_published, step_completed, trainer_started
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 
 class Site:

@@ -13,15 +13,15 @@ from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.errors import OutcomeUnknownError
 from rlstreams.streams.log.record import Outgoing, Partition, RawRecord, Record
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.consumer import MemoryGroupConsumer
-from rlstreams.streams.memory.log import Fault, MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop import stage as stage_module
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.stage import Finished, StageLoop
 from tests import factories
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
+from tests.memory.consumer import MemoryGroupConsumer
+from tests.memory.log import Fault, MemoryLog
 from tests.unit.roles.stand import turn_until
 
 P0 = Partition(PROMPTS.name, 0)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.views.hops import WorkerHop
 from rlstreams.streams.views.stalls import Limits
 from rlstreams.workers.config.load import load
@@ -15,6 +14,7 @@ from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stall import StuckError, StuckWatch, limits_of, turn_limit_s
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 ROOT = Path(__file__).parents[3]
 STALL_S = 5.0

@@ -13,8 +13,6 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes
@@ -31,6 +29,8 @@ from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.standalone import StandaloneRole
 from rlstreams.workers.trainer import facts
 from tests import factories
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
 from tests.unit.workers.test_stage import HeldStage, issue, make_log, turns
 
 OURS = RunConfig()

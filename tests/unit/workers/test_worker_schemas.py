@@ -9,11 +9,11 @@ import pytest
 
 from rlstreams.__main__ import main
 from rlstreams.schemas.avro import fingerprint, schema_text
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.bootstrap import parts as bootstrap
 from rlstreams.workers.loop import runtime
 from rlstreams.workers.loop.context import Context
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
 PROMPT = schema_text("Prompt")

@@ -10,7 +10,7 @@ from rlstreams.streams.log.bus import Closing, Polled
 from rlstreams.streams.log.errors import AbortedError
 from rlstreams.streams.log.parts import Assembler
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
-from rlstreams.streams.memory.log import MemoryLog, named
+from tests.memory.log import MemoryLog, named
 
 
 class _Feed:
@@ -165,7 +165,7 @@ class MemoryGroupConsumer(Closing):
     def expel(self) -> None:
         """Let the group drop this member without telling it, as a missed session does."""
         with self._log.changed:
-            self._log.group(self.group).leave(self._member_id)
+            self._log.group(self.group).members.pop(self._member_id, None)
             self._log.changed.notify_all()
 
     def check_alive(self) -> None:

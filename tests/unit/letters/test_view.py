@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlstreams.debug.letters.view import LettersView
 from rlstreams.schemas.events import ClosedGroups, Event
-from rlstreams.streams.views.letters import LettersView
 from tests.factories import (
     dead_letter,
     dropped_group,

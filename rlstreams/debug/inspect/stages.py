@@ -45,28 +45,16 @@ def _stages(lineage: Lineage) -> Iterator[Stage]:
         yield _scored(lineage.scored)
     for letter in lineage.letters:
         event = letter.event
-        yield Stage(
-            role=event.role,
-            what="set aside",
-            detail=f"{event.worker}: {event.reason}, {event.detail}",
-            at_ms=event.at_ms,
-            until_ms=event.at_ms,
-            position=letter.position,
-        )
+        detail = f"{event.worker}: {event.reason}, {event.detail}"
+        yield _moment(event.role, "set aside", detail, event.at_ms, letter.position)
     yield from _closed(lineage)
 
 
 def _closed(lineage: Lineage) -> Iterator[Stage]:
     if (drop := lineage.dropped) is not None:
         after = f"; issued again as group {lineage.replaced_by}" if lineage.replaced_by else ""
-        yield Stage(
-            role="trainer",
-            what="dropped",
-            detail=f"{drop.group.reason} {drop.group.detail}".rstrip() + after,
-            at_ms=drop.at_ms,
-            until_ms=drop.at_ms,
-            position=drop.position,
-        )
+        detail = f"{drop.group.reason} {drop.group.detail}".rstrip() + after
+        yield _moment("trainer", "dropped", detail, drop.at_ms, drop.position)
     if (trained := lineage.trained) is not None:
         yield _trained(lineage, trained)
         made = trained.step.policy_version
@@ -84,18 +72,20 @@ def _closed(lineage: Lineage) -> Iterator[Stage]:
         yield _loaded(load)
 
 
+def _moment(role: str, what: str, detail: str, at_ms: int, position: Position) -> Stage:
+    return Stage(
+        role=role, what=what, detail=detail, at_ms=at_ms, until_ms=at_ms, position=position
+    )
+
+
 def _issued(record: Record[Prompt]) -> Stage:
     event = record.event
     replaces = f"; in place of group {event.replaces}" if event.replaces is not None else ""
-    return Stage(
-        role="prompts",
-        what="issued",
-        detail=f"row {event.row}, epoch {event.dataset_epoch}, one of {event.group_size}; "
-        f"for version {event.min_policy_version} or newer{replaces}",
-        at_ms=event.issued_at_ms,
-        until_ms=event.issued_at_ms,
-        position=record.position,
+    detail = (
+        f"row {event.row}, epoch {event.dataset_epoch}, one of {event.group_size}; "
+        f"for version {event.min_policy_version} or newer{replaces}"
     )
+    return _moment("prompts", "issued", detail, event.issued_at_ms, record.position)
 
 
 def _loaded(load: PolicyLoaded) -> Stage:
@@ -139,14 +129,8 @@ def _scored(record: Record[ScoredTrajectory]) -> Stage:
         f"segment {score.segment} under {score.policy_version} ({score.anchor})"
         for score in event.scores
     )
-    return Stage(
-        role="logprob",
-        what="scored",
-        detail=f"{event.worker}: {told or 'nothing to score'}",
-        at_ms=event.scored_at_ms,
-        until_ms=event.scored_at_ms,
-        position=record.position,
-    )
+    detail = f"{event.worker}: {told or 'nothing to score'}"
+    return _moment("logprob", "scored", detail, event.scored_at_ms, record.position)
 
 
 def _trained(lineage: Lineage, trained: TrainedIn) -> Stage:
@@ -156,7 +140,7 @@ def _trained(lineage: Lineage, trained: TrainedIn) -> Stage:
     return Stage(
         role="trainer",
         what=f"step {step.step}",
-        detail=f"sample {trained.index + 1} of {trained.num_samples}, micro-batch "
+        detail=f"sample {trained.index + 1} of {len(step.samples)}, micro-batch "
         f"{trained.micro_batch + 1}, advantage {ref.advantage:+.3f}, staleness {told or '-'}"
         f"{masked}",
         at_ms=step.started_at_ms,

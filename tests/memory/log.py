@@ -58,45 +58,41 @@ class Transaction:
 
 
 @dataclass(slots=True)
-class _Entry:
-    offset: int
-    message: Message | None  # None: a marker
-    transaction: Transaction
-
-
-@dataclass(slots=True)
 class _Log:
     begin: int = 0
-    end: int = 0
-    entries: list[_Entry] = field(default_factory=list)
+    entries: list[tuple[Message | None, Transaction]] = field(default_factory=list)  # None: marker
     opened: dict[Transaction, int] = field(default_factory=dict)  # at which offset
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.entries)
+
+    @property
+    def stable(self) -> int:
+        return min(self.opened.values(), default=self.end)
 
     def append(self, message: Message | None, transaction: Transaction) -> int:
         offset = self.end
-        placed = None if message is None else message._replace(offset=offset)
-        self.entries.append(_Entry(offset, placed, transaction))
-        self.end += 1
         if message is None:
             self.opened.pop(transaction, None)
         else:
             self.opened.setdefault(transaction, offset)
+            message = message._replace(offset=offset)
+        self.entries.append((message, transaction))
         return offset
 
-    def stable(self) -> int:
-        return min(self.opened.values(), default=self.end)
-
-    def next_committed(self, offset: int, stable: int) -> Message | None:
-        for index in range(offset - self.begin, stable - self.begin):
-            entry = self.entries[index]
-            if entry.message is not None and entry.transaction.state is State.COMMITTED:
-                return entry.message
+    def next_committed(self, offset: int) -> Message | None:
+        for index in range(offset - self.begin, self.stable - self.begin):
+            message, transaction = self.entries[index]
+            if message is not None and transaction.state is State.COMMITTED:
+                return message
         return None
 
 
 @dataclass(slots=True)
 class _Topic:
-    topic_id: str
     logs: list[_Log]
+    topic_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -114,17 +110,13 @@ class Group:
 
     committed: dict[Partition, Committed] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)  # by order of joining
-    _joined: int = 0
+    num_joined: int = 0
 
     def join(self, partitions: Sequence[Partition]) -> int:
         """Add a member: its id."""
-        self._joined += 1
-        self.members[self._joined] = Member(partitions)
-        return self._joined
-
-    def leave(self, member_id: int) -> None:
-        """Remove a member; without effect for one that is gone."""
-        self.members.pop(member_id, None)
+        self.num_joined += 1
+        self.members[self.num_joined] = Member(partitions)
+        return self.num_joined
 
     def targets(self) -> Mapping[Partition, int]:
         """The member that each partition should go to: in turn, over the sorted partitions."""
@@ -162,43 +154,32 @@ class MemoryLog:
     def create(self, topic: str, partitions: int) -> None:
         """Make `topic`, empty; one of that name is replaced and gets another id."""
         with self.changed:
-            logs = [_Log() for _ in range(partitions)]
-            self._topics[topic] = _Topic(str(uuid.uuid4()), logs)
+            self._topics[topic] = _Topic([_Log() for _ in range(partitions)])
             self.changed.notify_all()
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """Note topic settings. Only `max.message.bytes` is acted on; `trim` does what time does."""
-        with self.changed:
-            self._topic(topic).settings |= settings
-
-    def settings(self, topic: str) -> Mapping[str, str]:
-        """Topic settings; raises as `partitions`."""
-        with self.changed:
-            return dict(self._topic(topic).settings)
+        self.topic(topic).settings |= settings
 
     def trim(self, partition: Partition, begin: int) -> None:
         """Remove what lies below `begin`, as retention does."""
         with self.changed:
             log = self._log(partition)
-            log.begin = begin
-            log.entries = [entry for entry in log.entries if entry.offset >= begin]
+            log.entries, log.begin = log.entries[begin - log.begin :], begin
             self.changed.notify_all()
 
-    def partitions(self, topic: str) -> int:
-        """Number of partitions. Raises TopicMismatchError: no such topic."""
+    def topic(self, name: str) -> _Topic:
+        """Raises TopicMismatchError: there is none of that name."""
         with self.changed:
-            return len(self._topic(topic).logs)
-
-    def topic_id(self, topic: str) -> str:
-        """Its id, of this creation; raises as `partitions`."""
-        with self.changed:
-            return self._topic(topic).topic_id
+            if name not in self._topics:
+                raise TopicMismatchError(f"topic {name} does not exist in this memory log")
+            return self._topics[name]
 
     def range(self, partition: Partition) -> tuple[int, int]:
         """First offset, last stable offset."""
         with self.changed:
             log = self._log(partition)
-            return log.begin, log.stable()
+            return log.begin, log.stable
 
     def read(self, partition: Partition, offset: int) -> tuple[Message | None, int]:
         """The next committed message from `offset` on, and the offset after it.
@@ -207,22 +188,16 @@ class MemoryLog:
         """
         with self.changed:
             log = self._log(partition)
-            stable = log.stable()
             if not log.begin <= offset <= log.end:
                 raise OffsetGoneError(
                     f"{partition}: offset {offset} was asked for, "
-                    f"the topic has {log.begin} to {stable}"
+                    f"the topic has {log.begin} to {log.stable}"
                 )
-            message = log.next_committed(offset, stable)
-            return message, max(offset, stable) if message is None else message.offset + 1
-
-    def _topic(self, topic: str) -> _Topic:
-        if topic not in self._topics:
-            raise TopicMismatchError(f"topic {topic} does not exist in this memory log")
-        return self._topics[topic]
+            message = log.next_committed(offset)
+            return message, max(offset, log.stable) if message is None else message.offset + 1
 
     def _log(self, partition: Partition) -> _Log:
-        return self._topic(partition.topic).logs[partition.number]
+        return self.topic(partition.topic).logs[partition.number]
 
     def initialise(self, transactional_id: str) -> int:
         """A new producer's epoch. Its predecessor is fenced and its transaction aborted."""
@@ -243,7 +218,7 @@ class MemoryLog:
         """Write; the offset it got. Readers see it once the transaction is committed."""
         with self.changed:
             self._check(transaction.transactional_id, transaction.epoch)
-            limit = self._topic(message.partition.topic).settings.get("max.message.bytes")
+            limit = self.topic(message.partition.topic).settings.get("max.message.bytes")
             if limit is not None and len(message.value) > int(limit):
                 raise RefusedError(f"{len(message.value)} bytes, max.message.bytes is {limit}")
             transaction.touched.add(message.partition)
@@ -271,8 +246,7 @@ class MemoryLog:
 
     def fail_next_commit(self, transactional_id: str, fault: Fault) -> None:
         """Let the next commit of this id go wrong."""
-        with self.changed:
-            self._faults[transactional_id] = fault
+        self._faults[transactional_id] = fault
 
     def _check(self, transactional_id: str, epoch: int) -> None:
         newest = self._epochs.get(transactional_id)
@@ -305,5 +279,4 @@ class MemoryLog:
     def wait_until(self, predicate: Callable[[], bool], deadline: float) -> bool:
         """Wait for a change that makes `predicate` true, until `deadline` (monotonic)."""
         with self.changed:
-            left_s = max(0.0, deadline - time.monotonic())
-            return self.changed.wait_for(predicate, left_s)
+            return self.changed.wait_for(predicate, max(0.0, deadline - time.monotonic()))

@@ -20,9 +20,10 @@ from rlstreams.streams.log.errors import (
 from rlstreams.streams.log.partitioner import partition_of
 from rlstreams.streams.log.parts import PART_BYTES, Message, num_parts, part_headers, split
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
-from rlstreams.streams.memory.consumer import MemoryGroupConsumer, MemoryReader
-from rlstreams.streams.memory.log import MemoryLog, State, Transaction, named
+from tests.memory.consumer import MemoryGroupConsumer, MemoryReader
+from tests.memory.log import MemoryLog, State, Transaction, named
 
+STABLE_S = 35.0  # how long `committed` waits for a pending transaction
 _METADATA_CHARACTERS = 4095  # what Kafka accepts through confluent-kafka
 
 
@@ -126,7 +127,7 @@ class MemoryProducer(Closing):
     def _append(self, transaction: Transaction, record: Outgoing) -> Position:
         topic = f"{self._run}.{record.topic}"
         try:
-            total = self._log.partitions(topic)
+            total = len(self._log.topic(topic).logs)
         except TopicMismatchError as err:
             raise BrokerError(f"{err}; sending it again would not help") from err
         number = partition_of(record.key, total) if record.partition is None else record.partition
@@ -184,21 +185,12 @@ class MemoryBus(Closing):
         log: the cluster.
         run: prefix of topics, groups and transactional ids.
         part_bytes: largest part of a record.
-        stable_s: how long `committed` waits for a pending transaction.
     """
 
-    def __init__(
-        self,
-        log: MemoryLog,
-        run: str,
-        *,
-        part_bytes: int = PART_BYTES,
-        stable_s: float = 35.0,
-    ) -> None:
+    def __init__(self, log: MemoryLog, run: str, *, part_bytes: int = PART_BYTES) -> None:
         self._log = log
         self._run = run
         self._part_bytes = part_bytes
-        self._stable_s = stable_s
         self._catalogue = Catalogue(self)
 
     def _name(self, name: str) -> str:
@@ -219,18 +211,18 @@ class MemoryBus(Closing):
 
     def partitions(self, topic: str) -> int:
         """See `Bus`."""
-        return self._log.partitions(self._name(topic))
+        return len(self._log.topic(self._name(topic)).logs)
 
     def _partitions(self, topic: str) -> list[Partition]:
         return [Partition(topic, number) for number in range(self.partitions(topic))]
 
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
         """See `Bus`."""
-        return {topic: self._log.topic_id(self._name(topic)) for topic in topics}
+        return {topic: self._log.topic(self._name(topic)).topic_id for topic in topics}
 
     def settings(self, topic: str) -> Mapping[str, str]:
         """What `MemoryLog.configure` set."""
-        return self._log.settings(self._name(topic))
+        return dict(self._log.topic(self._name(topic)).settings)
 
     def cluster_id(self) -> str:
         """The id of the log."""
@@ -242,15 +234,14 @@ class MemoryBus(Closing):
 
     def beginnings(self, topic: str) -> Mapping[Partition, int]:
         """See `Bus`."""
-        return self._ranges(topic, 0)
+        return {p: self._range(p)[0] for p in self._partitions(topic)}
 
     def ends(self, topic: str) -> Mapping[Partition, int]:
         """See `Bus`."""
-        return self._ranges(topic, 1)
+        return {p: self._range(p)[1] for p in self._partitions(topic)}
 
-    def _ranges(self, topic: str, which: int) -> Mapping[Partition, int]:
-        ours = self._partitions(topic)
-        return {p: self._log.range(named(self._run, p))[which] for p in ours}
+    def _range(self, partition: Partition) -> tuple[int, int]:
+        return self._log.range(named(self._run, partition))
 
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
         """See `Bus`.
@@ -262,12 +253,12 @@ class MemoryBus(Closing):
         ours = {p: named(self._run, p) for p in self._partitions(topic)}
         settled = self._log.wait_until(
             lambda: all(self._log.is_stable(name, theirs) for theirs in ours.values()),
-            time.monotonic() + self._stable_s,
+            time.monotonic() + STABLE_S,
         )
         if not settled:
             raise DeadlineError(
                 f"offsets of group {name} in {topic}: a transaction on them is still open "
-                f"after {self._stable_s:g} s"
+                f"after {STABLE_S:g} s"
             )
         with self._log.changed:
             found = self._log.group(name).committed
