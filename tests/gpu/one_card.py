@@ -1,12 +1,10 @@
-"""Roles of one GPU: weights handed over by CUDA IPC, and a whole run by turns.
+"""All roles on one GPU, by turns: a whole run of trainer, vLLM and scorer.
 
-    python -m tests.gpu.one_card ipc --out ipc.json            # a minute: hand-over alone
-    python -m tests.gpu.one_card run --out run.json            # trainer, vLLM and scorer, 8 minutes
+    python -m tests.gpu.one_card --out run.json            # 8 minutes
 
-`ipc`: pullers on the trainer's own GPU; every pull is compared bit by bit with content that the
-puller makes itself. `run`: `rlstreams up` with `infra/examples/one-gpu.toml`; then the log is read:
-turns with the seconds of each change, weights of each load against the ledger's hash, and the most
-memory that `nvidia-smi` saw on the card.
+`rlstreams up` with `infra/examples/one-gpu.toml`; then the log is read: turns with the seconds of
+each change, weights of each load against the ledger's hash, and the most memory that `nvidia-smi`
+saw on the card.
 """
 
 from __future__ import annotations
@@ -31,23 +29,6 @@ from rlstreams.streams.log.topics import CONTROL, STEPS
 from rlstreams.streams.views.leases import HELD, RELEASED, Leases
 from rlstreams.workers.config.load import load
 from tests.gpu.whole_run import EXAMPLES, hardware, loaded_events, run_it, tails, told_by_the_log
-
-
-def hand_over(args: argparse.Namespace) -> dict[str, Any]:
-    """Pulls by processes on the sender's GPU."""
-    from tests.gpu.weight_transfer import Puller, Stand, measure_pulls
-
-    wanted = {"model": args.model, "place": args.place, "backend": "nccl", "stall_deadline": 20.0}
-    stand = Stand(argparse.Namespace(**wanted))
-    pullers = [Puller(stand, number, gpu=0) for number in range(1, args.pullers + 1)]
-    try:
-        found = measure_pulls(stand, pullers, args.repeats)
-    finally:
-        for puller in pullers:
-            puller.process.kill()
-        stand.server.close()
-    ways = [line["event"] for line in stand.notes.lines]
-    return found | {"num_bytes": stand.num_bytes, "fell_back": "no_cuda_ipc" in ways}
 
 
 class Memory(threading.Thread):
@@ -143,13 +124,8 @@ def whole_run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the part; 0 if what it holds to holds."""
+    """Run it; 0 if what it holds to holds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["ipc", "run"])
-    parser.add_argument("--model", default="16gb", help="ipc: a shape of tests/gpu/model_rows.py")
-    parser.add_argument("--place", default="device", help="ipc: where the snapshot lies")
-    parser.add_argument("--pullers", type=int, default=1, help="ipc: servers on the card")
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--folder", default="runs/gpu")
     parser.add_argument("--jars", default="")
@@ -158,13 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("overrides", nargs="*", help="after --: fields of the configuration")
     args = parser.parse_intermixed_args(argv)
-    found = {"hardware": hardware()} | (hand_over(args) if args.part == "ipc" else whole_run(args))
+    found = {"hardware": hardware()} | whole_run(args)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     shown = {k: v for k, v in found.items() if k not in ("audit", "reward", "pulls", "states_s")}
     sys.stdout.write(json.dumps(shown, indent=1) + "\n")
-    if args.part == "ipc":
-        return 0 if found["bit_equal"] and not found["fell_back"] else 1
     return found["status"] or int(bool(found["wrong_loads"] or found["void"]))
 
 
