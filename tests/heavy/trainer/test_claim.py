@@ -142,14 +142,6 @@ def test_a_rivals_claim_counts_at_once(tmp_path: Path) -> None:
         claimed(bus, config, "two")
 
 
-def test_an_owner_that_was_reaped_is_not_watched(tmp_path: Path) -> None:
-    """Its successor claims the run at once: nobody else can be alive."""
-    log, config = make_log(), make_config(tmp_path, deadlines__lease_s=3600.0)
-    claimed(MemoryBus(log, "demo"), config, "one")
-    second = claimed(MemoryBus(log, "demo"), config, "two", reaped=frozenset({"zero", "one"}))
-    assert 2 == second.claim.epoch
-
-
 def test_who_wakes_up_behind_its_own_successor_leaves_it_alone(tmp_path: Path) -> None:
     """Told that the owner had ended, it slept before its claim; the owner is another one by now."""
     log, config = make_log(), make_config(tmp_path, deadlines__lease_s=5.0)
@@ -270,21 +262,6 @@ def test_a_ledger_without_its_tail_is_refused(tmp_path: Path, witness: str) -> N
     with pytest.raises(ConfigError, match=told[witness]):
         make_trainer(log, config, "two", takeover=True, bus=bus)
     assert kept == read(log, STEPS.name)
-
-
-def test_a_changed_number_of_partitions_is_refused(tmp_path: Path) -> None:
-    """With both counts: keys would lie elsewhere."""
-    log, config = make_log(), make_config(tmp_path)
-    bury(make_trainer(log, config))
-
-    class Grown(MemoryBus):
-        def partitions(self, topic: str) -> int:
-            return super().partitions(topic) + (2 if topic == "control" else 0)
-
-    expected = "the number of partitions of control was 1 and is 3"
-    with pytest.raises(ConfigError, match=expected):
-        make_trainer(log, config, "two", takeover=True, bus=Grown(log, "demo"))
-    assert [] == steps(log)
 
 
 def test_a_long_ledger_may_take_longer_than_the_deadline_of_one_silence(

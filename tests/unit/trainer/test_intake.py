@@ -238,23 +238,6 @@ def test_positions_stand_at_the_start_until_samples_are_read() -> None:
     assert site.bus.ends(SCORED.name)[partition] == site.intake.positions()[partition]
 
 
-def test_samples_are_read_at_once_where_there_are_no_letters() -> None:
-    """Only old letters are worth waiting for: they keep a successor from writing one twice."""
-    site = Site()
-    site.sends(scored(0))
-    site.start()
-    site.intake.poll(0.0)
-    assert 1 == site.intake.num_samples
-
-
-def test_requests_of_operators_are_none_of_its_business() -> None:
-    """They are for `prompts`."""
-    site = Site()
-    site.sends(outgoing(DEAD_LETTERS, factories.replacement_requested()))
-    assert [] == site.take()
-    assert (0, []) == (site.intake._foreign.num, site.dead())
-
-
 @pytest.mark.parametrize("group", ["abc", "007", "-1", "9" * 19, "9" * 5000, "x" * 2_000_000])
 def test_a_group_that_no_run_numbers_is_told_of(group: str) -> None:
     """Neither a score nor a letter of it stops anybody; the closed set is written in 64 bits."""
