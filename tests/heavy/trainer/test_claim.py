@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,17 +13,15 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Producer, Reader
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.errors import ConfigError, DeadlineError, FencedError
+from rlstreams.streams.log.errors import ConfigError, FencedError
 from rlstreams.streams.log.record import Outgoing, Partition, RawRecord
 from rlstreams.streams.log.topics import SCORED, STEPS, TOPICS
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.runtime import OwnerAliveError
-from rlstreams.workers.trainer import claim as protocol
-from rlstreams.workers.trainer.claim import STEPS_PARTITION, Claimed, claim, read_to_end
+from rlstreams.workers.trainer.claim import Claimed, claim
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -40,7 +36,6 @@ from tests.heavy.trainer.trainer_stand import (
     train,
     turn_until,
 )
-from tests.logs import made_log
 
 
 class InterposedBus(MemoryBus):
@@ -185,14 +180,6 @@ def test_of_two_that_start_together_one_owns_the_run(tmp_path: Path) -> None:
     assert [(1, "two")] == claims(log)
 
 
-def test_an_owner_that_said_goodbye_is_not_waited_for(tmp_path: Path) -> None:
-    """After "done" nobody writes; the watch of half a minute is skipped."""
-    log, config = make_log(), make_config(tmp_path, deadlines__lease_s=30.0)
-    first = claimed(MemoryBus(log, "demo"), config, "one")
-    first.producer.commit([beat(state="done")])
-    assert 2 == claimed(MemoryBus(log, "demo"), config, "two").claim.epoch
-
-
 def test_foreign_records_in_the_ledger_are_passed_by(tmp_path: Path) -> None:
     """Bytes that are no event, and events of another topic, are nobody's sign of life."""
     log, config = make_log(), make_config(tmp_path)
@@ -262,30 +249,3 @@ def test_a_ledger_without_its_tail_is_refused(tmp_path: Path, witness: str) -> N
     with pytest.raises(ConfigError, match=told[witness]):
         make_trainer(log, config, "two", takeover=True, bus=bus)
     assert kept == read(log, STEPS.name)
-
-
-def test_a_long_ledger_may_take_longer_than_the_deadline_of_one_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A run of months would never be resumed otherwise; only a reader that stands still is told."""
-    bus = InterposedBus(made_log(), "run")
-    with bus.producer("trainer.0") as pen:
-        for _ in range(5):
-            pen.commit([outgoing(STEPS, factories.heartbeat())])
-    clock = SimpleNamespace(now_s=0.0)
-    reading = importlib.import_module("rlstreams.streams.log.read_to")
-    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-
-    def later() -> None:
-        clock.now_s += 0.9 * protocol.READ_DEADLINE_S
-
-    bus.at_poll = later
-    with bus.reader({STEPS_PARTITION: 0}) as reader:
-        whole, reader.poll = reader.poll, lambda *_: whole(1, 0.0)  # type: ignore[method-assign]
-        read_to_end(bus, reader, Ledger(), ForeignRecords("test", bus.schemas()))
-        assert reader.positions() == bus.ends(STEPS.name)
-
-        reader.seek({STEPS_PARTITION: 0})
-        reader.poll = lambda *_: later() or []  # type: ignore[method-assign]
-        with pytest.raises(DeadlineError, match=r"steps\[0\].*at offset 0 of 10"):
-            read_to_end(bus, reader, Ledger(), ForeignRecords("test", bus.schemas()))

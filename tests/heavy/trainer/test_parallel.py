@@ -19,7 +19,7 @@ from rlstreams.workers.trainer.parallel.leader import Leader
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
-from tests.heavy.trainer.parallel_stand import SECTION, batch_of, make_model, two_ranks
+from tests.heavy.trainer.parallel_stand import SECTION, batch_of, hashes, make_model, two_ranks
 from tests.heavy.trainer.poor_follower import ROWS
 
 
@@ -39,11 +39,6 @@ def begin(trained: Training, folder: Path) -> None:
     """The folder's weights, and nothing learnt."""
     single = Training(folder, SECTION, threads=1, dtype="bfloat16")
     trained.learner.load(single.learner.weights(), {}, 0)
-
-
-def hashes(trained: Training) -> tuple[str, str]:
-    """Of the weights, and of the optimizer's tensors."""
-    return weight_hash(trained.learner.weights()), weight_hash(trained.learner.optimizer_tensors())
 
 
 def places(learner: Leader) -> dict[str, int]:

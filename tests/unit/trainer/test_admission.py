@@ -5,11 +5,14 @@ import dataclasses
 import pytest
 
 from rlstreams.schemas.events import EVALUATE, AbsentSample, ClosedGroups, MaskedSegment
-from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.record import Partition, Position
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.trainer.intake.admission import Admission
 from rlstreams.workers.trainer.intake.groups import SeenSample
 from tests.unit.trainer.trainer_builders import dead, seen
+
+SCORED = Partition("scored-trajectories", 0)
+DEAD = Partition("dead-letters", 0)
 
 
 def admission(closed=None, group_size=None, **options) -> Admission:
@@ -196,6 +199,19 @@ def test_a_group_closes_once():
     assert ClosedGroups(watermark=2) == planner.closed_after(["0"])
     with pytest.raises(ValueError, match="group 1 is closed already"):
         planner.close(["1"])
+
+
+def test_low_watermarks_keep_what_open_groups_need():
+    """A restart reads from the first record of an open group, planned or not, of both topics."""
+    planner = filled(1, 2, min_group_samples=1)
+    planner.dead(dead(2, 5, offset=3), 0.0)
+    read = {SCORED: 500, DEAD: 9, Partition("scored-trajectories", 1): 4}
+    assert planner.plan(0) is not None
+    expected = {SCORED: 100, DEAD: 3, Partition("scored-trajectories", 1): 4}
+    assert expected == planner.low_watermarks(read)
+    assert planner.low_watermarks(read, closing=["1"]) == expected | {SCORED: 200}
+    planner.close(["1", "2"])
+    assert read == planner.low_watermarks(read)
 
 
 def test_positions_of_groups_are_those_of_their_samples():

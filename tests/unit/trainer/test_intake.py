@@ -131,17 +131,6 @@ def test_what_is_no_letter_is_counted_and_reported() -> None:
     assert b"foreign_records" in b"".join(bytes(piece) for piece in report.value)
 
 
-def test_a_successor_writes_no_letter_twice() -> None:
-    """It reads the letters first, then the samples from where its predecessor's step stood."""
-    site = Site()
-    foreign = Outgoing(topic=SCORED.name, key=b"7", value=[b"rubbish"])
-    site.sends(scored(0, trajectory={"reward": float("nan")}), foreign, scored(1))
-    assert 2 == len(site.take())
-    site.start()
-    assert [] == site.take()
-    assert (["7/0"], 1) == (site.dead(), site.intake.num_samples)
-
-
 BAD: dict[str, Any] = {"trajectory": {"reward": float("nan")}}
 
 

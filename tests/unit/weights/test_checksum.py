@@ -48,3 +48,10 @@ def test_equal_bytes_have_equal_checksums(size: int) -> None:
     data = content(size)
     shifted = torch.cat([torch.zeros(3, dtype=torch.uint8), data])[3:]
     assert checksum([data]) == checksum([shifted])
+
+
+def test_missing_bytes_are_noticed() -> None:
+    """Zeros at the end count too."""
+    assert checksum([torch.zeros(16, dtype=torch.uint8)]) != checksum(
+        [torch.zeros(24, dtype=torch.uint8)]
+    )

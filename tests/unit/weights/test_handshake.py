@@ -84,3 +84,13 @@ def test_a_trainer_that_does_not_know_the_key_is_refused() -> None:
     thread.join()
     server.close()
     client.close()
+
+
+def test_a_silent_peer_is_not_waited_for() -> None:
+    """The handshake has a deadline, which names the peer."""
+    server, client = links()
+    with pytest.raises(PullError, match=r"10.0.0.7:1 has not answered") as caught:
+        admit(server, EPOCH, lambda r: r, time.monotonic() + 0.05)
+    assert caught.value.kind == "deadline"
+    server.close()
+    client.close()
