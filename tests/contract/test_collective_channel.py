@@ -133,7 +133,7 @@ def test_pullers_on_the_trainers_card_are_sent_to_one_after_the_other(
     """Three servers and the scorer of one GPU, through the trainer's one window."""
     for module in (sender, receiver):
         monkeypatch.setattr(module, "gpu_of", lambda _: "GPU-card")
-    monkeypatch.setattr(ipc, "WINDOW_BYTES", 1000)
+    monkeypatch.setattr(ipc, "WINDOW_BYTES", 16)  # pieces cross in several windows
     monkeypatch.setattr(ipc, "_windows", {})
     monkeypatch.setattr(ipc, "exported", lambda _: "here")
     monkeypatch.setattr(ipc, "opened", lambda _, device: ipc.window_of(device))

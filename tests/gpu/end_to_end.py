@@ -32,7 +32,7 @@ from typing import Any
 
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.workers.config.load import load
-from tests.gpu.train_memory import SHAPES
+from tests.gpu.qwen3 import SHAPES
 from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 from tests.gpu.workload import write_folder, write_prompts
 

@@ -28,13 +28,14 @@ import numpy as np
 import torch
 
 from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
+from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.model.device import claim_devices
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.parallel.team import team_of
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import size_bytes, weight_hash
-from tests.gpu.train_memory import SHAPES, batch_of, model_of
+from tests.gpu.qwen3 import SHAPES, batch_of, model_of
 
 SMALL_LENGTH = 256  # of the step before memory is made scarce
 LEFT_GB = 1.0  # on the last GPU then
@@ -56,7 +57,8 @@ def made(args: argparse.Namespace) -> dict[str, float]:
 
 def batch(args: argparse.Namespace, seed: int, length: int) -> Batch:
     """Rows as if a uniform policy had sampled them, which random weights almost are."""
-    bare = batch_of(argparse.Namespace(**{**vars(args), "length": length}), seed)
+    alone = Cut(order=tuple(range(args.sequences)), sizes=(1,) * args.sequences)
+    bare = batch_of(args, [length] * args.sequences, alone, seed)
     logprob = -float(np.log(args.vocabulary))
     rows = []
     for row in bare.micro_batches:

@@ -31,15 +31,14 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model import bins
 from rlstreams.workers.model.attention import attention_of
-from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows
+from rlstreams.workers.model.cut import cut_bins, cut_rows
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.learn.optimizer import Learner
-from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.learn.trainable import AllWeights
 from rlstreams.workers.weights.layout import weight_hash
-from tests.gpu.train_memory import SHAPES, model_of, on_policy
+from tests.gpu.qwen3 import SHAPES, batch_of, model_of, on_policy
 
 PEAK = 989e12  # H100 and H200, bf16
 CASES = ("padded", "bins", "bins-compiled", "plain")
@@ -52,46 +51,6 @@ def lengths_of(args: argparse.Namespace, kind: str) -> list[int]:
     random = np.random.default_rng(1)
     drawn = random.lognormal(np.log(args.length) - 0.32, 0.8, args.samples)
     return [int(n) for n in drawn.clip(args.prompt + 16, 8192)]
-
-
-def batch_of(args: argparse.Namespace, lengths: list[int], cut: Cut) -> Batch:
-    """Made-up samples; the scores of other policies are filled in later."""
-    random = np.random.default_rng(2)
-    num_loss_tokens = sum(lengths) - args.prompt * len(lengths)
-    rows = []
-    for number, members in enumerate(cut.members):
-        own = [lengths[index] for index in members]
-        shape = (len(own), max(own))
-        at_T = np.arange(shape[1])[None]
-        real_BT = at_T < np.array(own)[:, None]
-        loss_mask_BT = real_BT & (at_T >= args.prompt)
-        zeros_BT = np.zeros(shape, np.float32)
-        rows.append(
-            MicroBatch(
-                token_ids_BT=random.integers(0, args.vocabulary, shape) * real_BT,
-                real_BT=real_BT,
-                loss_mask_BT=loss_mask_BT,
-                behavior_logprobs_BT=zeros_BT,
-                proximal_logprobs_BT=zeros_BT,
-                is_true_anchor_BT=loss_mask_BT,
-                is_scored_BT=loss_mask_BT,
-                is_after_pull_BT=np.zeros(shape, np.bool_),
-                temperature_BT=np.ones(shape, np.float32),
-                advantages_B=random.standard_normal(len(own)).astype(np.float32),
-                num_batch_loss_tokens=num_loss_tokens,
-                num_batch_rows=len(lengths),
-                num_batch_samples=len(lengths),
-                trajectories=(),
-                bin_tokens=cut.bins[number] if cut.bins else 0,
-            )
-        )
-    return Batch(
-        micro_batches=tuple(rows),
-        cut=cut,
-        num_loss_tokens=num_loss_tokens,
-        staleness={},
-        anchors={},
-    )
 
 
 def synchronized() -> float:

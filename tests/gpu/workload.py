@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from tests.gpu.model_folder import write_model
 from tests.gpu.model_rows import Shape, dense_rows
-from tests.gpu.train_memory import SHAPES
+from tests.gpu.qwen3 import SHAPES
 
 STD = 0.02
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")

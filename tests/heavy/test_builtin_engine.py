@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.builtin import BuiltinEngine
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import WeightError
-from tests.contract.engine_rigs import Rig, announced, request, version_weights
+from tests.contract.engine_rigs import Rig, announced, collect, request, version_weights
 
 
 def broken(rig: Rig, policy_version: int) -> PolicyPublished:
@@ -59,6 +60,22 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
             await engine.pull(published, rig.channel)
         assert engine.policy_version == 0
         assert [segment async for segment in engine.generate(request())]
+        await engine.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_cache_is_used_again_when_all_have_left(tmp_path: Path) -> None:
+    """Waves one after another do not let it grow."""
+    rig = Rig("builtin", tmp_path)
+
+    async def scenario() -> None:
+        engine = rig.engine(slots=2)
+        await engine.pull(rig.publish(0), rig.channel)
+        for number in range(12):
+            await collect(engine, request(f"{number}/0/0", max_new_tokens=20))
+        assert isinstance(engine, BuiltinEngine)
+        assert engine._decoder._cache.num_columns == 64
         await engine.close()
 
     asyncio.run(scenario())

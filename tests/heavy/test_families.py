@@ -18,7 +18,7 @@ from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.selfcheck import check_scoring, padding_difference
 from rlstreams.workers.model.attention import Attention, attention_of
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.model.families import EAGER, SDPA, library_model
+from rlstreams.workers.model.families import library_model
 from rlstreams.workers.model.folder import read_config
 from rlstreams.workers.model.model import load_model, model_class, weights_of
 from rlstreams.workers.trainer.training.training import Training
@@ -161,14 +161,3 @@ def test_a_model_that_also_sees_pictures_runs_as_a_language_model(tmp_path: Path
     asyncio.run(engine.close())
     before, after = trained_hash(tmp_path / "model")
     assert before != after
-
-
-def test_attention_is_computed_by_what_the_family_needs(tmp_path: Path) -> None:
-    """sdpa, but for sinks and soft caps; the windows are those of the configuration."""
-    names = ["LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM"]
-    found = [attention_of(load_model(families.make(n, tmp_path / n))) for n in names]
-    assert [SDPA, EAGER, EAGER, SDPA] == [attention.implementation for attention in found]
-    mixed = {"full_attention": None, "sliding_attention": 5}
-    assert [{"full_attention": None}, mixed, mixed, {"sliding_attention": 5}] == [
-        dict(attention.windows) for attention in found
-    ]

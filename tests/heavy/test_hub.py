@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.hub import found_folder, model_folder
+from rlstreams.workers.config.hub import found_folder
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "infra/examples/demo/model"
@@ -23,25 +23,6 @@ try:
     print(found_folder(sys.argv[1]), read_model(sys.argv[1]).num_parameters)
 except ConfigError as err:
     print(err)
-"""
-
-RERUN = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from tests.memory.bus import MemoryBus
-from tests.heavy.trainer.trainer_stand import (
-    make_config, make_log, make_trainer, run_steps, scored, send
-)
-from rlstreams.debug.rerun.rerun import rerun
-log, config = make_log(), make_config(Path(sys.argv[2]))
-trainer = make_trainer(log, config)
-send(log, *(scored(0, sample, 0) for sample in range(2)))
-run_steps(log, trainer, 1)
-trainer.close()
-named = replace(config, model=replace(config.model, path=sys.argv[1]))
-found = rerun(MemoryBus(log, "demo"), named, 1, checkpoints=[])
-print([finding.is_equal for finding in found.findings])
 """
 
 
@@ -72,13 +53,6 @@ def test_a_fetched_model_is_found_by_its_name(tmp_path: Path) -> None:
     assert f"{snapshot} 263616" == told(tmp_path, f"hf:some/model@{'a' * 40}")
 
 
-def test_a_step_is_re_run_with_a_model_by_name(tmp_path: Path) -> None:
-    """As a trainer finds it."""
-    cached(tmp_path / "home", "some/model", "a" * 40)
-    said = told(tmp_path / "home", "hf:some/model", str(tmp_path / "runs"), program=RERUN)
-    assert str([True] * 9) == said.splitlines()[-1]
-
-
 def test_a_model_that_cannot_be_fetched_is_said(tmp_path: Path) -> None:
     """With its name, and the ways out."""
     said = told(tmp_path, "hf:some/model")
@@ -90,11 +64,6 @@ def test_a_hub_that_does_not_answer_is_said_in_plain_words(tmp_path: Path) -> No
     """The client begins with "Got:", which says nothing in a sentence of ours."""
     said = told(tmp_path, "hf:some/model", endpoint="http://127.0.0.1:9")
     assert "hf:some/model cannot be fetched: ConnectError: " in said
-
-
-def test_a_path_is_a_path(tmp_path: Path) -> None:
-    """Nothing is looked up for it, there or not."""
-    assert tmp_path / "x" == found_folder(str(tmp_path / "x")) == model_folder(str(tmp_path / "x"))
 
 
 @pytest.mark.parametrize(

@@ -64,23 +64,6 @@ def test_the_policy_that_learns_is_the_one_that_is_published(tmp_path: Path) -> 
         assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_checkpoint_in_between_changes_nothing(name: str, tmp_path: Path) -> None:
-    """Steps done again from a checkpoint, or from the folder, give the same bits."""
-    folder = families.make(name, tmp_path / "model")
-    expected = learned(training(folder), range(4))
-    assert expected == learned(training(folder), range(4))
-    first = training(folder)
-    at_two = learned(first, range(2))
-    store = CheckpointStore(tmp_path / "checkpoints")
-    manifest = Manifest(run="r", epoch=1, step=2, policy_version=2, weight_hash=at_two)
-    first.save(store, manifest)
-    second = training(folder)
-    second.restore(store, manifest)
-    assert at_two == second.weight_hash == weight_hash(second.learner.weights())
-    assert expected == learned(second, range(2, 4))
-
-
 @pytest.mark.parametrize(
     ("written", "read"),
     [(LoraSection(), LORA), (LORA, LoraSection()), (LORA, LoraSection(rank=2))],

@@ -6,17 +6,14 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.folder import eos_ids_of, num_experts_of, read_config
 from rlstreams.workers.model.model import (
-    causal_mask,
     load_model,
     load_weights,
-    right_padded,
     weights_of,
 )
 from rlstreams.workers.weights.channel import WeightError
@@ -71,23 +68,3 @@ def test_a_folder_that_is_no_model_is_named(
     with pytest.raises(EngineError, match=message) as caught:
         load_model(edited(tmp_path, **config))
     assert str(tmp_path) in str(caught.value)
-
-
-def test_missing_files_are_named(tmp_path: Path) -> None:
-    """No config, or no weights beside it."""
-    with pytest.raises(EngineError, match=r"config\.json"):
-        load_model(tmp_path)
-    folder = edited(tmp_path)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(EngineError, match=str(folder)):
-        load_model(folder)
-
-
-def test_right_padding_and_its_mask() -> None:
-    """Tokens attend to those before them; padding to itself, so that no row is empty."""
-    ids, real = right_padded([np.array([5, 6, 7], np.int32), np.array([8], np.int32)], pad_id=9)
-    assert ids.tolist() == [[5, 6, 7], [8, 9, 9]]
-    assert real.tolist() == [[True, True, True], [True, False, False]]
-    mask = causal_mask(real)[:, 0].int().tolist()
-    assert mask[0] == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    assert mask[1] == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]

@@ -67,15 +67,6 @@ def test_only_the_backward_is_strict(asked: bool) -> None:
     assert not _is_strict()
 
 
-def test_an_operation_without_one_order_is_named() -> None:
-    """In torch's words, by an error of its own."""
-    one_order.ask(True)
-    Noted.refusal = "roll_cuda does not have a deterministic implementation"
-    with pytest.raises(one_order.NoOrderError, match="roll_cuda"):
-        one_order.backward(_loss())
-    assert not _is_strict()
-
-
 def test_any_other_failure_stays_what_it_is() -> None:
     """Memory that ran out is for the trainer to handle."""
     one_order.ask(True)

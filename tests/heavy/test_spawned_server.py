@@ -157,30 +157,3 @@ def test_a_server_ends_with_its_worker_however_that_went(tmp_path: Path) -> None
         assert time.monotonic() < until_s, "the server outlived its worker"
         time.sleep(0.05)
     worker.stdout.close()
-
-
-def test_three_servers_of_one_gpu_start_one_after_the_other(tmp_path: Path) -> None:
-    """As three workers start them; each is pulled by, and the last version is there thrice."""
-    world, notes, lock = World(tmp_path), list[str](), tmp_path / "gpu-0.lock"
-    all_three = [Spawned(tmp_path / str(number), locks=(lock,), notes=notes) for number in range(3)]
-
-    async def scenario() -> None:
-        engines = [spawned.engine for spawned in all_three]
-        try:
-            for engine in engines:
-                await engine.start()
-            published = world.publish(3)
-            await asyncio.gather(*(engine.pull(published, world.channel) for engine in engines))
-            assert [3, 3, 3] == [engine.policy_version for engine in engines]
-            for engine in engines:
-                assert {3} == {s.policy_version for s in await collect(engine, request())}
-        finally:
-            await asyncio.gather(*(engine.close() for engine in engines))
-
-    asyncio.run(scenario())
-    changes = [note for note in notes if "being started" in note or " is vllm/" in note]
-    urls = [note.split()[1] for note in changes]
-    assert 6 == len(changes)
-    assert urls[::2] == urls[1::2], "a server was started while another one was starting"
-    assert 3 == len(set(urls))
-    assert any("waits: process" in note and str(lock) in note for note in notes)

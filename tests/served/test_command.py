@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.bootstrap import served
-from rlstreams.workers.bootstrap.served import Where, command_of, settings_of
+from rlstreams.workers.bootstrap.served import Where, command_of
 from rlstreams.workers.config.load import load
-from rlstreams.workers.engines.base import Held, PauseMode
 from rlstreams.workers.engines.served.command import StartCommand, is_older
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.process import start_locks
-from rlstreams.workers.engines.served.server import ADAPTERS, Server
 from rlstreams.workers.loop.context import Context
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
@@ -113,13 +110,6 @@ def test_a_secret_of_the_servers_is_printed_as_the_reference_that_it_is() -> Non
     assert reference in command.kubernetes("i:1")
 
 
-def test_a_secret_of_the_servers_is_not_written_down() -> None:
-    """The resolved configuration goes into the log that all can read."""
-    with pytest.raises(ConfigError, match="HF_TOKEN is a secret: give it as env:NAME"):
-        load([EXAMPLE], ["engine.env.HF_TOKEN=hf_abc"])
-    load([EXAMPLE], ["engine.env.TOKENIZERS_PARALLELISM=false"])
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -148,44 +138,6 @@ def test_a_configuration_that_cannot_work_is_refused(
     """Before anything is started."""
     with pytest.raises(ConfigError, match=message):
         load([EXAMPLE], overrides)
-
-
-class Asked:
-    """In place of a server: what it was asked."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    async def post(self, *asked: object, **more: object) -> None:
-        self.text += f"{asked} {more}"
-
-
-def server_of(*overrides: str) -> Server:
-    settings = settings_of(load([EXAMPLE], overrides))
-    server = Server("http://127.0.0.1:9", settings, None, None)  # type: ignore[arg-type]
-    asked: Any = Asked()
-    server.adapter = ADAPTERS[settings.kind](asked, asked, settings.answer_s)
-    server.held = Held(0, "")
-    return server
-
-
-@pytest.mark.parametrize(
-    ("engine", "cache", "told"),
-    [
-        ("vllm", "keep", "clear_cache=false"),
-        ("vllm", "recompute", "clear_cache=true"),
-        ("sglang", "keep", "in_place"),
-        ("sglang", "recompute", "retract"),
-    ],
-)
-def test_what_becomes_of_the_cache_at_a_pull_is_configured(
-    engine: str, cache: str, told: str
-) -> None:
-    """`engine.cache_on_pull` reaches the server's pause."""
-    server = server_of(f"rollout.engine={engine}", f"engine.cache_on_pull={cache}")
-    asyncio.run(server._stop(PauseMode.KEEP))
-    assert server.adapter is not None
-    assert told in server.adapter.http.text  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

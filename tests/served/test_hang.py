@@ -7,21 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import ask_facts
 from rlstreams.workers.engines.served.http import ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
 from rlstreams.workers.engines.served.server import ADAPTERS
 from rlstreams.workers.weights import report_listener
-from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.report_listener import (
     UNREPORTED,
     ReportListener,
     ServerPullError,
     describe,
 )
-from tests.contract.engine_rigs import drive
-from tests.servers.served import model_folder, plugin_engine
+from tests.servers.served import model_folder
 from tests.servers.world import World
 
 FLAVOURS = ("vllm-0.32.0", "sglang-0.5.17")
@@ -57,25 +54,6 @@ def test_silence_is_no_absence_of_the_plugin(
             await http.close()
 
     asyncio.run(main())
-
-
-def test_a_server_that_broke_one_pull_off_and_answers_stays_in_service(
-    world: World, listener: ReportListener
-) -> None:
-    """A route that is out of order is no hang: it is asked again."""
-    server = world.serve(has_plugin=True)
-
-    async def scenario(engine: ServedEngine) -> None:
-        await engine.pull(world.publish(0), world.channel)
-        server.broken_routes["/update_weights"] = 500
-        with pytest.raises(WeightError, match="status 500"):
-            await engine.pull(world.publish(1), world.channel)
-        assert engine.wants(world.publish(1))
-        server.broken_routes.clear()
-        await engine.pull(world.publish(1), world.channel)
-        assert "" == engine.trouble
-
-    drive(plugin_engine(server, listener, world.folder, probe_s=LONG_S), scenario)
 
 
 def test_an_answer_without_a_report_is_not_waited_for_long(

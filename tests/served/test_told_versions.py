@@ -68,25 +68,6 @@ async def begun(
 
 
 @pytest.mark.parametrize("flavour", TELLING)
-def test_a_pull_that_fails_at_its_pause_changes_no_version(world: World, flavour: str) -> None:
-    """Nothing was delivered: the request goes on under what it ran under, to its end."""
-    server = world.serve(flavour, step_s=STEP_S)
-
-    async def scenario(engine: ServedEngine) -> None:
-        running, job = await begun(engine, world, server)
-        server.broken_routes[pause_route(server)] = 500
-        with pytest.raises(WeightError, match="status 500"):
-            await engine.pull(world.publish(2), world.channel)
-        server.core.holds = False
-        segments = await running
-        assert sampled(job) == told(segments)
-        assert [0, 1] == [segment.policy_version for segment in segments]
-        assert FinishReason.LENGTH is segments[-1].finish_reason
-
-    world.run(scenario)
-
-
-@pytest.mark.parametrize("flavour", TELLING)
 def test_the_next_pull_after_one_that_failed_borders_what_was_sampled_since(
     world: World, flavour: str
 ) -> None:

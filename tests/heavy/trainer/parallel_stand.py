@@ -12,6 +12,7 @@ from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.parallel.team import PROGRAM, Team
 from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.layout import weight_hash
 from tests import families
 from tests.unit.trainer import trainer_builders
 from tests.unit.trainer.trainer_builders import random_samples
@@ -32,6 +33,12 @@ def two_ranks(folder: Path, *, program: str = PROGRAM, **changes: object) -> Tra
     section = replace(SECTION, ranks=2, **changes)  # type: ignore[arg-type]
     team = Team([""], program=program)
     return Training(folder, section, threads=1, dtype="bfloat16", team=team)
+
+
+def hashes(training: Training) -> tuple[str, str]:
+    """Of the weights, and of the optimizer's tensors."""
+    learner = training.learner
+    return weight_hash(learner.weights()), weight_hash(learner.optimizer_tensors())
 
 
 def batch_of(

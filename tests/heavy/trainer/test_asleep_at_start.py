@@ -98,23 +98,6 @@ def test_whatever_it_meets_behind_its_claim_it_was_fenced(tmp_path: Path, met: E
     assert before == [ledger(log)]
 
 
-def test_records_that_its_successor_trained_on_and_retention_removed(tmp_path: Path) -> None:
-    """By its own ledger they were still to be trained: it refused to go on, with status 78."""
-    log, config = make_log(), make_config(tmp_path, trainer__steps=1)
-    send(log, *(scored(0, sample, 0) for sample in range(2)))
-    finish(log, config)
-    send(log, *(scored(group, sample, 1) for group in (1, 2) for sample in range(2)))
-    longer = make_config(tmp_path, trainer__steps=3)
-
-    def expire() -> None:
-        finish(log, longer)
-        name = Partition(f"demo.{SCORED.name}", 0)
-        log.trim(name, log.range(name)[1])
-
-    error = fenced(log, longer, Asleep(log, "beginnings", SCORED.name, expire))
-    assert "samples may be lost" in str(error.__cause__)
-
-
 def test_a_log_that_its_successor_began(tmp_path: Path) -> None:
     """Behind its fence and before its claim: no ledger, and versions that only follow one."""
     log, config = make_log(), make_config(tmp_path, trainer__steps=1)

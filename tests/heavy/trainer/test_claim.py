@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,15 +13,13 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Producer, Reader
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.errors import ConfigError, DeadlineError, FencedError
+from rlstreams.streams.log.errors import ConfigError, FencedError
 from rlstreams.streams.log.record import Outgoing, Partition, RawRecord
 from rlstreams.streams.log.topics import SCORED, STEPS, TOPICS
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.runtime import OwnerAliveError
-from rlstreams.workers.trainer import claim as protocol
-from rlstreams.workers.trainer.claim import STEPS_PARTITION, Claimed, claim, read_to_end
+from rlstreams.workers.trainer.claim import Claimed, claim
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -38,7 +34,6 @@ from tests.heavy.trainer.trainer_stand import (
     train,
     turn_until,
 )
-from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
 
@@ -142,14 +137,6 @@ def test_a_rivals_claim_counts_at_once(tmp_path: Path) -> None:
         claimed(bus, config, "two")
 
 
-def test_an_owner_that_was_reaped_is_not_watched(tmp_path: Path) -> None:
-    """Its successor claims the run at once: nobody else can be alive."""
-    log, config = make_log(), make_config(tmp_path, deadlines__lease_s=3600.0)
-    claimed(MemoryBus(log, "demo"), config, "one")
-    second = claimed(MemoryBus(log, "demo"), config, "two", reaped=frozenset({"zero", "one"}))
-    assert 2 == second.claim.epoch
-
-
 def test_who_wakes_up_behind_its_own_successor_leaves_it_alone(tmp_path: Path) -> None:
     """Told that the owner had ended, it slept before its claim; the owner is another one by now."""
     log, config = make_log(), make_config(tmp_path, deadlines__lease_s=5.0)
@@ -191,14 +178,6 @@ def test_of_two_that_start_together_one_owns_the_run(tmp_path: Path) -> None:
     with pytest.raises(FencedError):
         claim(context, context.bus, slow)
     assert [(1, "two")] == claims(log)
-
-
-def test_an_owner_that_said_goodbye_is_not_waited_for(tmp_path: Path) -> None:
-    """After "done" nobody writes; the watch of half a minute is skipped."""
-    log, config = make_log(), make_config(tmp_path, deadlines__lease_s=30.0)
-    first = claimed(MemoryBus(log, "demo"), config, "one")
-    first.producer.commit([beat(state="done")])
-    assert 2 == claimed(MemoryBus(log, "demo"), config, "two").claim.epoch
 
 
 def test_foreign_records_in_the_ledger_are_passed_by(tmp_path: Path) -> None:
@@ -270,45 +249,3 @@ def test_a_ledger_without_its_tail_is_refused(tmp_path: Path, witness: str) -> N
     with pytest.raises(ConfigError, match=told[witness]):
         make_trainer(log, config, "two", takeover=True, bus=bus)
     assert kept == read(log, STEPS.name)
-
-
-def test_a_changed_number_of_partitions_is_refused(tmp_path: Path) -> None:
-    """With both counts: keys would lie elsewhere."""
-    log, config = make_log(), make_config(tmp_path)
-    bury(make_trainer(log, config))
-
-    class Grown(MemoryBus):
-        def partitions(self, topic: str) -> int:
-            return super().partitions(topic) + (2 if topic == "control" else 0)
-
-    expected = "the number of partitions of control was 1 and is 3"
-    with pytest.raises(ConfigError, match=expected):
-        make_trainer(log, config, "two", takeover=True, bus=Grown(log, "demo"))
-    assert [] == steps(log)
-
-
-def test_a_long_ledger_may_take_longer_than_the_deadline_of_one_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A run of months would never be resumed otherwise; only a reader that stands still is told."""
-    bus = InterposedBus(made_log(), "run")
-    with bus.producer("trainer.0") as pen:
-        for _ in range(5):
-            pen.commit([outgoing(STEPS, factories.heartbeat())])
-    clock = SimpleNamespace(now_s=0.0)
-    reading = importlib.import_module("rlstreams.streams.log.read_to")
-    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-
-    def later() -> None:
-        clock.now_s += 0.9 * protocol.READ_DEADLINE_S
-
-    bus.at_poll = later
-    with bus.reader({STEPS_PARTITION: 0}) as reader:
-        whole, reader.poll = reader.poll, lambda *_: whole(1, 0.0)  # type: ignore[method-assign]
-        read_to_end(bus, reader, Ledger(), ForeignRecords("test", bus.schemas()))
-        assert reader.positions() == bus.ends(STEPS.name)
-
-        reader.seek({STEPS_PARTITION: 0})
-        reader.poll = lambda *_: later() or []  # type: ignore[method-assign]
-        with pytest.raises(DeadlineError, match=r"steps\[0\].*at offset 0 of 10"):
-            read_to_end(bus, reader, Ledger(), ForeignRecords("test", bus.schemas()))

@@ -10,7 +10,6 @@ from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.trainer.learn.loss import policy_losses
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import weight_hash
 from tests.unit.trainer.trainer_builders import TinyModel, batch_of, random_samples
@@ -33,18 +32,6 @@ def hash_after(learner_, seeds) -> str:
     return weight_hash(learner_.weights())
 
 
-def test_a_checkpoint_of_a_fresh_learner_is_loaded(tmp_path):
-    """Before the first step there is no optimizer state, and that is a state too."""
-    expected = hash_after(learner(), range(2))
-    manifest = Manifest(run="r", epoch=1, step=0, policy_version=0, weight_hash="")
-    store = CheckpointStore(tmp_path)
-    store.save(manifest, learner().weights(), learner().optimizer_tensors())
-    other = learner(seed=9)
-    hash_after(other, [7])
-    other.load(*store.load(manifest), step=0)
-    assert hash_after(other, range(2)) == expected
-
-
 def test_a_changed_configuration_begins_with_the_next_step():
     """Loading brings moments back, not the learning rate or the decay of the old configuration."""
     first = learner(warmup_steps=0)
@@ -54,31 +41,6 @@ def test_a_changed_configuration_begins_with_the_next_step():
     )
     second.load(first.weights(), first.optimizer_tensors(), step=1)
     assert second.step(made(1)).metrics["lr"] == 0.125
-
-
-def test_each_step_can_have_its_own_configuration():
-    """A redo takes the configuration of the time: the result is that of a run that had it."""
-    slow, fast = OptimizerSection(lr=1e-3, beta1=0.8), OptimizerSection(lr=1e-2)
-    expected = learner()
-    expected.configure(slow, LossSection())
-    hash_after(expected, [0])
-    actual = Learner(TinyModel(), slow, LossSection())
-    hash_after(actual, [0])
-    actual.configure(fast, LossSection(clip_low=0.1))
-    expected.configure(fast, LossSection(clip_low=0.1))
-    assert hash_after(actual, [1]) == hash_after(expected, [1])
-    assert hash_after(learner(), [0, 1]) != hash_after(actual, [])
-
-
-def test_micro_batches_are_one_mean():
-    """Where the batch is cut changes only rounding: loss, gradient norm and metrics agree."""
-    whole = learner().step(made(token_budget=10_000))
-    cut_batch = made(token_budget=12)
-    assert len(cut_batch.micro_batches) > 3
-    cut = learner().step(cut_batch)
-    assert cut.loss == pytest.approx(whole.loss, rel=1e-5)
-    padding = {"tokens_computed": whole.metrics["tokens_computed"]}
-    assert cut.metrics | padding == pytest.approx(whole.metrics, rel=1e-4)
 
 
 def test_the_loss_is_that_of_each_sample_alone():
@@ -106,22 +68,6 @@ def test_the_loss_is_that_of_each_sample_alone():
             )
     result = Learner(model, SECTION, LossSection()).step(batch)
     assert result.loss == pytest.approx(total / batch.num_loss_tokens, rel=1e-5)
-
-
-def test_a_step_moves_towards_what_was_rewarded():
-    """After some steps on one batch, rewarded answers are likelier and punished ones less so."""
-    batch = made(token_budget=10_000)
-    (micro,) = batch.micro_batches
-    taught = learner(warmup_steps=0)
-    rows, _ = micro.loss_mask_BT.nonzero()
-    advantages = micro.advantages_B[rows]
-    with torch.no_grad():
-        before = taught._score(micro).logprobs_N.numpy()
-    for _ in range(3):
-        taught.step(batch)
-    with torch.no_grad():
-        change = taught._score(micro).logprobs_N.numpy() - before
-    assert np.mean(change * advantages) > 0.01
 
 
 def test_metrics_are_complete_and_finite():

@@ -15,9 +15,8 @@ from rlstreams.workers.config.trainer import LayoutSection, TrainerSection
 from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
-from rlstreams.workers.weights.layout import weight_hash
 from tests import families
-from tests.heavy.trainer.parallel_stand import SECTION, batch_of
+from tests.heavy.trainer.parallel_stand import SECTION, batch_of, hashes
 
 pytestmark = pytest.mark.skipif(
     find_spec("megatron") is None, reason="megatron-core needs Python 3.12"
@@ -31,13 +30,6 @@ def two() -> Iterator[Team]:
     """A second rank for all tests: most of its time is its start."""
     with closing(Team([""])) as team:
         yield team
-
-
-def hashes(training: Training) -> tuple[str, str]:
-    """Of the weights, and of the optimizer's tensors."""
-    return weight_hash(training.learner.weights()), weight_hash(
-        training.learner.optimizer_tensors()
-    )
 
 
 @contextmanager

@@ -26,17 +26,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def test_a_killed_rank_is_named(folder: Path) -> None:
-    """Also while nothing is asked of it; the others end with it."""
-    with closing(two_ranks(folder)) as trained:
-        team = trained.learner._team  # type: ignore[attr-defined]
-        (process,) = team.processes
-        os.kill(process, signal.SIGKILL)
-        told = rf"rank 1 of the trainer \(process {process}\) was killed by SIGKILL"
-        with pytest.raises(FollowerError, match=told):
-            trained.learner.step(batch_of(0))
-
-
 def test_a_stopped_rank_is_named_and_ended(folder: Path) -> None:
     """Rank 0 does not wait for it in a collective for ever."""
     with closing(two_ranks(folder)) as trained:

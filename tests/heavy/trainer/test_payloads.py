@@ -15,8 +15,8 @@ from rlstreams.schemas.events import ClosedGroups, DeadLetter, ScoredTrajectory,
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.loop.stall import StuckError
-from rlstreams.workers.trainer.intake.fetch import PollSize, fetch
-from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash, payload_of
+from rlstreams.workers.trainer.intake.fetch import PollSize
+from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.learn.packing import MicroBatch
 from rlstreams.workers.trainer.redo.redo import read_step
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
@@ -130,34 +130,6 @@ def test_a_long_read_is_no_stall_as_long_as_records_come(tmp_path: Path, is_bloc
         assert len(beats) > NUM_BETWEEN
         assert beats[-1] - beats[0] > STALL_S
     trainer.close()
-
-
-def test_reading_past_what_was_trained_is_progress(tmp_path: Path) -> None:
-    """A successor's intake may find nothing new for long; what comes later is counted as steps."""
-    log, config = make_log(), make_config(tmp_path, trainer__steps=9)
-    send(log, *(scored(group, 0, 0) for group in range(NUM_BETWEEN)))
-    trainer = make_trainer(log, config)
-    turn_until(trainer, lambda: trainer._reporter._counters["fetched_records"] == NUM_BETWEEN)
-    send(log, scored(NUM_BETWEEN, 0, 0))
-    turn_until(trainer, lambda: trainer._samples._admission.num_open_groups == NUM_BETWEEN + 1)
-    trainer.turn()
-    assert NUM_BETWEEN == trainer._reporter._counters["fetched_records"]
-    trainer.close()
-
-
-def test_what_was_let_go_is_read_again_by_position(tmp_path: Path) -> None:
-    """The batch is the recorded one, byte by byte, although nothing fits into the buffer."""
-    big = "x" * 600_000
-    log, config = make_log(), make_config(tmp_path, trainer__buffer_mb=1, trainer__steps=1)
-    send(log, *(scored(0, sample, 0, engine=big) for sample in range(2)))
-    trainer = make_trainer(log, config)
-    turn_until(trainer, lambda: trainer.done)
-    trainer.close()
-    (step,) = steps(log)
-    positions = [Position(SCORED.name, ref.partition, ref.offset) for ref in step.samples]
-    raws = fetch(MemoryBus(log, "demo"), positions)
-    assert [Partition(SCORED.name, 0)] * 2 == [record.partition for record in raws]
-    assert step.batch_hash == batch_hash([payload_of(record, {}) for record in raws])
 
 
 def living() -> list[object]:

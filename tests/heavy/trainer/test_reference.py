@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlstreams.debug.rerun.rerun import RerunError, changed_config, rerun
-from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
+from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
 from rlstreams.workers.bootstrap.parts import make_scorers
@@ -147,43 +147,6 @@ def test_a_run_has_one_reference(reference: Reference, tmp_path: Path) -> None:
         make_trainer(log, other, "two", takeover=True)
 
 
-def test_a_step_is_tried_with_it_where_the_records_allow(
-    reference: Reference, tmp_path: Path
-) -> None:
-    """`rerun-step --set trainer.loss.kl_coef`: with recorded references, else it is refused."""
-    log, config = make_log(), make_config(tmp_path, trainer__steps=2)
-    trainer = make_trainer(log, config)
-    shifted = [
-        replace(
-            sample,
-            scores=tuple(
-                replace(s, reference_logprobs=_lowered(s.reference_logprobs)) for s in sample.scores
-            ),
-        )
-        for sample in group(reference, 0)
-    ]
-    send(log, *shifted)
-    run_steps(log, trainer, 1)
-    train(log, trainer, 2)
-    trainer.close()
-
-    def tried(step: int) -> float:
-        found = rerun(
-            MemoryBus(log, "demo"),
-            config,
-            step,
-            checkpoints=[],
-            change=lambda c: changed_config(c, [f"trainer.loss.kl_coef={COEF}"]),
-        )
-        assert found.is_equal
-        assert found.change is not None
-        return found.change.metrics["kl_reference"]
-
-    assert tried(1) > 0.01
-    with pytest.raises(RerunError, match=r"kl_coef: scores\[0\].reference_logprobs is missing"):
-        tried(2)
-
-
 TAUGHT: dict[str, object] = {
     "trainer__loss__kind": "distill",
     "trainer__loss__advantage": "one",
@@ -243,8 +206,3 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     many = {"logprob__reference": teacher, "trainer__loss__distill_top_k": 1000}
     with pytest.raises(ConfigError, match=r"distill_top_k is 1000, but the vocabulary has 1\d\d"):
         make_scorers(make_config(tmp_path, **(TAUGHT | many)))
-
-
-def _lowered(logprobs: Tensor | None) -> Tensor:
-    assert logprobs is not None
-    return Tensor.of(logprobs.numpy() - np.float32(0.5))

@@ -75,15 +75,6 @@ def test_the_ledger_objects(found: Manifest, expected: str) -> None:
     assert bool(expected) == bool(actual)
 
 
-def test_after_a_drift_the_weights_before_it_are_refused() -> None:
-    """The next step starts from the drifted ones."""
-    folded = ledger()
-    drift = factories.redo_drifted(epoch=2, step=3, policy_version=4, actual_hash="e" * 64)
-    assert folded.apply(drift, Position("steps", 0, 9))
-    assert "is not what the ledger committed" in objection("demo", folded, manifest(2, 3))
-    assert objection("demo", folded, manifest(2, 3, weight_hash="e" * 64)) == ""
-
-
 def test_bad_checkpoints_are_passed_over_and_named(tmp_path: Path) -> None:
     """Half-written, of another run, of a fenced epoch, with other weights than it says: redo.
 

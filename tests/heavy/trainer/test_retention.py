@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlstreams.schemas.events import GroupsDropped, PartitionPosition
-from rlstreams.streams.ledger import StepFact
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS
@@ -18,7 +17,6 @@ from rlstreams.workers.trainer.redo.retention import (
     RedoSpan,
     RetentionError,
     check_open,
-    check_redo,
 )
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 from tests import factories
@@ -36,17 +34,6 @@ from tests.heavy.trainer.trainer_stand import (
 )
 
 P0, P1 = Partition(SCORED.name, 0), Partition(SCORED.name, 1)
-
-
-def fact(step: int, **oldest: int) -> StepFact:
-    return StepFact(
-        step=step,
-        epoch=1,
-        policy_version=step,
-        weight_hash="",
-        position=Position("steps", 0, step),
-        oldest={int(name[1:]): offset for name, offset in oldest.items()},
-    )
 
 
 def raw(offset: int, size: int, *, partition: int = 0, timestamp_ms: int = 0) -> RawRecord:
@@ -98,17 +85,6 @@ def test_it_never_comes_late(ages_s: dict[int, int], now_s: int, retention_s: in
         span.add([raw(0, 1, partition=partition, timestamp_ms=(now_s - age_s) * 1000)])
     reason = span.why_save({}, now_s * 1000)
     assert bool(reason) == (2 * max(ages_s.values()) >= retention_s)
-
-
-def test_a_missing_record_is_refused_with_the_numbers() -> None:
-    """Step, partition, offset wanted, first offset kept, checkpoint found."""
-    check_redo([fact(4, p0=5, p1=0)], {P0: 5, P1: 0}, "version 0")
-    expected = (
-        r"step 5 cannot be done again: it needs scored-trajectories\[1\]@8, the first record kept "
-        r"is 9; redo begins from checkpoint 000001-00000003"
-    )
-    with pytest.raises(RetentionError, match=expected):
-        check_redo([fact(4, p0=5), fact(5, p1=8)], {P0: 5, P1: 9}, "checkpoint 000001-00000003")
 
 
 def test_samples_that_wait_for_a_step_must_be_there() -> None:

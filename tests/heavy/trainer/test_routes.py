@@ -10,15 +10,10 @@ import pytest
 from rlstreams.schemas.events import ScoredTrajectory, Tensor
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
-from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
-from rlstreams.workers.trainer.intake.validation import check_routing
 from rlstreams.workers.trainer.learn.loss_totals import LossSums
-from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import MicroBatch, pack
 from tests.unit.trainer.trainer_builders import (
-    TinyModel,
     policy_segment,
     prompt_segment,
     score,
@@ -70,13 +65,6 @@ def test_a_micro_batch_has_the_rows_of_its_tokens() -> None:
     assert first_BT.tolist() == [[1, 2, 3, -1], [-1, -1, -1, -1], [4, -1, -1, -1]]
 
 
-def test_where_it_is_off_or_nobody_recorded_any_a_batch_has_no_rows() -> None:
-    """Not even zeros: live routers cost nothing."""
-    recorded = sample(0, 2, routed_experts=Tensor.of(rows(1, 2, 3)))
-    assert packed(recorded, replay_routes=False).routed_experts_BTLK is None
-    assert packed(sample(0, 2)).is_routed_BT is None
-
-
 def test_wide_rows_become_integers_that_torch_indexes_with() -> None:
     """Beside narrow ones too, as samples of two engines may be."""
     padded = padded_routes([(rows(300, dtype=np.uint16), None), (rows(7), None)], 2)
@@ -85,34 +73,9 @@ def test_wide_rows_become_integers_that_torch_indexes_with() -> None:
     assert padded[0][:, 0, 0].tolist() == [[300, 301], [7, 8]]
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        (np.zeros((3, 2, 2), np.uint8), r"\[3, 2, 2\], should be \[tokens - 1, 1, 2\]"),
-        (np.zeros((3, 2), np.uint8), r"shape \[3, 2\]"),
-        (rows(1, 7), "names expert 8, the model has 8"),
-    ],
-)
-def test_rows_of_another_model_are_named(found: np.ndarray, message: str) -> None:
-    """Before a router is told of an expert that it does not have."""
-    with pytest.raises(ValueError, match=message):
-        check_routes(found, None, SHAPE)
-
-
 def test_what_is_not_recorded_is_not_looked_at() -> None:
     """A row that no mask vouches for may hold anything."""
     check_routes(rows(1, 200), np.array([1, 0], np.uint8), SHAPE)
-
-
-def test_both_log_probs_of_the_ratio_are_of_the_same_routes() -> None:
-    """A sample that was not scored at all, only sampled, has no second one."""
-    live = sample(0, 1)
-    with pytest.raises(ValueError, match="routing_replayed is False"):
-        check_routing(live, is_replayed=True)
-    with pytest.raises(ValueError, match="routing_replayed is True"):
-        check_routing(replace(live, routing_replayed=True), is_replayed=False)
-    unscored = replace(live, scores=(replace(live.scores[0], anchor="behavior"),))
-    check_routing(unscored, is_replayed=True)
 
 
 def test_flips_and_records_are_shares_of_rows() -> None:
@@ -123,21 +86,6 @@ def test_flips_and_records_are_shares_of_rows() -> None:
     totals.add_routes(num_layers=2, recorded=5, forwarded=10, flips=0)
     means = totals.totals().means()
     assert (means["routing_flips"], means["routing_recorded"]) == (3 / 30, 15 / 20)
-
-
-def test_a_model_without_routers_passes_by() -> None:
-    """Rows of a batch are nothing to it."""
-    learner = Learner(TinyModel(), OptimizerSection(), LossSection())
-    recorded = sample(0, 2, routed_experts=Tensor.of(rows(1, 2, 3)))
-    batch = pack(
-        [recorded],
-        np.ones(1, np.float32),
-        [],
-        policy_version=0,
-        token_budget=99,
-        replay_routes=True,
-    )
-    assert "routing_flips" not in learner.step(batch).metrics
 
 
 def test_routes_that_nobody_records_cannot_be_replayed() -> None:

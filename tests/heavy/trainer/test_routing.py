@@ -68,26 +68,6 @@ def test_recorded_routes_make_the_step_and_its_redo(tmp_path: Path) -> None:
     assert "routing_flips" not in steps(log)[-1].metrics
 
 
-def test_routes_change_the_gradient(tmp_path: Path) -> None:
-    """The same tokens, with the routes of the record and with the live router's."""
-    hashes = []
-    for is_on in (True, False):
-        log = make_log()
-        send(log, *(replace(routed(0, n), routing_replayed=is_on) for n in range(2)))
-        run(log, tmp_path / str(is_on), 1, trainer__routing_replay=str(is_on).lower())
-        hashes.append(steps(log)[0].weight_hash)
-    assert hashes[0] != hashes[1]
-
-
-def test_a_sample_without_routes_is_trained_with_the_live_router(tmp_path: Path) -> None:
-    """Beside one that has them; the step says how many rows were there."""
-    log = make_log()
-    bare = routed(0, 1, routed_experts=None, routed_experts_mask=None)
-    send(log, routed(0, 0), bare)
-    run(log, tmp_path, 1, trainer__routing_replay="true")
-    assert steps(log)[0].metrics["routing_recorded"] == pytest.approx(6 / 14)
-
-
 def test_other_routes_than_the_score_s_are_set_aside(tmp_path: Path) -> None:
     """Scored along the live router's routes, of another model, or an expert that is not there: its
     group gives its place to another."""

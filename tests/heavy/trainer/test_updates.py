@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, StepsRedone
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.config.loss import LossSection
@@ -32,7 +31,6 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from tests.memory.bus import MemoryBus
 from tests.unit.trainer import trainer_builders
 from tests.unit.trainer.trainer_builders import TinyModel, floats, random_samples
 
@@ -89,19 +87,6 @@ def test_masked_tokens_change_nothing(name: str) -> None:
     one, other = (stepped(by, batch_of(by, s, masked=[mask])) for s in (samples, moved))
     assert one == other
     assert one != stepped(by, batch_of(by, moved))
-
-
-@pytest.mark.parametrize("name", ["m2po", "normalized", "entropy", "decoupled"])
-def test_what_a_batch_decides_is_the_same_wherever_it_is_cut(name: str) -> None:
-    """One micro-batch or many: the same tokens are left out, the same loss comes out."""
-    by = LossSection(**SETTINGS[name] | {"second_moment_max": 1.0})
-    samples = random_samples(12)
-    few, many = (
-        stepped(by, batch_of(by, samples, token_budget=budget))[0] for budget in (10_000, 20)
-    )
-    assert few.loss == pytest.approx(many.loss, rel=1e-5, abs=1e-7)
-    for metric in ("weight_mean", "entropy", "rejected_fraction"):
-        assert few.metrics.get(metric, 0) == pytest.approx(many.metrics.get(metric, 0), rel=1e-5)
 
 
 def test_mini_batches_are_steps_of_their_own() -> None:
@@ -208,26 +193,3 @@ def test_redo_is_equal_to_the_bit(name: str, tmp_path: Path) -> None:
     second.close()
     (redone,) = [e for e in read(log, STEPS.name) if isinstance(e, StepsRedone)]
     assert (redone.first_step, redone.last_step, redone.num_equal) == (1, 2, 2)
-
-
-def test_a_step_is_tried_with_other_mini_batches(tmp_path: Path) -> None:
-    """`rerun-step`: equal as it was recorded, and cut anew where the change asks for it."""
-    log = make_log()
-    config = make_config(
-        tmp_path, trainer__groups_per_step=2, trainer__minibatches=2, trainer__steps=1
-    )
-    trainer = make_trainer(log, config)
-    send(log, *(scored(g, s, 0, reward=float(s)) for g in range(2) for s in range(2)))
-    run_steps(log, trainer, 1)
-    trainer.close()
-    found = rerun(
-        MemoryBus(log, "demo"),
-        config,
-        1,
-        checkpoints=[],
-        change=lambda c: changed_config(c, ["trainer.minibatches=1"]),
-    )
-    assert found.is_equal, [f for f in found.findings if not f.is_equal]
-    assert found.change is not None
-    assert "updates" not in found.change.metrics
-    assert found.change.weight_hash != found.again.weight_hash

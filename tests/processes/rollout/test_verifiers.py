@@ -135,6 +135,8 @@ def test_a_sum_weighs_its_parts(tmp_path: Path) -> None:
     ("make", "told"),
     [
         (lambda: verifier("exactly"), r"reward\.verifier must be one of exact, numeric"),
+        (lambda: verifier("numerc"), r"got 'numerc'; did you mean 'numeric'"),
+        (lambda: verifier("rewards.py"), r"got 'rewards.py'; name its function too"),
         (lambda: verifier("file.py:"), r"reward\.verifier must be one of exact, numeric"),
         (lambda: verifier("numeric", tolerence=1.0), r"has no option 'tolerence'; it has"),
         (lambda: verifier("numeric", tolerance="1"), r"option tolerance must be a float, got '1'"),

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.workers.sandbox import process
 from rlstreams.workers.sandbox.environment import Ends, Says
 from rlstreams.workers.sandbox.user_code import LostCallError, SuspectCallError, UserCodeError
-from tests.processes.sandbox.games import DEADLINE_S, PLAIN, SLOW, World, begin, drive, turn
+from tests.processes.sandbox.games import DEADLINE_S, SLOW, World, begin, drive, turn
 from tests.waiting import until
 
 
@@ -30,18 +29,6 @@ def test_an_episode_keeps_its_state_between_turns(world: World) -> None:
         assert Ends(None) == await other.step(turn("stop", 2))
         last = await begin(environment, "0/2/0").step(turn("a", is_last=True))
         assert isinstance(last, Ends)
-
-    drive(scenario())
-
-
-def test_messages_of_several_roles_may_be_said(world: World) -> None:
-    """A list of messages is passed on as it is."""
-
-    async def scenario() -> None:
-        said = await begin(world()).step(turn("tools"))
-        assert isinstance(said, Says)
-        assert "a\nb" == said.text
-        assert ["tool", "user"] == [message["role"] for message in said.content]  # type: ignore[index]
 
     drive(scenario())
 
@@ -180,30 +167,6 @@ def test_a_plain_step_that_hangs_costs_itself_alone(world: World, tmp_path: Path
         await until(log.exists, "it is not closed")
         only.timeout_s = DEADLINE_S
         assert Says("no a,b") == await other.step(turn("b", 2))
-
-    drive(scenario())
-
-
-def test_a_plain_step_that_does_not_let_go_ends_its_process(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is to blame still; its neighbour begins anew, in another process."""
-    monkeypatch.setattr(process, "CANCEL_S", 0.2)
-    hang = (
-        "while True:\n                try: time.sleep(9)\n                except BaseException: 0"
-    )
-
-    async def scenario() -> None:
-        environment = world(PLAIN.replace("time.sleep(3600)", hang))
-        other, one = begin(environment, "1/0/0"), begin(environment)
-        await other.step(turn("a"))
-        environment.sandbox.processes[0].timeout_s = 0.2
-        with pytest.raises(UserCodeError, match=r"gave no answer within 0\.2 s") as raised:
-            await one.step(turn("hang"))
-        assert UserCodeError is type(raised.value)
-        with pytest.raises(LostCallError, match="did not let go"):
-            await other.step(turn("b"))
-        assert Says("no c") == await begin(environment, "1/0/1").step(turn("c"))
 
     drive(scenario())
 

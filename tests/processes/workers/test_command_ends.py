@@ -19,31 +19,8 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_unwinds_what_a_command_began(number):
-    """So a broker that was started for a look is stopped; the status names the signal."""
-    stopped = []
-    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
-    before = signal.signal(number, signal.SIG_DFL)
-
-    def command() -> None:
-        with unwound_by_signals():
-            try:
-                signal.raise_signal(number)
-            finally:
-                stopped.append(True)
-
-    try:
-        with pytest.raises(SystemExit) as ended:
-            command()
-        assert (128 + number, [True]) == (ended.value.code, stopped)
-        assert signal.SIG_DFL == signal.getsignal(signal.SIGTERM)
-    finally:
-        signal.signal(number, before)
-        signal.signal(signal.SIGHUP, hang_up)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_hang_up_does_not_break_off_the_unwinding(number):
-    """A lost connection tells it twice, a session's end sends both, some after all is stopped."""
+    """So a broker that was started for a look is stopped, and the status names the signal. A lost
+    connection tells it twice, a session's end sends both, some after all is stopped."""
     stopped = []
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -63,19 +63,6 @@ def test_a_verifier_is_called_with_what_its_options_name(code: Path) -> None:
         assert 1.0 == verifier.judge(Sample("1+1=", "sk-123!", "2", {})).reward
 
 
-def test_each_part_of_a_sum_has_secrets_of_its_own(code: Path) -> None:
-    """Files are looked for beside the configuration that names them."""
-    path = code / "run.toml"
-    path.write_text(
-        '[reward]\nverifier = "sum"\nprocesses = 1\n[[reward.parts]]\nverifier = "grade.py:grade"\n'
-        'options = {api_key = "env:JUDGE_KEY", hint = "file:hint.txt"}\n'
-    )
-    config = load([EXAMPLE, path])
-    assert f"file:{code / 'hint.txt'}" == config.reward.parts[0].options["hint"]
-    with make_verifier(config.reward) as verifier:
-        assert 1.0 == verifier.judge(Sample("1+1=", "sk-123!", "2", {})).reward
-
-
 def test_an_environment_is_made_with_what_its_options_name(code: Path) -> None:
     """Its processes are told, nobody else."""
     config = load(
@@ -105,12 +92,6 @@ def test_a_secret_in_plain_is_refused(name: str) -> None:
     part = f'reward.parts=[{{verifier="exact", options={{{name}="sk-123"}}}}]'
     with pytest.raises(ConfigError, match=rf"reward\.parts\[0\]\.options\.{name} is a secret"):
         load([EXAMPLE], ["reward.verifier=sum", part])
-
-
-@pytest.mark.parametrize("name", ["end_token", "answer_key", "key", "max_tokens", "separator"])
-def test_what_only_sounds_like_a_secret_is_given_in_plain(name: str) -> None:
-    """User code calls things as it likes."""
-    assert "x" == load([EXAMPLE], [f"reward.options.{name}=x"]).reward.options[name]
 
 
 @pytest.mark.parametrize(

@@ -202,11 +202,6 @@ def test_first_rows_need_no_pass(tmp_path: Path) -> None:
         first_rows(DataSection(train=file), "data.train", 2)
 
 
-def test_a_pair_of_surrogates_is_a_character(tmp_path: Path) -> None:
-    """As JSON writes what lies beyond 16 bits."""
-    assert ["😀"] == everything(dataset(tmp_path, r'{"prompt": "\ud83d\ude00"}'))
-
-
 def test_a_template_that_is_not_there_is_named(tmp_path: Path) -> None:
     """By its field."""
     with pytest.raises(ConfigError, match=r"data\.template: cannot read '.*no\.jinja'"):

@@ -15,7 +15,6 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import ColumnsSection, DataSection
 from rlstreams.workers.dataset.identity import data_hashes
-from rlstreams.workers.dataset.open import first_rows
 from tests.unit.problems.rows import everything, problems, write
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(20)]
@@ -135,12 +134,3 @@ def test_a_table_that_a_power_cut_left_is_made_anew(tmp_path: Path, damage: byte
     kept.write_bytes(damage)
     assert wanted == everything(problems(train=file).train)
     assert before.st_size == kept.stat().st_size
-
-
-def test_first_rows_of_every_kind(tmp_path: Path) -> None:
-    """Without a file in the cache."""
-    file = parquet(tmp_path / "rows.parquet", ROWS)
-    assert ["0+1=", "1+1="] == [
-        r.prompt for r in first_rows(DataSection(train=file), "data.train", 2)
-    ]
-    assert not (tmp_path / "cache").exists()

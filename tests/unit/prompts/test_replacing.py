@@ -31,22 +31,6 @@ def answers(world: World) -> list[tuple[str, str, int, int]]:
     return sorted(found, key=lambda answer: int(answer[0]))
 
 
-def test_a_permanent_letter_does_not_stand_against_a_request(tmp_path: Path) -> None:
-    """Without it nothing replaces the group; with it the next free place is its row's."""
-    world = World(tmp_path)
-    worker = world.issuing()
-    row = world.groups()["1"][0].row
-    world.says(drop("1", row=row, permanent=True))
-    turns(worker)
-    assert [] == answers(world)
-    ask(world, "1")
-    turns(worker)
-    assert [] == answers(world)  # pacing holds for it as for any other
-    world.says(step(1, watermark=1))
-    turns(worker)
-    assert [("7", "1", row, 1)] == answers(world)
-
-
 def test_a_request_is_answered_once_over_any_number_of_restarts(tmp_path: Path) -> None:
     """Two requests for one group, three workers: one group; it can itself be asked for later."""
     world = World(tmp_path)
@@ -102,30 +86,6 @@ def test_a_drop_that_names_no_row_of_the_data_is_not_replaced(tmp_path: Path) ->
     turns(worker)
     assert [] == answers(world)
     assert 7 == worker._issued.num_groups
-
-
-def test_numbers_stay_dense_when_requests_come_out_of_order(tmp_path: Path) -> None:
-    """Some of what is due has an answer already: no number is given twice or left out."""
-    world = World(tmp_path)
-    worker = world.issuing()
-    world.says(
-        groups_dropped(
-            groups=tuple(dropped_group(n, row=int(n), permanent=True) for n in ("1", "2", "3")),
-            closed=ClosedGroups(watermark=0, above=(1, 2, 3)),
-        )
-    )
-    ask(world, "2")
-    turns(worker)
-    worker.close()
-    for group_id in ("1", "3"):
-        ask(world, group_id)
-    world.says(step(1, watermark=5))
-    heir = world.worker()
-    turns(heir)
-    groups = world.groups()
-    assert {"1", "2", "3"} == {of for _, of, _, _ in answers(world)}
-    assert [str(number) for number in range(len(groups))] == sorted(groups, key=int)
-    assert {2} == {len(samples) for samples in groups.values()}
 
 
 def test_a_request_before_the_drop_lifts_the_maximum_too(tmp_path: Path) -> None:

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlstreams.schemas.events import TRAIN
-from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, FencedError
-from rlstreams.streams.log.topics import CONTROL, PROMPTS
+from rlstreams.streams.log.topics import CONTROL
 from rlstreams.workers.loop.control import ControlFollower, ControlledRole
-from rlstreams.workers.model.base import EngineError
 from tests.factories import control_state
 from tests.unit.prompts.world import PARTITIONS, World, started, step, turns, until
 
@@ -60,27 +58,6 @@ def test_the_end_needs_no_spare_groups_and_one_evaluation(tmp_path: Path) -> Non
     assert world.evaluations()[3:] == ["e4-0", "e4-1", "e4-2"]
 
 
-def test_a_torn_group_is_mended(tmp_path: Path) -> None:
-    """Missing samples are written again alike; a group of which nothing is left comes new."""
-    world = World(tmp_path)
-    first = world.issuing()
-    first.close()
-    kept = [
-        (at, prompt)
-        for at, prompt in world.issued()
-        if (prompt.group_id, prompt.sample) not in {("4", 0), ("2", 0), ("2", 1), ("e0-1", 0)}
-    ]
-    torn = World(tmp_path)
-    torn.trainer.commit([outgoing(PROMPTS, prompt, partition=at) for at, prompt in kept])
-    torn.issuing()
-    groups = torn.groups()
-    assert {str(number): [0, 1] for number in range(6)} == {
-        group_id: sorted(p.sample for p in samples) for group_id, samples in groups.items()
-    }
-    assert len({prompt.row for prompt in groups["4"]}) == 1
-    assert torn.evaluations() == ["e0-0", "e0-1", "e0-2"]
-
-
 def test_closed_groups_that_were_never_issued_are_refused(tmp_path: Path) -> None:
     """An empty topic beside closed groups would be filled with numbers that are taken."""
     world = World(tmp_path)
@@ -118,17 +95,6 @@ def test_a_paused_run_issues_nothing(tmp_path: Path) -> None:
     until(role, lambda: role.done)
 
 
-def test_drained_it_is_done(tmp_path: Path) -> None:
-    """A drain issues nothing more."""
-    world = World(tmp_path)
-    world.says(started())
-    worker = world.worker()
-    worker.drain()
-    turns(worker)
-    assert worker.done
-    assert not world.issued()
-
-
 def test_a_finished_run_that_is_to_go_on_is_not_done(tmp_path: Path) -> None:
     """The target of the old claim does not end a worker that was told of more steps."""
     world = World(tmp_path)
@@ -139,22 +105,6 @@ def test_a_finished_run_that_is_to_go_on_is_not_done(tmp_path: Path) -> None:
     world.says(started(epoch=2, step_target=4, policy_version=1))
     turns(first)
     assert len(world.groups()) == 9
-
-
-def test_a_prompt_too_long_for_the_model_is_refused(tmp_path: Path) -> None:
-    """The line, its tokens and the limit are named before anything is issued."""
-    world = World(tmp_path)
-    (tmp_path / "held_out.jsonl").write_text('{"prompt": "fits"}\n{"prompt": "%s"}' % ("x" * 20))
-    with pytest.raises(ConfigError, match=r"held_out\.jsonl:2: prompt of 20 tokens; .* at most 19"):
-        world.worker()
-
-
-def test_a_model_folder_without_config_is_refused(tmp_path: Path) -> None:
-    """The field and the file are named."""
-    world = World(tmp_path)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(EngineError, match=r"cannot read config\.json"):
-        world.worker()
 
 
 def test_each_held_out_row_may_have_several_answers(tmp_path: Path) -> None:

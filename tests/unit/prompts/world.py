@@ -14,24 +14,15 @@ from rlstreams.streams.log.topics import PROMPTS, STEPS, TOPICS, Topic
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.run import ModelSection, PromptsSection, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
-from rlstreams.workers.dataset.row import ChatMessages
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.prompts.worker import PromptsWorker
 from tests.factories import step_completed, trainer_started
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
+from tests.unit.problems.rows import Characters
 
 PARTITIONS = 3
 ROWS = 10
-
-
-class Characters:
-    """A tokenizer: one token per character."""
-
-    hash = "characters"
-
-    def encode_prompt(self, prompt: str | ChatMessages) -> list[int]:
-        return [ord(character) for character in str(prompt)]
 
 
 class World:

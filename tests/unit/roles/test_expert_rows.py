@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from rlstreams.workers.engines.base import FinishReason, GeneratedSegment
 from rlstreams.workers.rollout.episode import EnvironmentSegment
@@ -27,42 +30,29 @@ def observed(num_tokens: int) -> EnvironmentSegment:
     return EnvironmentSegment(token_ids=np.zeros(num_tokens, np.int32), text="")
 
 
-def versions_of(said, num_prompt: int) -> list[int]:
-    """By row; -1 where none is recorded."""
-    whole, mask = stitch_experts(said, num_prompt)
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        # The last token of a turn and the environment's are passed with the next turn.
+        ([sampled(3, 4, 0, rows=4), observed(2), sampled(2, 5, 0, rows=8)], [4] * 4 + [5] * 4),
+        # A later request passes all tokens again: under another version those are other routes,
+        ([sampled(3, 4), observed(2), sampled(2, 5, 0, rows=8)], [-1] * 4 + [5] * 4),
+        # and under the same version the same ones.
+        ([sampled(3, 4), observed(2), sampled(2, 4, 0, rows=8)], [4] * 8),
+        # The last token before a pull was sampled under the old weights and passed under the new.
+        ([sampled(3, 4, 0, rows=4), sampled(2, 5, 4, rows=2)], [4] * 4 + [5] * 2),
+        # A server that returns all rows under new weights changes no row of before.
+        ([sampled(3, 4, 0, rows=4), sampled(2, 5, 0, rows=6)], [4] * 4 + [5] * 2),
+    ],
+)
+def test_a_row_is_of_the_version_that_first_passed_its_token(
+    said: list[Any], expected: list[int]
+) -> None:
+    """Behind a prompt of two tokens; -1 where none is recorded."""
+    whole, mask = stitch_experts(said, 2)
     assert whole is not None
     found = whole[:, 0, 0].astype(int)
-    return np.where(mask == 0, -1, found).tolist() if mask is not None else found.tolist()
-
-
-def test_a_later_turn_brings_the_rows_of_what_was_said_since() -> None:
-    """The last token of a turn and the environment's are passed with the next turn; none before."""
-    said = [sampled(3, 4, 0, rows=4), observed(2), sampled(2, 5, 0, rows=8)]
-    assert versions_of(said, num_prompt=2) == [4, 4, 4, 4, 5, 5, 5, 5]
-
-
-def test_rows_that_a_turn_did_not_bring_are_not_taken_from_other_weights() -> None:
-    """A later request passes all tokens again: under another version those are other routes."""
-    said = [sampled(3, 4), observed(2), sampled(2, 5, 0, rows=8)]
-    assert versions_of(said, num_prompt=2) == [-1, -1, -1, -1, 5, 5, 5, 5]
-
-
-def test_rows_that_a_turn_did_not_bring_are_taken_from_the_same_weights() -> None:
-    """The same version passes the same tokens along the same routes."""
-    said = [sampled(3, 4), observed(2), sampled(2, 4, 0, rows=8)]
-    assert versions_of(said, num_prompt=2) == [4] * 8
-
-
-def test_a_segment_behind_a_pull_begins_with_the_last_token_before_it() -> None:
-    """That token was sampled under the old weights and passed under the new ones."""
-    said = [sampled(3, 4, 0, rows=4), sampled(2, 5, 4, rows=2)]
-    assert versions_of(said, num_prompt=2) == [4, 4, 4, 4, 5, 5]
-
-
-def test_a_resumed_request_does_not_rewrite_history() -> None:
-    """A server that returns all rows under new weights changes no row of before."""
-    said = [sampled(3, 4, 0, rows=4), sampled(2, 5, 0, rows=6)]
-    assert versions_of(said, num_prompt=2) == [4, 4, 4, 4, 5, 5]
+    assert expected == (found if mask is None else np.where(mask == 0, -1, found)).tolist()
 
 
 def test_without_rows_nothing_is_recorded() -> None:

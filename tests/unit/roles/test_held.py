@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,27 +59,6 @@ def test_a_pull_holds_up_no_window_of_other_versions(tmp_path: Path) -> None:
     turn_until(logprob, lambda: scored(stand) == {"0"})
     scorer.goes_on.set()
     turn_until(logprob, lambda: scored(stand) == {"0", "1"})
-    logprob.close()
-
-
-def test_a_version_that_is_there_before_its_pull_is_over_stays(tmp_path: Path) -> None:
-    """A thread may be halted between the two; the role turns meanwhile."""
-
-    class Late(FakeScorer):
-        def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
-            pulled = super().pull(published, channel)
-            time.sleep(0.05)
-            return pulled
-
-    stand, scorer = Stand(tmp_path), Late()
-    stand.publish(0)
-    context = stand.context("logprob")
-    logprob = make_worker(context, context.bus, scorer, FileWeightChannel())
-    send(stand, trajectory("0", segment(0, 5)))
-    stage: Any = logprob._stage
-    turn_until(logprob, lambda: bool(stage._held.now))
-    assert [0] == scorer.versions
-    turn_until(logprob, lambda: scored(stand) == {"0"})
     logprob.close()
 
 
@@ -173,19 +151,3 @@ def test_every_trajectory_gets_its_versions(
     assert not left
     if not under_way:
         assert 9 in held.now
-
-
-def test_what_nobody_wants_goes_first() -> None:
-    """Then what the oldest trajectory does not want; of several the one pulled longest ago."""
-    scorer, puller = Names(), FakePuller(last=5)
-    held = HeldVersions(scorer, puller, 2)  # type: ignore[arg-type]
-    kept = []
-    for came, first, others in (
-        (1, set(), set()),
-        (2, set(), set()),
-        (3, {2}, {2}),
-        (4, {3}, {2, 3}),
-    ):
-        held._keep(came, first, others)
-        kept.append(sorted(held.now))
-    assert [[1], [1, 2], [2, 3], [3, 4]] == kept

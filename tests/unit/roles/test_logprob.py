@@ -134,14 +134,6 @@ def test_every_policy_segment_is_scored_under_the_reference_too(tmp_path: Path) 
     assert {s.reference_hash for s in (*told["0"].scores, gone)} == {published.weight_hash}
 
 
-def test_without_a_reference_none_is_recorded(tmp_path: Path) -> None:
-    """No field, no forward."""
-    stand = Stand(tmp_path)
-    stand.publish(0)
-    (score,) = score_all(stand, trajectory("0", segment(0, 5, 6)))["0"].scores
-    assert (score.reference_logprobs, score.reference_hash) == (None, "")
-
-
 def test_a_version_that_is_gone_is_scored_by_a_near_one_and_labelled(tmp_path: Path) -> None:
     """At most two versions away; else the behavior log-probs stand in. Never a drop."""
     stand = Stand(tmp_path)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from rlstreams.schemas.events import ClosedGroups, DeadLetter
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.record import Outgoing, Partition
-from rlstreams.streams.log.topics import CONTROL, DEAD_LETTERS, PROMPTS, SCHEMAS, SCORED, STEPS
+from rlstreams.streams.log.topics import CONTROL, DEAD_LETTERS, PROMPTS, SCORED, STEPS
 from rlstreams.workers.loop.control import ControlFollower
-from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.policy.view import PolicyLedger
 from rlstreams.workers.trainer.claim import read_ledger
 from rlstreams.workers.trainer.expired import open_groups
@@ -21,7 +18,6 @@ from tests import factories
 from tests.newer_release import hand_over, newer, publish
 from tests.unit.prompts.world import World, started, step, turns
 from tests.unit.roles.stand import Stand, turn_until
-from tests.unit.roles.test_logprob import make_logprob, scored, segment, send, trajectory
 from tests.unit.roles.test_rollout import make_rollout, trajectories
 from tests.unit.trainer.test_intake import Site
 from tests.unit.trainer.test_intake import scored as scored_sample
@@ -43,16 +39,6 @@ def test_rollout(stand: Stand) -> None:
     stand.issue("0", 4)
     turn_until(rollout, lambda: len(trajectories(stand)) == 4)
     rollout.close()
-    assert [] == stand.read(DEAD_LETTERS.name, DeadLetter)
-
-
-def test_logprob(stand: Stand) -> None:
-    """Newer trajectories."""
-    stand.publish(0)
-    logprob = make_logprob(stand)
-    send(stand, trajectory("0", segment(0, 5, 6, 7)))
-    turn_until(logprob, lambda: len(scored(stand)) == 1)
-    logprob.close()
     assert [] == stand.read(DEAD_LETTERS.name, DeadLetter)
 
 
@@ -113,20 +99,3 @@ def test_readers_without_a_group() -> None:
     ledger = read_ledger(site.bus, "test")
     assert ledger.last_step == 1
     assert ["3"] == [g.group_id for g in open_groups(site.bus, ClosedGroups(watermark=0))]
-
-
-def test_a_stranger_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of records under a fingerprint that nobody has: one look, and each is counted."""
-    site = Site()
-    publish(site.bus)
-    value = b"\xc3\x0112345678body"
-    site._pen.commit([Outgoing(topic=STEPS.name, key=b"", value=[value]) for _ in range(300)])
-    looked: list[str] = []
-    ends = site.bus.ends
-    monkeypatch.setattr(site.bus, "ends", lambda topic: looked.append(topic) or ends(topic))
-    foreign = ForeignRecords("test", site.bus.schemas())
-    raws = site.bus.reader({Partition(STEPS.name, 0): 0}).poll(1000, 0.0)
-    begun_s = time.monotonic()
-    assert [] == list(foreign.readable(raws))
-    assert foreign.num == 300
-    assert looked.count(SCHEMAS.name) <= 1 + (time.monotonic() - begun_s)

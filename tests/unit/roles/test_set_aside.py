@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from rlstreams.schemas.events import DeadLetter, Trajectory
 from rlstreams.streams.log.codec import outgoing
@@ -56,23 +53,13 @@ def test_a_rollout_past_its_deadline_is_set_aside(tmp_path: Path) -> None:
     assert covered(committed[Partition(PROMPTS.name, 0)], 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"metadata": "{"}, "Expecting property name"),
-        ({"metadata": "[" * 100_000}, "recursion"),
-        ({"metadata": '{"a":' * 100_000}, "recursion"),
-        ({"group_id": "group"}, "group_id must be an issue number"),
-    ],
-)
-def test_a_prompt_that_no_run_issues_does_not_end_the_worker(
-    tmp_path: Path, changes: dict[str, Any], told: str
-) -> None:
-    """It is set aside for good; the prompt behind it is rolled out."""
+def test_a_prompt_that_no_run_issues_does_not_end_the_worker(tmp_path: Path) -> None:
+    """It is set aside for good, also where its JSON exhausts Python's stack; the prompt behind it
+    is rolled out."""
     stand = Stand(tmp_path)
     stand.publish(0)
     rollout = make_rollout(stand)
-    bad = make_prompt(changes.pop("group_id", "0"), 0, 1, **changes)
+    bad = make_prompt("0", 0, 1, metadata="[" * 100_000)
     stand.send(outgoing(PROMPTS, bad, partition=0))
     stand.issue("1", 1)
     turn_until(
@@ -81,7 +68,7 @@ def test_a_prompt_that_no_run_issues_does_not_end_the_worker(
     rollout.close()
     (letter,) = letters(stand)
     assert ("validation", True) == (letter.reason, letter.permanent)
-    assert told in letter.detail
+    assert "recursion" in letter.detail
 
 
 def test_a_stranger_among_the_announcements_does_not_end_the_worker(tmp_path: Path) -> None:

@@ -153,21 +153,6 @@ def test_tokens_that_were_sampled_are_what_the_next_turn_begins_with(tmp_path: P
     assert first.group_id == second.group_id
 
 
-def test_experts_are_recorded_for_the_environments_tokens_too(tmp_path: Path) -> None:
-    """Their rows come with the request of the next turn; none is missing or twice."""
-    engine = EndsTurns()
-    stand, rollout = begun(tmp_path, engine, Scripted(hint_once))
-    (trajectory,) = played(stand, rollout)
-    ids = np.concatenate([segment.token_ids.numpy() for segment in trajectory.segments])
-    assert trajectory.routed_experts is not None
-    assert trajectory.routed_experts_mask is None
-    rows = trajectory.routed_experts.numpy()
-    # The fake engine changes the last token of a turn behind its forward; all others tell.
-    kept = np.flatnonzero(ids[:-1] != EOS)
-    assert len(ids) - 1 == len(rows)
-    assert (ids[:-1][kept] % 4).tolist() == rows[kept, 0, 0].tolist()
-
-
 def test_a_pull_in_the_second_turn_ends_a_segment_and_not_the_turn(tmp_path: Path) -> None:
     """Versions are of segments; the environment's tokens between them have none."""
     engine = EndsTurns(stands_at=4)
@@ -312,28 +297,3 @@ def test_a_sample_that_is_given_up_is_left_by_its_environment(tmp_path: Path) ->
     rollout.close()
     assert [] == stand.read(TRAJECTORIES.name, Trajectory)
     assert [] == stand.read(DEAD_LETTERS.name, DeadLetter)
-
-
-def test_a_sample_whose_environment_is_too_slow_names_it(tmp_path: Path) -> None:
-    """The deadline is of the whole sample, and its letter says what it waited for."""
-    environment = Hangs(hint_once)
-    stand, rollout = begun(tmp_path, EndsTurns(), environment, deadline_s=0.2)
-    turn_until(rollout, lambda: bool(stand.read(DEAD_LETTERS.name, DeadLetter)))
-    rollout.close()
-    (letter,) = stand.read(DEAD_LETTERS.name, DeadLetter)
-    assert "deadline" == letter.reason
-    # A busy machine may not even have sampled the first turn by then.
-    assert "sample 0/0 was not finished by" in letter.detail
-    assert environment.begun == environment.left
-
-
-def test_turns_and_the_environments_share_are_counted(tmp_path: Path) -> None:
-    """What the worker reports tells turns, tokens that nobody sampled, and time waited for."""
-    stand, rollout = begun(tmp_path, EndsTurns(), Scripted(hint_once), *"01")
-    played(stand, rollout, 2)
-    stage: Any = rollout._stage
-    counters = stage._reporter._counters
-    assert (2, 4, 12, 4) == tuple(
-        counters[name] for name in ("samples", "turns", "tokens", "environment_tokens")
-    )
-    assert counters["environment_s"] > 0

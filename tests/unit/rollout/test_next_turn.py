@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -68,14 +66,6 @@ def test_a_turn_may_end_by_another_token_than_the_templates(tmp_path: Path) -> N
     assert [EOS, *ended] == made.tokens(Says("1"), [5, 6], is_chat=True).tolist()
 
 
-def test_several_messages_become_several_turns(tmp_path: Path) -> None:
-    """Each under its own role."""
-    says = Says([{"role": "tool", "content": "7"}, {"role": "user", "content": "8"}])
-    spoken = tokenizer(tmp_path, CHATML)
-    wanted = spoken.encode_piece("<unk>3:7<eos><unk>1:8<eos><unk>2:")
-    assert wanted == next_turn(tmp_path).tokens(says, [EOS], is_chat=True).tolist()
-
-
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_no_text_of_an_environment_becomes_a_control_token(tmp_path: Path, is_chat: bool) -> None:
     """`<eos>` in a tool's output is five characters, wherever it stands."""
@@ -85,13 +75,6 @@ def test_no_text_of_an_environment_becomes_a_control_token(tmp_path: Path, is_ch
     assert [int(is_chat), 0] == [ids.count(EOS), ids.count(0)]
     plain = made.tokens(Says("12"), [EOS], is_chat=is_chat).tolist()
     assert len(ids) > len(plain)
-
-
-def test_a_text_prompt_goes_on_with_the_text_as_it_is(tmp_path: Path) -> None:
-    """Nothing is added before or behind it."""
-    spoken, made = tokenizer(tmp_path, CHATML), next_turn(tmp_path)
-    ids = made.tokens(Says(" 3+4="), [EOS], is_chat=False).tolist()
-    assert spoken.encode_piece(" 3+4=") == ids
 
 
 @pytest.mark.parametrize(
@@ -210,17 +193,3 @@ def test_a_token_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None
     made = NextTurn(tokenizer(tmp_path, CHATML), "tool", vocab_size=10)
     with pytest.raises(UserCodeError, match=r"holds token \d+, and the model knows 10"):
         made.tokens(Says("99"), [EOS], is_chat=False)
-
-
-def test_a_piece_gets_no_special_tokens_around_it(tmp_path: Path) -> None:
-    """Some tokenizers begin every text with `bos`: a piece in the middle must not."""
-    folder = shutil.copytree(MODEL, tmp_path / "model")
-    content = json.loads((folder / "tokenizer.json").read_text())
-    content["post_processor"]["single"].insert(0, {"SpecialToken": {"id": "<bos>", "type_id": 0}})
-    content["post_processor"]["special_tokens"] = {
-        "<bos>": {"id": "<bos>", "ids": [1], "tokens": ["<bos>"]}
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    spoken = Tokenizer(folder)
-    assert [1] == spoken.encode("7")[:1]
-    assert spoken.encode("7")[1:] == spoken.encode_piece("7")

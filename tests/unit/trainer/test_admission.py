@@ -8,8 +8,8 @@ from rlstreams.schemas.events import EVALUATE, AbsentSample, ClosedGroups, Maske
 from rlstreams.streams.log.record import Partition, Position
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.trainer.intake.admission import Admission
-from rlstreams.workers.trainer.intake.groups import PolicySegment, SeenSample
-from tests.unit.trainer.trainer_builders import dead, scored, seen
+from rlstreams.workers.trainer.intake.groups import SeenSample
+from tests.unit.trainer.trainer_builders import dead, seen
 
 SCORED = Partition("scored-trajectories", 0)
 DEAD = Partition("dead-letters", 0)
@@ -30,36 +30,6 @@ def filled(*groups, versions=(0,), size=2, **options) -> Admission:
 
 def reasons(planner, version=0, now_s=0.0):
     return [(d.group_id, d.reason, d.permanent) for d in planner.drops(version, now_s)]
-
-
-def test_a_plan_is_made_of_the_lowest_complete_groups():
-    """Groups are planned in issue order, samples in sample order, whatever came first."""
-    planner = admission(groups_per_step=2)
-    for group, sample in [(3, 1), (1, 0), (0, 0), (2, 1), (3, 0), (2, 0)]:
-        assert planner.add(seen(group, sample), 0.0)
-    plan = planner.plan(0)
-    assert plan is not None
-    assert plan.group_ids == ("2", "3")
-    ids = [(p.seen.group_id, p.seen.sample) for p in plan.samples]
-    assert ids == [("2", 0), ("2", 1), ("3", 0), ("3", 1)]
-
-
-def test_the_first_record_of_a_sample_wins():
-    """A second record of a sample is ignored, its position is not needed."""
-    planner = filled(0)
-    assert not planner.add(seen(0, 1, offset=999), 0.0)
-    plan = planner.plan(0)
-    assert plan is not None
-    assert [p.seen.position.offset for p in plan.samples] == [0, 1]
-
-
-def test_a_closed_group_never_enters_again():
-    """Records of groups that an earlier trainer closed are late, and dead letters of them too."""
-    planner = admission(closed=ClosedGroups(watermark=3, above=(5,)))
-    assert not planner.add(seen(2, 0), 0.0)
-    assert not planner.add(seen(5, 0), 0.0)
-    assert not planner.dead(dead(2, 0), 0.0)
-    assert planner.add(seen(3, 0), 0.0)
 
 
 def test_evaluation_never_enters():
@@ -112,14 +82,6 @@ def test_on_stale_drop_takes_the_whole_group_at_once():
     planner.add(seen(0, 0, versions=(2, 3)), 0.0)
     assert reasons(planner, version=4) == [("0", "stale", False)]
     assert reasons(planner, version=3) == []
-
-
-def test_a_version_from_the_future_is_not_trained():
-    """A segment of a version that this trainer has not made is masked with its negative age."""
-    planner = filled(0, versions=(2, 9))
-    plan = planner.plan(2)
-    assert plan is not None
-    assert [m.staleness for m in plan.masked] == [-7, -7]
 
 
 @pytest.mark.parametrize("permanent", [False, True])
@@ -239,14 +201,6 @@ def test_a_group_closes_once():
         planner.close(["1"])
 
 
-def test_drops_are_the_same_until_they_are_closed():
-    """An aborted commit can ask again."""
-    planner = filled(0, versions=(0,), max_staleness=1)
-    assert planner.drops(5, 0.0) == planner.drops(5, 0.0) != []
-    planner.close(["0"])
-    assert planner.drops(5, 0.0) == []
-
-
 def test_low_watermarks_keep_what_open_groups_need():
     """A restart reads from the first record of an open group, planned or not, of both topics."""
     planner = filled(1, 2, min_group_samples=1)
@@ -292,10 +246,3 @@ def test_a_group_id_is_an_issue_number(group_id):
     with pytest.raises(ValueError, match="issue number"):
         planner.add(SeenSample(**(fields | {"group_id": group_id})), 0.0)
     assert not planner.dead(dead(group_id, 0), 0.0)
-
-
-def test_a_sample_is_remembered_without_its_payload():
-    """Policy segments with their index and version are kept, prompts and tokens are not."""
-    sample = SeenSample.of(scored(), Position("scored-trajectories", 1, 2))
-    assert (PolicySegment(1, 0),) == sample.segments
-    assert (sample.num_tokens, sample.group_size) == (4, 8)

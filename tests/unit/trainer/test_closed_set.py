@@ -20,26 +20,10 @@ def test_equals_the_plain_set(numbers):
     assert expected == [number in ClosedSet(closed.event()) for number in range(45)]
 
 
-@given(st.permutations(range(30)))
-def test_all_numbers_are_one_watermark(numbers):
-    """When no number is missing nothing is kept above the watermark."""
-    closed = ClosedSet()
-    for number in numbers:
-        closed.add(number)
-    assert ClosedGroups(watermark=30, above=()) == closed.event()
-
-
 def test_an_event_that_is_not_compact_is_read():
     """Numbers above that touch or lie below the watermark are folded into it."""
     closed = ClosedSet(ClosedGroups(watermark=2, above=(1, 2, 4)))
     assert ClosedGroups(watermark=3, above=(4,)) == closed.event()
-
-
-def test_union_leaves_the_original():
-    """`union` answers for the future without bringing it about."""
-    closed = ClosedSet(ClosedGroups(watermark=1))
-    assert ClosedGroups(watermark=3) == closed.union([1, 2]).event()
-    assert ClosedGroups(watermark=1) == closed.event()
 
 
 def test_a_negative_number_is_refused():

@@ -6,8 +6,7 @@ import numpy as np
 
 from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
 from rlstreams.workers.trainer.learn.packing import Batch, pack
-from rlstreams.workers.trainer.parallel.deal import deal, empty
-from rlstreams.workers.trainer.redo.redo import differences
+from rlstreams.workers.trainer.parallel.deal import deal
 from tests.unit.trainer.trainer_builders import random_samples
 
 
@@ -29,26 +28,7 @@ def test_each_micro_batch_is_dealt_once_and_every_rank_passes_as_often() -> None
         assert all(t.index == of_round[0].index for t in of_round if t.micro_batch is None)
 
 
-def test_one_rank_has_all() -> None:
-    """Widest first, none empty."""
-    (hand,) = deal(batch_of(5), 1)
-    assert all(task.micro_batch is not None for task in hand)
-
-
-def test_an_empty_pass_has_one_token_that_teaches_nothing() -> None:
-    """Its advantage is 0."""
-    assert empty().num_loss_tokens == 1
-    assert not empty().advantages_B.any()
-
-
 def test_totals_add_up_but_for_maxima() -> None:
     """In the order of the ranks."""
     one, other = LossTotals(tokens=3, loss=1.5, ratio_max=2.0), LossTotals(tokens=4, ratio_max=3.0)
     assert added([one, other]) == LossTotals(tokens=7, loss=1.5, ratio_max=3.0)
-
-
-def test_another_number_of_ranks_is_named_as_the_reason_of_a_drift() -> None:
-    """A claim without a number is of one."""
-    assert differences({"torch": "2"}, {"torch": "2", "ranks": "2"}) == "ranks was 1 and is 2"
-    assert differences({"ranks": "4"}, {}) == "ranks was 4 and is 1"
-    assert differences({}, {}) == ""

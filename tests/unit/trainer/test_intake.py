@@ -131,17 +131,6 @@ def test_what_is_no_letter_is_counted_and_reported() -> None:
     assert b"foreign_records" in b"".join(bytes(piece) for piece in report.value)
 
 
-def test_a_successor_writes_no_letter_twice() -> None:
-    """It reads the letters first, then the samples from where its predecessor's step stood."""
-    site = Site()
-    foreign = Outgoing(topic=SCORED.name, key=b"7", value=[b"rubbish"])
-    site.sends(scored(0, trajectory={"reward": float("nan")}), foreign, scored(1))
-    assert 2 == len(site.take())
-    site.start()
-    assert [] == site.take()
-    assert (["7/0"], 1) == (site.dead(), site.intake.num_samples)
-
-
 BAD: dict[str, Any] = {"trajectory": {"reward": float("nan")}}
 
 
@@ -236,23 +225,6 @@ def test_positions_stand_at_the_start_until_samples_are_read() -> None:
     assert 0 == site.intake.positions()[partition]
     site.take()
     assert site.bus.ends(SCORED.name)[partition] == site.intake.positions()[partition]
-
-
-def test_samples_are_read_at_once_where_there_are_no_letters() -> None:
-    """Only old letters are worth waiting for: they keep a successor from writing one twice."""
-    site = Site()
-    site.sends(scored(0))
-    site.start()
-    site.intake.poll(0.0)
-    assert 1 == site.intake.num_samples
-
-
-def test_requests_of_operators_are_none_of_its_business() -> None:
-    """They are for `prompts`."""
-    site = Site()
-    site.sends(outgoing(DEAD_LETTERS, factories.replacement_requested()))
-    assert [] == site.take()
-    assert (0, []) == (site.intake._foreign.num, site.dead())
 
 
 @pytest.mark.parametrize("group", ["abc", "007", "-1", "9" * 19, "9" * 5000, "x" * 2_000_000])

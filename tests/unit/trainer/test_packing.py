@@ -1,5 +1,7 @@
 """Trajectories become arrays, cut in a way that can be given again."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from rlstreams.schemas.events import MaskedSegment, Segment
 from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.trainer.learn.packing import pack
 from tests.unit.trainer.trainer_builders import (
+    floats,
     ids,
     policy_segment,
     prompt_segment,
@@ -97,14 +100,6 @@ def test_a_masked_segment_is_seen_but_not_learnt():
     assert (batch.num_loss_tokens, batch.staleness) == (4, {"0": 2, "2": 2})
 
 
-def test_the_mean_is_over_the_whole_batch():
-    """Each micro-batch carries the batch's number of loss tokens."""
-    batch = packed(random_samples(6), token_budget=8)
-    assert len(batch.micro_batches) > 1
-    assert {m.num_batch_loss_tokens for m in batch.micro_batches} == {batch.num_loss_tokens}
-    assert sum(m.num_loss_tokens for m in batch.micro_batches) == batch.num_loss_tokens
-
-
 def test_a_given_cut_is_kept():
     """A redo cuts as the step did, whatever the budget says now, and gets the same arrays."""
     samples = random_samples(9)
@@ -146,3 +141,23 @@ def test_advantages_are_one_per_sample():
     """A wrong number of advantages is refused."""
     with pytest.raises(ValueError, match="1 advantages for 2 samples"):
         pack([scored(), two_turns()], np.ones(1), [], policy_version=2, token_budget=99)
+
+
+def test_each_token_has_its_own_reference() -> None:
+    """In the column of the token, 0 elsewhere; where none was recorded no number is made up."""
+    segments = (prompt_segment(), policy_segment([3, 4], [-1, -1]), policy_segment([5], [-1]))
+    scores = (
+        replace(score(1, [-1, -1]), reference_logprobs=floats([-2, -3])),
+        replace(score(2, [-1]), reference_logprobs=floats([-4])),
+    )
+    other = replace(score(1, [-0.6, -0.9]), reference_logprobs=floats([-1, -2]))
+    samples = [scored(segments, scores), scored(scores=(other,), sample=1)]
+    advantages = np.zeros(2, np.float32)
+    (batch,) = pack(samples, advantages, [], policy_version=0, token_budget=99).micro_batches
+    assert batch.reference_logprobs_BT is not None
+    assert batch.reference_logprobs_BT[0].tolist() == [0, 0, -2, -3, -4]
+    samples[1] = scored(sample=1)
+    (batch,) = pack(samples, advantages, [], policy_version=0, token_budget=99).micro_batches
+    assert batch.reference_logprobs_BT is not None
+    assert batch.reference_logprobs_BT[0].tolist() == [0, 0, -2, -3, -4]
+    assert np.isnan(batch.reference_logprobs_BT[1]).tolist() == [False, False, True, True, False]

@@ -115,29 +115,3 @@ def test_bad_ones_are_named(bad, message):
     """Each unusable field is refused with its name and its value."""
     with pytest.raises(ValueError, match=message):
         validate(bad, VOCAB_SIZE, MAX_TOKENS)
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (with_answer(token_ids=bomb("int32", 1 << 40)), "tokens, the model takes 7"),
-        (with_answer(token_ids=bomb("int32", 2, 1 << 40)), "token_ids must be integers"),
-        (with_answer(behavior_logprobs=bomb("float32", 1 << 40)), "behavior_logprobs must be"),
-        (with_answer(behavior_logprobs=bomb("float32", 2, 1 << 40)), "behavior_logprobs must be"),
-        (with_score(proximal_logprobs=bomb("float32", 1 << 40)), "proximal_logprobs must be"),
-        (with_score(entropy=bomb("float16", 1 << 40)), "entropy must be floats"),
-        (with_experts(bomb("uint8", 1 << 40)), "routed_experts_mask must be"),
-        (with_experts(None, bomb("uint16", 3, 1 << 20, 1 << 20)), "at most 4096 for a token"),
-    ],
-)
-def test_what_is_too_large_for_its_place_is_not_unpacked(bad, message):
-    """A few compressed bytes may declare any size: shapes are looked at first."""
-    with pytest.raises(ValueError, match=message):
-        validate(bad, VOCAB_SIZE, MAX_TOKENS)
-
-
-def test_a_corrupt_tensor_is_refused():
-    """Bytes that do not fill the shape are an error of the value, like the others."""
-    short = Tensor(dtype="float32", shape=(2,), codec="raw", data=np.float32([-1]).tobytes())
-    with pytest.raises(ValueError, match="needs 8 bytes, got 4"):
-        validate(with_answer(behavior_logprobs=short), VOCAB_SIZE, MAX_TOKENS)

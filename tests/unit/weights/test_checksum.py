@@ -42,16 +42,6 @@ def test_two_words_that_changed_places_are_noticed(first: int, second: int) -> N
     )
 
 
-def test_rows_and_columns_that_moved_are_noticed() -> None:
-    """A shifted or transposed table has the same sum of words."""
-    table = torch.arange(64, dtype=torch.int64).view(8, 8)
-    seen = {
-        checksum([t.contiguous().view(-1).view(torch.uint8)])
-        for t in (table, table.T, table.roll(1, 0), table.roll(1, 1), table.flip(0))
-    }
-    assert len(seen) == 5
-
-
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4096, 5 * 2**20 + 3])
 def test_equal_bytes_have_equal_checksums(size: int) -> None:
     """Wherever they lie in memory, aligned or not."""
@@ -65,11 +55,3 @@ def test_missing_bytes_are_noticed() -> None:
     assert checksum([torch.zeros(16, dtype=torch.uint8)]) != checksum(
         [torch.zeros(24, dtype=torch.uint8)]
     )
-
-
-def test_small_pieces_of_a_batch_are_summed_as_one() -> None:
-    """Both ends cut the same batches, so that is no loss; other batches are another checksum."""
-    a, b = content(100, 1), content(50, 2)
-    assert checksum([a, b]) == checksum([torch.cat([a, b])])
-    assert checksum([a], [b]) != checksum([a, b])
-    assert checksum([a, b]) != checksum([b, a])

@@ -163,13 +163,6 @@ def test_a_quantised_output_layer_goes_through_the_loader() -> None:
     assert places == {"lm_head.weight": "load", "model.embed_tokens.weight": "parameter"}
 
 
-def test_all_goes_through_the_loader_when_asked() -> None:
-    """`checkpoint` names every tensor of the trainer, once."""
-    plan = make_plan(TRAINER, [], mode="checkpoint")
-    assert [piece.name for piece, _ in plan] == [name for name, _, _ in TRAINER]
-    assert {piece.place for piece, _ in plan} == {"load"}
-
-
 def test_a_parameter_of_the_servers_own_is_refused() -> None:
     """Nothing is left as it was by chance."""
     target = [*rows(server(1, 0)), ("model.extra.weight", "float32", (2,))]

@@ -92,13 +92,6 @@ def test_a_version_gets_in_either_way(file: Path, mode: str) -> None:
     assert all(torch.equal(SENT[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_a_description_touches_nothing(file: Path) -> None:
-    """Names, dtypes and shapes, and who it is."""
-    report = obey(serving(Model()), order(file, kind="describe"))
-    assert ("test 1", False) == (report["engine"], report["touched"])
-    assert [("weight", "float32", (2, 3)), ("bias", "float32", (2,))] == report["parameters"]
-
-
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -115,16 +108,6 @@ def test_what_is_no_order_is_refused(text: str, error: str) -> None:
     report = serving(Model()).obey(text)
     assert (False, "refused", False) == (report["ok"], report["kind"], report["touched"])
     assert error in report["error"]
-
-
-@pytest.mark.parametrize("missing", ["deadline_s", "channel", "address", "policy_version"])
-def test_an_order_without_a_field_is_answered_with_its_name(file: Path, missing: str) -> None:
-    """As a failure of the server's, and nothing raises."""
-    what = order(file)
-    del what[missing]
-    report = obey(serving(Model()), what)
-    assert (False, "server") == (report["ok"], report["kind"])
-    assert missing in report["error"]
 
 
 @pytest.mark.parametrize(
@@ -166,17 +149,6 @@ def test_a_loader_that_fails_leaves_damage_until_a_pull_succeeds(file: Path) -> 
     assert not obey(server, order(file, mode="checkpoint"))["touched"]
 
 
-def test_an_engine_that_raises_is_reported(file: Path) -> None:
-    """Whatever it is; its type is told."""
-
-    def explode() -> None:
-        raise MemoryError("the device is full")
-
-    report = obey(serving(Model(), after=explode), order(file, mode="checkpoint"))
-    assert (False, "server", True) == (report["ok"], report["kind"], report["touched"])
-    assert "MemoryError: the device is full" in report["error"]
-
-
 def test_the_report_reaches_the_listener_that_gave_the_order(file: Path) -> None:
     """Under the order's own key; a listener that is gone is not waited for."""
     listener, server = ReportListener(), serving(Model())
@@ -193,16 +165,6 @@ def test_a_pull_that_never_began_leaves_the_model_as_it_computes(tmp_path: Path)
     server = serving(Model(), before=lambda: said.append("before"))
     report = obey(server, order(tmp_path / "gone", mode="checkpoint"))
     assert (False, False, []) == (report["ok"], report["touched"], said)
-
-
-def test_what_is_received_in_place_needs_no_loader(file: Path) -> None:
-    """Mode `auto` decides by the plan, not by its name."""
-    said: list[str] = []
-    target = ModelTarget(
-        Model(), torch.device("cpu"), Loading(before=lambda: said.append("before"))
-    )
-    target.expect([Piece("parameter", "bias", "float32", 0, (2,))])
-    assert said == []
 
 
 def test_a_loader_counts_anew_for_each_try() -> None:

@@ -19,7 +19,6 @@ from rlstreams.workers.weights.report_listener import (
     PendingOrder,
     ReportListener,
     ServerPullError,
-    describe,
 )
 
 LONG_S = 60.0
@@ -65,13 +64,6 @@ def test_a_pending_order_ends_when_every_rank_has_reported(listener: ReportListe
     assert (7, "ab", 42) == (pulled.policy_version, pulled.weight_hash, pulled.num_bytes)
 
 
-def test_a_description_is_handed_over_by_rank(listener: ReportListener) -> None:
-    """It is about no version."""
-    with listener.open(describe(LONG_S), kind="describe", ranks=1) as pending:
-        tell(pending, {"ok": True, "engine": "vllm 0.25.1"})
-        assert ["vllm 0.25.1"] == [report["engine"] for report in pending.reports()]
-
-
 def test_who_does_not_know_the_key_is_refused(listener: ReportListener) -> None:
     """Another order's key opens nothing, and the order stays pending."""
     with listener.open(ORDER, ranks=1) as pending, listener.open(ORDER, ranks=1) as other:
@@ -81,14 +73,6 @@ def test_who_does_not_know_the_key_is_refused(listener: ReportListener) -> None:
             tell(pending, DONE, of="nobody")
         tell(pending, DONE)
         assert 7 == pending.wait().policy_version
-
-
-def test_an_order_that_is_over_is_no_longer_answered(listener: ReportListener) -> None:
-    """A late report of a server that was given up changes nothing."""
-    with listener.open(ORDER, ranks=1) as pending:
-        pass
-    with pytest.raises(PullError, match="no hello"):
-        tell(pending, DONE)
 
 
 @pytest.mark.parametrize(
@@ -178,12 +162,3 @@ def test_a_proof_in_any_letters_is_a_wrong_one(listener: ReportListener) -> None
         link.send({"hello": hello, "nonce": "n", "challenge": nonce, "proof": "\u00fc\ud800"})
         assert "the secret is not this run's" in link.receive(until_s)["error"]
         link.close()
-
-
-def test_a_closed_listener_hears_nobody() -> None:
-    """Closing twice is closing once."""
-    listener = ReportListener()
-    listener.close()
-    listener.close()
-    with listener.open(ORDER, ranks=1) as pending, pytest.raises(PullError, match="cannot connect"):
-        tell(pending, DONE)

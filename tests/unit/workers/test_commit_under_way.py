@@ -82,21 +82,6 @@ def started(
     return log, stage, bus, loop
 
 
-def test_what_finishes_meanwhile_goes_into_the_next_transaction() -> None:
-    """It is collected at once, and committed once the first has ended."""
-    log, stage, bus, loop = started("0/0", "0/1")
-    stage.released = ["0/0"]
-    turn_until(loop, lambda: len(bus.held) == 1)
-    stage.released = ["0/1"]
-    loop.turn()
-    assert (stage.begun, len(bus.held), outputs(log)) == ({}, 1, [])
-    bus.held[0].go_on()
-    turn_until(loop, lambda: len(bus.held) == 2)
-    assert outputs(log) == ["0/0"]
-    bus.held[1].go_on()
-    turn_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
-
-
 def test_nothing_is_polled_until_it_has_ended() -> None:
     """A poll could take part in a rebalance that the transaction knows nothing of."""
     log, stage, bus, loop = started("0/0")
@@ -123,18 +108,6 @@ def test_an_abort_is_told_when_it_has_ended_and_sent_again() -> None:
     assert outputs(log) == []
     bus.held[1].go_on()
     turn_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
-
-
-def test_a_zombie_learns_of_its_successor_at_the_end_of_its_commit() -> None:
-    """The successor came while the commit was under way."""
-    log, stage, bus, loop = started("0/0")
-    stage.released = ["0/0"]
-    turn_until(loop, lambda: len(bus.held) == 1)
-    MemoryBus(log, "run").producer("rollout.0")
-    bus.held[0].go_on()
-    with pytest.raises(FencedError):
-        loop.turn()
-    assert outputs(log) == []
 
 
 class Telling(HeldStage):

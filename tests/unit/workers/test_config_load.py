@@ -10,7 +10,7 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.config.across import length_warning, start_warning
-from rlstreams.workers.config.load import from_json, load, load_with_origins, resolved_json
+from rlstreams.workers.config.load import from_json, load, resolved_json
 from rlstreams.workers.config.run import RunConfig
 
 
@@ -19,11 +19,6 @@ def write(folder: Path, text: str, name: str = "run.toml") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
-
-
-def test_no_file_gives_the_defaults():
-    """Every field has one."""
-    assert RunConfig() == load([])
 
 
 def test_files_merge_deeply_and_overrides_win(tmp_path):
@@ -46,12 +41,6 @@ def test_files_merge_deeply_and_overrides_win(tmp_path):
 def test_overrides_of_text_need_no_quotes(override, section, expected):
     """Also where the text looks like a number."""
     assert expected == getattr(load([], [override]), section).id
-
-
-def test_override_types():
-    """Numbers, booleans and choices are read as TOML."""
-    config = load([], ["trainer.optimizer.lr=3", "rollout.capture_experts=false"])
-    assert (3.0, False) == (config.trainer.optimizer.lr, config.rollout.capture_experts)
 
 
 @pytest.mark.parametrize(
@@ -200,14 +189,6 @@ def test_paths_are_relative_to_the_file_that_sets_them(tmp_path, monkeypatch):
     assert "out/r" == config.folder
 
 
-def test_free_tables_keep_their_dots(tmp_path):
-    """librdkafka properties may be quoted, nested or given on the line."""
-    text = "[broker.options]\n'client.rack' = 'a'\nsecurity.protocol = 'SSL'"
-    config = load([write(tmp_path, text)], ["--broker.options.sasl.password", "env:PW"])
-    expected = {"client.rack": "a", "security.protocol": "SSL", "sasl.password": "env:PW"}
-    assert expected == config.broker.options
-
-
 def test_secrets(tmp_path, monkeypatch):
     """References are resolved on use; the resolved configuration shows only the reference."""
     monkeypatch.setenv("RLSTREAMS_TEST_PW", "hunter2")
@@ -239,14 +220,6 @@ def test_a_literal_secret_is_not_repeated_in_the_message(name, value):
     assert "hunter2" not in str(raised.value)
 
 
-def test_json_round_trip(tmp_path):
-    """The claim of a trainer holds all that a redo needs."""
-    text = "[run]\nid = 'x'\n[[demo.kills]]\nrole = 'rollout'\nat = 0.3"
-    config = load([write(tmp_path, text)], ["trainer.optimizer.lr=1e-3"])
-    assert config == from_json(resolved_json(config))
-    assert resolved_json(config) == resolved_json(from_json(resolved_json(config)))
-
-
 def test_a_recorded_configuration_is_what_was_computed_with():
     """Of a version that knew fewer fields: the values that it had, and no check of a start."""
     tree = json.loads(resolved_json(RunConfig()))
@@ -258,12 +231,6 @@ def test_a_recorded_configuration_is_what_was_computed_with():
     assert (0.0, "reward") == (recorded.trainer.loss.clip_dual, recorded.trainer.loss.lone)
     assert 600.0 == recorded.trainer.group_deadline_s
     assert (3.0, "zero") == (RunConfig().trainer.loss.clip_dual, RunConfig().trainer.loss.lone)
-
-
-def test_one_answer_a_problem_is_asked_for_by_name():
-    """A group of one learns from its bare reward, if somebody says so."""
-    config = load([], ["prompts.group_size=1", "trainer.loss.lone=reward"])
-    assert (1, "reward") == (config.prompts.group_size, config.trainer.loss.lone)
 
 
 @pytest.mark.parametrize(
@@ -323,14 +290,3 @@ def test_foreign_json_is_refused(text, message):
     """A configuration of another release is not half understood."""
     with pytest.raises(ConfigError, match=message):
         from_json(text)
-
-
-def test_origins(tmp_path):
-    """Every value that is not a default names who set it."""
-    file = write(tmp_path, "[trainer]\nsteps = 5\ngroups_per_step = 2")
-    origins = load_with_origins([file], ["trainer.steps=6"]).origins
-    expected = {
-        "trainer.steps": "override --trainer.steps",
-        "trainer.groups_per_step": f"{file}:3:1",
-    }
-    assert expected == origins

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rlstreams.schemas import DecodeError
+from rlstreams.schemas.events import Segment
 from rlstreams.streams.log.record import Position, RawRecord
 from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import MAX_DETAIL, Reason, refusal
 from rlstreams.workers.loop.validation import check_prompt, check_trajectory
+from tests import factories
 from tests.factories import prompt, scored, trajectory
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
@@ -92,13 +95,20 @@ def test_a_prompt_that_no_run_issues_is_refused(changes: dict[str, Any], told: s
         check_prompt(prompt(**changes))
 
 
-def test_a_prompt_and_an_evaluation_of_ours_pass() -> None:
-    """As the factory makes them."""
-    check_prompt(prompt())
-    check_prompt(prompt(group_id="e3-12", purpose="evaluate", sample=0, group_size=1))
-
-
 def test_a_trajectory_of_no_group_is_refused() -> None:
     """The trainer could close no such group."""
     with pytest.raises(ValueError, match="group_id must be an issue number"):
         check_trajectory(trajectory(group_id="group"), 1000, 100)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"policy_version": 1}, {"behavior_logprobs": factories.float32s(4)}]
+)
+def test_tokens_that_no_policy_sampled_may_not_claim_one(wrong: dict[str, Any]) -> None:
+    """A version or log-probs there would be a mistake of whoever wrote the event."""
+    said = Segment(author="environment", token_ids=factories.int32s(4))
+    turns = (factories.prompt_segment(), factories.policy_segment())
+    check_trajectory(trajectory(segments=(*turns, said, turns[1])), 1000, 100)
+    segments = (*turns, replace(said, **wrong), turns[1])
+    with pytest.raises(ValueError, match=r"segments\[2\] is by environment, and has"):
+        check_trajectory(trajectory(segments=segments), 1000, 100)

@@ -6,14 +6,13 @@ import pytest
 
 from rlstreams.streams.log.done_set import tries_of
 from rlstreams.streams.log.errors import FencedError
-from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
 from rlstreams.workers.loop import stage
 from rlstreams.workers.loop.stage import StageLoop
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 from tests.memory.consumer import MemoryGroupConsumer
-from tests.memory.log import Fault, MemoryLog
+from tests.memory.log import MemoryLog
 from tests.unit.workers.test_stage import HeldStage, issue, make_loop, read
 
 NUM = 8  # partitions, with three samples each
@@ -79,17 +78,6 @@ def test_a_death_is_not_forgotten_when_its_partition_moves_on() -> None:
     crew.joins()
     assert dict.fromkeys(range(NUM), 1) | dict.fromkeys(died, 2) == crew.tries()
     assert [] == read(crew.bus, DEAD_LETTERS.name)
-
-
-def test_an_aborted_parting_leaves_the_note_and_the_partition_goes() -> None:
-    """It counts as a try then, as before; nothing else comes of it."""
-    crew = Crew()
-    crew.joins()
-    crew.log.fail_next_commit("run.rollout.0", Fault.BEFORE)
-    crew.joins()
-    assert {1, 2} == set(crew.tries().values())
-    moved = [Partition(PROMPTS.name, n) for n, tries in crew.tries().items() if tries == 2]
-    assert all(partition in crew.loops[1]._consumer.positions() for partition in moved)
 
 
 def test_a_worker_that_is_fenced_while_it_parts_ends() -> None:

@@ -75,24 +75,6 @@ def test_of_two_contents_the_ledger_chooses(order: tuple[str, str]) -> None:
     assert [] == list(site.follower.view.disputed)
 
 
-def test_a_dispute_does_not_hold_up_later_versions() -> None:
-    """The next version is pulled as ever."""
-    site = Site()
-    site.says(published(2, "x"), published(2, "y"), published(3, "c"))
-    assert (3, "c") == site.newest
-    assert site.follower.view.get(2) is None
-
-
-def test_what_is_no_publication_is_passed_by() -> None:
-    """Rubbish and other events in the topic change nothing and stop nobody."""
-    site = Site()
-    stray = outgoing(STEPS, step_completed(1)).value
-    site.sends(Outgoing(topic=POLICY_VERSIONS.name, key=b"m", value=[b"rubbish"]))
-    site.sends(Outgoing(topic=POLICY_VERSIONS.name, key=b"m", value=stray))
-    site.says(published(1, "a"))
-    assert (1, "a") == site.newest
-
-
 @pytest.mark.parametrize("epoch", [3, 1 << 62])
 def test_an_epoch_that_nobody_claimed_is_void(epoch: int) -> None:
     """Else one forged record would void all true versions behind it, for ever."""

@@ -114,22 +114,6 @@ def turns(loop: StageLoop, num: int = 3) -> None:
         loop.turn()
 
 
-def test_a_paused_loop_finishes_what_it_began_and_begins_nothing() -> None:
-    """Until it goes on."""
-    log, stage = make_log(), HeldStage()
-    issue(log, "0/0")
-    loop = make_loop(log, stage)
-    turns(loop)
-    loop.is_paused = True
-    issue(log, "0/1")
-    stage.released = ["0/0"]
-    turns(loop)
-    assert (["0/0"], {}) == (outputs(log), stage.begun)
-    loop.is_paused = False
-    turns(loop)
-    assert ["0/1"] == list(stage.begun)
-
-
 def test_an_unknown_outcome_ends_the_process_and_the_successor_settles_it() -> None:
     """The commit had happened: the successor finds the records done."""
     log, stage = make_log(), HeldStage()
@@ -206,28 +190,6 @@ def test_a_drained_loop_finishes_what_it_began() -> None:
     stage.released = ["0/0"]
     turns(loop)
     assert (outputs(log), loop.done) == (["0/0"], True)
-
-
-def test_two_members_share_the_work_and_a_lost_partition_takes_its_results_along() -> None:
-    """What a member finished for a partition that it lost is done by the new owner, once."""
-    log, stage = make_log(), HeldStage()
-    issue(log, "0/0", "0/1")
-    first = make_loop(log, stage)
-    turns(first)
-    assert sorted(stage.begun) == ["0/0", "0/1"]
-    begun = dict(stage.begun)
-    other = HeldStage()
-    second = make_loop(log, other, ordinal=1)
-    for _ in range(4):
-        turns(first)
-        turns(second)
-    stage.begun = begun
-    stage.released = ["0/0", "0/1"]
-    other.released = list(other.begun)
-    for _ in range(4):
-        turns(first)
-        turns(second)
-    assert outputs(log) == ["0/0", "0/1"]
 
 
 def test_after_two_deaths_records_are_begun_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
