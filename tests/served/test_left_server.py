@@ -207,7 +207,7 @@ def test_only_what_was_started_in_the_same_way_is_adopted(
                 assert [] == notes
                 return
             assert not successor.is_serving
-            assert "started with another command" in notes[0]
+            assert "was started with another command" in notes[0]
             await until(lambda: any("is being started" in note for note in notes), "not replaced")
             assert not is_there(pid)
             assert 0 == successor.num_failures

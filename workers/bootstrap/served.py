@@ -232,42 +232,42 @@ def _process(
     where = where_installed(config, kind)
     plugin = server_plugin.environment(folder / "plugin")
     visible = config.engine.visible(number, config.rollout.workers * config.engine.servers)
+    gpus = {} if visible is None else {VISIBLE: visible}
+    started_as = _digest(command_of(config, kind, where, 0, plugin), where, gpus)
 
-    def command_at(port: int) -> StartCommand:
-        command = command_of(config, kind, where, port, plugin)
-        environment = {name: resolve_secret(value) for name, value in command.environment.items()}
-        environment |= {} if visible is None else {VISIBLE: visible}
-        return replace(command, environment=environment)
-
-    anywhere = command_at(0)
-    # A cache of a named size is not measured: such servers may start at the same time.
-    gpus = start_locks((os.environ | anywhere.environment).get(VISIBLE))
-    digest, log = _digest(anywhere, where), server_log(context.folder, kind, number)
+    log = server_log(context.folder, kind, number)
     left = left_server(log)
     told = json.loads(left.note) if left is not None else {}
-    is_same = told.get("digest") == digest
+    is_same = told.get("started_as") == started_as
     port: int = told["port"] if is_same else port_of(config, number)
-    url = f"http://{config.engine.host}:{port}"
+
+    command = command_of(config, kind, where, port, plugin)
+    environment = {name: resolve_secret(value) for name, value in command.environment.items()}
+    command = replace(command, environment=environment | gpus)
+    # A cache of a named size is not measured: such servers may start at the same time.
+    locks = start_locks((os.environ | command.environment).get(VISIBLE))
     process = ServerProcess(
-        command_at(port),
+        command,
         log,
-        () if NAMED_CACHE in config.engine.args else gpus,
-        note=json.dumps({"digest": digest, "port": port}),
+        () if NAMED_CACHE in config.engine.args else locks,
+        note=json.dumps({"started_as": started_as, "port": port}),
         grace_s=0.0 if config.shared_device("rollout") is not None else GRACE_S,
         left=left,
     )
     if left is not None and not is_same:
         process.kill()
-        note(f"the server of {context.worker} before, at port {told['port']}, was started with "
-             "another command, model, version or environment: it is ended")  # fmt: skip
-    return url, process
+        note(f"the server that the last {context.worker} left at port {told['port']} was started "
+             "with another command, version or environment: it is ended")  # fmt: skip
+    return f"http://{config.engine.host}:{port}", process
 
 
-def _digest(command: StartCommand, where: Where) -> str:
-    """Of what a server was started with."""
+def _digest(command: StartCommand, where: Where, gpus: Mapping[str, str]) -> str:
+    """Of what a server is started with; of secrets only where they are found."""
     own = {name: value for name, value in os.environ.items() if name.startswith(_OF_SERVERS)}
-    said = [command.argv, where.distribution, where.version, {**own, **command.environment}]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    environment = {**own, **command.environment, **gpus}
+    parts = [command.argv, where.distribution, where.version, environment]
+    said = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def server_log(folder: Path, kind: Kind, number: int) -> Path:

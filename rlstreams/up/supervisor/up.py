@@ -42,7 +42,6 @@ from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.layers import leaves
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.engines.served.process import end_left_servers
 from rlstreams.workers.loop.control import RUNNING, desired
 from rlstreams.workers.model.tokenizer import Tokenizer
 
@@ -84,7 +83,6 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             fleet = Fleet(
                 spawner, folder, num_workers(config),
                 progress=watcher.progress, say=say, room_s=room_s)  # fmt: skip
-            stack.callback(end_left_servers, folder / LOGS)
             stack.callback(fleet.close)
             keeper = BrokerKeeper(broker, say, room_s=room_s) if broker else None
             stack.enter_context(keeper or nullcontext())
