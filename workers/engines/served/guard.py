@@ -54,9 +54,7 @@ class Guard:
 
         signal.signal(signal.SIGTERM, end)
         with contextlib.suppress(OSError):  # a full disk; the server is minded all the same
-            written = self._pid_file.with_suffix(
-                ".tmp"
-            )  # who reads the file finds the whole number
+            written = self._pid_file.with_suffix(".tmp")  # a reader finds the whole number
             written.write_text(f"{server.pid}\n", encoding="ascii")
             written.rename(self._pid_file)
         threading.Thread(target=watch, daemon=True).start()

@@ -151,14 +151,14 @@ class HealthMonitor:
                 return  # else it, or a proxy in front of it, is not ready yet
         if process is None:
             return
-        if is_inherited and not self._may_start_yet(process):
+        if is_inherited and not self._may_yet_answer(process):
             self._give_up(f"not adopted from its last worker: {process.waits_for or why_not}")
         elif process.starting_s > self._settings.start_s:
             self._fail(f"not ready within {self._settings.start_s:g} s: {why_not}")
 
-    def _may_start_yet(self, process: ServerProcess) -> bool:
-        """Whether a server of a worker that died is waited for: its port is closed while it starts,
-        which it goes on with if no other server began to; or its silence is short."""
+    def _may_yet_answer(self, process: ServerProcess) -> bool:
+        """Whether an inherited server is waited for: it starts, while its port is closed, and no
+        other one began to start on its GPU; or it has not been silent for long."""
         if self.server.is_gone:
             return process.take_turn()
         return process.starting_s <= self._settings.silent_s
