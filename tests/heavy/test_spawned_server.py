@@ -18,7 +18,7 @@ from rlstreams.workers.bootstrap.served import free_port
 from rlstreams.workers.engines.served.command import StartCommand
 from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
-from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.process import ServerProcess, pid_file
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.model.base import EngineError
@@ -80,12 +80,7 @@ class Spawned:
     @property
     def server_pid(self) -> int:
         """Of the server itself, the child of its guard."""
-        guard = self.process._process
-        assert guard is not None
-        found = subprocess.run(
-            ["pgrep", "-P", str(guard.pid)], capture_output=True, text=True, check=True
-        )
-        return int(found.stdout.split()[0])
+        return int(pid_file(self.process.log).read_text())
 
 
 def is_alive(pid: int) -> bool:
@@ -142,7 +137,7 @@ def test_a_server_ends_with_its_worker_however_that_went(tmp_path: Path) -> None
         "from rlstreams.workers.engines.served.process import ServerProcess\n"
         f"process = ServerProcess(command({port}), Path({str(tmp_path / 'log')!r}))\n"
         "process.start()\n"
-        "print(process._process.pid, flush=True)\n"
+        "print(process._owned._process.pid, flush=True)\n"
         "time.sleep(3600)\n"
     )
     worker = subprocess.Popen(

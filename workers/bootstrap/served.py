@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +28,12 @@ from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
-from rlstreams.workers.engines.served.process import ServerProcess, start_locks
+from rlstreams.workers.engines.served.process import (
+    GRACE_S,
+    ServerProcess,
+    left_server,
+    start_locks,
+)
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
@@ -37,6 +44,7 @@ from rlstreams.workers.weights import server_plugin
 from rlstreams.workers.weights.report_listener import ReportListener
 
 LOGS = "logs"
+_OF_SERVERS = ("CUDA_", "NCCL_", "OMP_", "SGLANG_", "VLLM_")  # variables that a server reads
 SERVERS = "servers"  # folder of the transfer plugin, and of versions for servers without it
 
 
@@ -65,24 +73,20 @@ def make_served_engine(context: Context) -> ServedEngine:
     settings = settings_of(config)
     folder = context.folder / SERVERS / context.worker
     listener = report_listener_of(config)
+    log = get(context.role, context.worker, context.instance)
+
+    def note(what: str) -> None:
+        log.info("engine", what=what)
+
     servers: list[tuple[Server, ServerProcess | None]] = []
     for number, url in enumerate(urls_of(config, context.ordinal)):
         delivery = delivery_of(model, folder, number, listener)
         servers.append((Server(url, settings, shape, delivery), None))
     for number in () if servers else own_servers(config, context.ordinal):
-        port = port_of(config, number)
-        url = f"http://{config.engine.host}:{port}"
+        url, process = _process(context, settings.kind, number, folder, note)
         server = Server(url, settings, shape, delivery_of(model, folder, number, listener))
-        servers.append((server, _process(context, settings.kind, number, port, folder)))
-    log = get(context.role, context.worker, context.instance)
-    return ServedEngine(
-        settings,
-        shape,
-        max_tokens,
-        servers,
-        note=lambda what: log.info("engine", what=what),
-        on_close=listener.close,
-    )
+        servers.append((server, process))
+    return ServedEngine(settings, shape, max_tokens, servers, note=note, on_close=listener.close)
 
 
 def report_listener_of(config: RunConfig) -> ReportListener:
@@ -219,19 +223,51 @@ def delivery_of(model: Path, folder: Path, number: int, listener: ReportListener
     return PluginDelivery(listener, model, folder / f"versions-{number}", str(number))
 
 
-def _process(context: Context, kind: Kind, number: int, port: int, folder: Path) -> ServerProcess:
+def _process(
+    context: Context, kind: Kind, number: int, folder: Path, note: Callable[[str], None]
+) -> tuple[str, ServerProcess]:
+    """Server `number` of the run with its address: to be started, or what a worker before this one
+    left, if that was started in the same way."""
     config = context.config
     where = where_installed(config, kind)
-    command = command_of(config, kind, where, port, server_plugin.environment(folder / "plugin"))
-    environment = {name: resolve_secret(value) for name, value in command.environment.items()}
+    plugin = server_plugin.environment(folder / "plugin")
     visible = config.engine.visible(number, config.rollout.workers * config.engine.servers)
-    if visible is not None:
-        environment[VISIBLE] = visible
-    command = replace(command, environment=environment)
+    gpus = {} if visible is None else {VISIBLE: visible}
+    started_as = _digest(command_of(config, kind, where, 0, plugin), where, gpus)
+
+    log = server_log(context.folder, kind, number)
+    left = left_server(log)
+    told = json.loads(left.note) if left is not None else {}
+    is_same = told.get("started_as") == started_as
+    port: int = told["port"] if is_same else port_of(config, number)
+
+    command = command_of(config, kind, where, port, plugin)
+    environment = {name: resolve_secret(value) for name, value in command.environment.items()}
+    command = replace(command, environment=environment | gpus)
     # A cache of a named size is not measured: such servers may start at the same time.
-    gpus = start_locks((os.environ | environment).get(VISIBLE))
-    locks = () if NAMED_CACHE in config.engine.args else gpus
-    return ServerProcess(command, server_log(context.folder, kind, number), locks)
+    locks = start_locks((os.environ | command.environment).get(VISIBLE))
+    process = ServerProcess(
+        command,
+        log,
+        () if NAMED_CACHE in config.engine.args else locks,
+        note=json.dumps({"started_as": started_as, "port": port}),
+        grace_s=0.0 if config.shared_device("rollout") is not None else GRACE_S,
+        left=left,
+    )
+    if left is not None and not is_same:
+        process.kill()
+        note(f"the server that the last {context.worker} left at port {told['port']} was started "
+             "with another command, version or environment: it is ended")  # fmt: skip
+    return f"http://{config.engine.host}:{port}", process
+
+
+def _digest(command: StartCommand, where: Where, gpus: Mapping[str, str]) -> str:
+    """Of what a server is started with; of secrets only where they are found."""
+    own = {name: value for name, value in os.environ.items() if name.startswith(_OF_SERVERS)}
+    environment = {**own, **command.environment, **gpus}
+    parts = [command.argv, where.distribution, where.version, environment]
+    said = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def server_log(folder: Path, kind: Kind, number: int) -> Path:

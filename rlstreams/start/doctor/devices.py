@@ -19,6 +19,7 @@ from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
 from rlstreams.start.doctor.model import ModelFolder
 from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.served.process import GRACE_S
 
 ASK_S = 5.0
 MIB = 1.048576  # MB
@@ -36,6 +37,8 @@ FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
 USUAL_FRACTION = 0.9
 _LESS = 'fewer versions held, model.dtype = "bfloat16", trainer.activation_checkpointing = true, '
 _LESS += "more trainer.ranks, trainer.lora.rank, a device for each role, or a smaller model"
+_TAKEN = "`nvidia-smi` lists who uses it: end them, or name another GPU; the server of a worker "
+_TAKEN += f"that was killed ends by itself after {GRACE_S:g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +273,7 @@ def _gpu_memory(config: RunConfig, gpu: Gpu, there: Sequence[Need], *, is_up: bo
         return warn(name, told, less if any(n.role == SERVER for n in there) else _LESS)
     if total_mb > gpu.free_mb and not is_up:
         told += f", of which {gpu.free_mb / 1000:.1f} are free now"
-        return warn(name, told, "`nvidia-smi` lists who uses it: end them, or name another GPU")
+        return warn(name, told, _TAKEN)
     return ok(name, told)
 
 

@@ -21,6 +21,7 @@ from rlstreams.up.supervisor.child import (
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.restart import Action, Decision, Exited, RestartPolicy, described
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.served.process import end_left_servers
 from rlstreams.workers.loop.runtime import Exit
 
 # Who is drained first: nobody waits for work of somebody who has left.
@@ -199,7 +200,7 @@ class Fleet:
         ]
 
     def close(self) -> None:
-        """Kill what is left; idempotent."""
+        """Kill what is left, and end the model servers of who was killed; idempotent."""
         for role in DRAIN_ORDER:
             self.stop(role, signal.SIGKILL)
         for child in self._replaced:
@@ -208,6 +209,7 @@ class Fleet:
             if worker.child is not None and worker.child.wait(GRACE_S):
                 worker.child = None
         self._replaced = [child for child in self._replaced if not child.wait(GRACE_S)]
+        end_left_servers(self._logs)
 
     def _spawn(self, worker: Worker) -> None:
         worker.excuse = ""

@@ -126,26 +126,42 @@ class HealthMonitor:
         return True
 
     async def _greet(self) -> None:
-        server = self.server
+        server, process = self.server, self._process
+        is_inherited = process is not None and process.is_inherited
         try:
             if await server.is_alive(self._settings.look_s):
-                await server.meet()
-                if self._process is not None:
-                    self._process.end_turn()
+                await server.meet(is_inherited=is_inherited)
+                if process is not None:
+                    process.met()
                 self._silent_since_s = None
                 assert server.facts is not None
                 way = f"weights reach it by {server.delivery_name}"
-                self._note(f"server {server.url} is {server.facts.name}; {way}")
+                adopted = "adopted from its last worker, " if is_inherited else ""
+                self._note(f"server {server.url} is {adopted}{server.facts.name}; {way}")
                 self._on_change()
                 return
             why_not = "GET /health is not answered with 200 or 503"
         except ServerError as err:
             why_not = str(err)
+            if is_inherited:
+                self._give_up(f"not adopted from its last worker: {why_not}")
+                return
             if not isinstance(err, ServerGoneError) and err.status < 500:
                 self._fail(why_not)  # it answers, and is not what was asked for
                 return  # else it, or a proxy in front of it, is not ready yet
-        if self._process is not None and self._process.starting_s > self._settings.start_s:
+        if process is None:
+            return
+        if is_inherited and not self._may_yet_answer(process):
+            self._give_up(f"not adopted from its last worker: {process.waits_for or why_not}")
+        elif process.starting_s > self._settings.start_s:
             self._fail(f"not ready within {self._settings.start_s:g} s: {why_not}")
+
+    def _may_yet_answer(self, process: ServerProcess) -> bool:
+        """Whether an inherited server is waited for: it starts, while its port is closed, and no
+        other one began to start on its GPU; or it has not been silent for long."""
+        if self.server.is_gone:
+            return process.take_turn()
+        return process.starting_s <= self._settings.silent_s
 
     async def _check(self) -> None:
         if self.server.hang:

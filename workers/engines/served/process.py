@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.workers.engines.served.command import StartCommand
+from rlstreams.workers.engines.served.guard import Owned, listen, socket_file, take_over
 
 TAIL_LINES = 15
 TAIL_BYTES = 1 << 16  # that they are looked for in: the log of days is long
 MAX_BACK_OFF_S = 60.0
 STEADY_S = 120.0  # up for so long, it is started again without a longer pause than the first
+GRACE_S = 90.0  # a server whose worker died waits so long for the next one
 _END_S = 15.0
 _GUARD = Path(__file__).with_name("guard.py")
 
@@ -25,6 +28,21 @@ _GUARD = Path(__file__).with_name("guard.py")
 def pid_file(log: Path) -> Path:
     """Where the process id of the server that writes `log` stands while it runs."""
     return log.with_suffix(".pid")
+
+
+def left_server(log: Path) -> Owned | None:
+    """The server that writes `log` and whose worker died; whoever has it owns it."""
+    return take_over(socket_file(pid_file(log)))
+
+
+def end_left_servers(logs: Path) -> None:
+    """Whose logs are in this folder, and whose workers died."""
+    found = [left_server(path.with_suffix(".log")) for path in sorted(logs.glob("*.sock"))]
+    left = [one for one in found if one is not None]
+    for one in left:
+        one.end()
+    for one in left:
+        one.close(_END_S)
 
 
 def start_locks(visible: str | None) -> Sequence[Path]:
@@ -40,31 +58,45 @@ def start_locks(visible: str | None) -> Sequence[Path]:
 class ServerProcess:
     """Starts the server, and starts it again with growing pauses."""
 
-    def __init__(self, command: StartCommand, log: Path, locks: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        command: StartCommand,
+        log: Path,
+        locks: Sequence[Path] = (),
+        *,
+        note: str = "",
+        grace_s: float = 0.0,
+        left: Owned | None = None,
+    ) -> None:
         """Nothing is started yet.
 
         Args:
             log: what the server writes goes behind what is in it.
             locks: of its GPUs (`start_locks`), held while it starts.
+            note: for a worker that takes it over.
+            grace_s: how long it waits for that one, once this worker has died; 0: it ends too.
+            left: one that a worker before this one started.
         """
         self._command = command
         self.log = log
+        self._note = note
+        self._grace_s = grace_s
         self._locks = sorted(locks)  # one order for all processes: none waits in a circle
         self._held: list[int] = []
         self.waits_for = ""  # why a start that is due does not happen yet
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: int | None = None
+        self._owned = left
+        self.is_inherited = left is not None  # and was not met since
         self.num_failures = 0  # starts in a row that did not come so far as to hold a version
         self._quick_ends = 0
         self._was_in_service = False
         self._is_killed = False
-        self._started_s = 0.0
+        self._started_s = time.monotonic()
         self._not_before_s = 0.0
 
     @property
     def is_running(self) -> bool:
         """Whether the process is there."""
-        return self._process is not None and self._process.poll() is None
+        return self._owned is not None and self._owned.poll() is None
 
     @property
     def is_serving(self) -> bool:
@@ -94,50 +126,57 @@ class ServerProcess:
         while self._held:
             os.close(self._held.pop())
 
+    def met(self) -> None:
+        """It answers: the next server may start."""
+        self.is_inherited = False
+        self.end_turn()
+
     def in_service(self) -> None:
         """It holds a version: whatever ends it now, its start did not fail."""
         self._was_in_service = True
 
     def start(self) -> None:
         """Start it."""
-        self._close_pipe()
         self._was_in_service = self._is_killed = False
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        reading, writing = os.pipe()
-        guard = [sys.executable, "-P", str(_GUARD), str(reading), str(pid_file(self.log))]
-        guarded = [*guard, *self._command.argv]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                guarded,
+        ours, its = socket.socketpair()
+        listener = listen(socket_file(pid_file(self.log))) if self._grace_s else None
+        with its, listener or nullcontext(), self.log.open("ab") as log:
+            fds = its.fileno(), -1 if listener is None else listener.fileno()
+            words = [*fds, self._grace_s, pid_file(self.log), self._note, *self._command.argv]
+            process = subprocess.Popen(
+                [sys.executable, "-P", str(_GUARD), *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self._command.environment},
-                pass_fds=[reading],
+                pass_fds=[fd for fd in fds if fd >= 0],
                 start_new_session=True,
             )
-        os.close(reading)
-        self._pipe = writing
+        self._owned = Owned(ours, process=process)
         self._started_s = time.monotonic()
 
     def ended(self) -> str:
         """Why it ended, if it just did: noted once, and the next start is put off; else empty."""
-        if self._process is None or self._process.poll() is None:
+        status = None if self._owned is None else self._owned.poll()
+        if self._owned is None or status is None:
             return ""
         self.end_turn()
-        status = self._process.returncode
-        self.num_failures = 0 if self._was_in_service else self.num_failures + 1
+        self._owned.release()
+        if not self.is_inherited:
+            self.num_failures = 0 if self._was_in_service else self.num_failures + 1
         now_s = time.monotonic()
         ran_s = now_s - self._started_s
         self._quick_ends = 1 if ran_s > STEADY_S else self._quick_ends + 1
         self._not_before_s = now_s + min(MAX_BACK_OFF_S, 2.0 ** (self._quick_ends - 1))
-        self._process = None
-        return f"the process ended with status {status} after {ran_s:.0f} s"
+        whose = "the process of the last worker" if self.is_inherited else "the process"
+        self._owned, self.is_inherited = None, False
+        return f"{whose} ended with status {status} after {ran_s:.0f} s"
 
     @property
     def may_start(self) -> bool:
         """Whether its pause is over."""
-        return self._process is None and time.monotonic() >= self._not_before_s
+        return self._owned is None and time.monotonic() >= self._not_before_s
 
     def log_tail(self) -> Sequence[str]:
         """The last lines that it wrote."""
@@ -149,24 +188,13 @@ class ServerProcess:
 
     def kill(self) -> None:
         """It hangs: end it at once. `ended` tells the rest."""
-        if self._process is not None:
+        if self._owned is not None:
             self._is_killed = True
-            self._process.send_signal(signal.SIGTERM)
+            self._owned.end()
 
     def close(self) -> None:
         """End it and what it started; idempotent."""
         self.end_turn()
-        self._close_pipe()
-        if self._process is None:
-            return
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def _close_pipe(self) -> None:
-        if self._pipe is not None:
-            os.close(self._pipe)
-            self._pipe = None
+        if self._owned is not None:
+            self._owned.close(_END_S)
+            self._owned = None

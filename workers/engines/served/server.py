@@ -113,8 +113,12 @@ class Server:
         """Tokens received; of requests that broke off none."""
         return self._requests.num_sampled
 
-    async def meet(self) -> None:
+    async def meet(self, *, is_inherited: bool = False) -> None:
         """Ask a server that answers what it is; from now on it may pull.
+
+        Args:
+            is_inherited: a worker that died used it: what that one asked is ended, which an engine
+                that hangs in a pull does not do.
 
         Raises:
             ServerError: it is of another kind or version, or fails.
@@ -124,6 +128,8 @@ class Server:
             self.http, settings.kind, settings.answer_s, allow_untested=settings.allow_untested
         )
         adapter = ADAPTERS[facts.kind](self.http, facts, settings.answer_s)
+        if is_inherited:
+            await adapter.pause(PauseMode.ABORT, keep_cache=False)
         await self._delivery.prepare(adapter)
         self.held, self._labels = None, {}
         self.adapter, self.why_shut = adapter, "holds no version that we gave it"
