@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rlstreams.streams.memory.bus import MemoryBus
 
 from rlstreams.schemas.events import NO_VERSION
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.bootstrap import served
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.served.engine import ServedEngine

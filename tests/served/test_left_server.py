@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from rlstreams.streams.memory.bus import MemoryBus
+
 from rlstreams.workers.bootstrap import served
 from rlstreams.workers.bootstrap.served import Where, make_served_engine
 from rlstreams.workers.config.load import load

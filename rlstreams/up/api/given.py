@@ -88,7 +88,8 @@ def reward_place(function: Callable[..., object], folder: Path) -> tuple[str, Gi
     except (TypeError, ValueError, PicklingError) as err:
         raise ConfigError(f"reward: {name} cannot be given to a run: {err}") from err
     for used, value in getattr(function, "__globals__", {}).items():
-        if isinstance(value, str) and _SECRET.search(used) and value and value.encode() in data:
+        is_secret = isinstance(value, str) and _SECRET.search(used)
+        if is_secret and used.encode() in data and value.encode() in data:
             raise ConfigError(
                 f"reward: {name} cannot be given to a run: it uses {used}, by its name a secret, "
                 "which the run's folder would show: read it from os.environ inside of the function"

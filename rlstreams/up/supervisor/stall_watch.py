@@ -1,8 +1,8 @@
 """Detects that a run makes no progress, and asks which stage is blocked.
 
 Only time in which a step can be expected counts: the run's state is running, and the trainer is not
-in redo. What the topics do not contain (`StallFacts`) is queried in a separate thread, because the
-answer waits for open transactions.
+in redo. What the topics do not contain is queried in a separate thread, because the answer waits
+for open transactions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Bus
@@ -29,18 +29,11 @@ from rlstreams.workers.loop.control import RUNNING
 from rlstreams.workers.loop.stall import limits_of
 
 _GROUPS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}
+NO_FACTS = Evidence(now_ms=0, waited_s=0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StallFacts:
-    """The answers, as far as they came."""
-
-    committed: Mapping[str, Mapping[Partition, Committed]] = field(default_factory=dict)
-    held: tuple[Held, ...] = ()
-
-
-def ask_facts(bus: Bus, config: RunConfig) -> StallFacts:
-    """Ask; the groups' positions only where no old transaction would have to be waited for.
+def ask_facts(bus: Bus, config: RunConfig) -> Evidence:
+    """What only the broker knows; positions only where no old transaction has to be waited for.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
@@ -48,8 +41,8 @@ def ask_facts(bus: Bus, config: RunConfig) -> StallFacts:
     """
     held = held_by(bootstrap_of(config), config)
     if any(one.age_s > SILENT_S for one in held):
-        return StallFacts(held=held)
-    return StallFacts(committed=positions(bus), held=held)
+        return replace(NO_FACTS, held=held)
+    return replace(NO_FACTS, held=held, committed=positions(bus))
 
 
 def positions(bus: Bus) -> Mapping[str, Mapping[Partition, Committed]]:
@@ -122,10 +115,10 @@ class StallClock:
 class _Question:
     """One question to the broker, in a daemon thread: the loop of `up` does not wait for it."""
 
-    def __init__(self, ask: Callable[[], StallFacts]) -> None:
+    def __init__(self, ask: Callable[[], Evidence]) -> None:
         self._ask = ask
         self._until_s = time.monotonic() + ASK_S
-        self.answer = StallFacts()  # so too where the broker refused, or said nothing
+        self.answer = NO_FACTS  # so too where the broker refused, or said nothing
         self._thread = threading.Thread(target=self._run, name="stall-facts", daemon=True)
         self._thread.start()
 
@@ -149,7 +142,7 @@ class StallWatch:
     def __init__(
         self,
         config: RunConfig,
-        ask: Callable[[], StallFacts],
+        ask: Callable[[], Evidence],
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits_of(config)
@@ -208,7 +201,7 @@ class StallWatch:
 
     def told(self, role: str) -> str:
         """What the workers of `role` said last, the worst first."""
-        return told(self._hops, self._evidence(0.0, StallFacts()), self._limits, role)
+        return told(self._hops, self._evidence(0.0, NO_FACTS), self._limits, role)
 
     def is_starting(self, role: str) -> bool:
         """Whether a worker of `role` has been started, has not reported, and still has time."""
@@ -221,12 +214,11 @@ class StallWatch:
         now_s = time.monotonic()
         return {worker: now_s - started_s for worker, started_s in self._starting.items()}
 
-    def _evidence(self, waited_s: float, facts: StallFacts) -> Evidence:
-        return Evidence(
+    def _evidence(self, waited_s: float, facts: Evidence) -> Evidence:
+        return replace(
+            facts,
             now_ms=now_ms(),
             waited_s=waited_s,
-            committed=facts.committed,
-            held=facts.held,
             gone=self._gone,
             starting_s=self._starting_s(),
         )

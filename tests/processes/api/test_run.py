@@ -231,7 +231,7 @@ def test_lines_that_are_no_rows_and_a_say_that_fails_end_nothing(
         raise ZeroDivisionError
 
     run, steps = started(say=fail), []
-    with pytest.raises(RunFailedError, match=r"(?s)ended with 0:.*Loading \.\.\.\n12.*\"st"):
+    with pytest.raises(RunFailedError, match=r"(?s)ended with 0:.*Loading \.\.\.\n.*12.*\"st"):
         steps.extend(one.step for one in run)
     assert ([1], ["one"]) == (steps, told)
     assert 1 == capfd.readouterr().err.count("Traceback")

@@ -46,6 +46,7 @@ def locked(prompt, completion, answer, metadata):
     return HANDLE.locked()
 
 API_KEY = "sk-1"
+PAGE_TOKEN = "3"  # which reward does not use
 
 def asking(prompt, completion, answer, metadata):
     return API_KEY

@@ -25,8 +25,8 @@ from rlstreams.streams.log.topics import (
 from rlstreams.streams.views.stalls import Held
 from rlstreams.up.live.words import ProcessInfo
 from rlstreams.up.supervisor.stall_watch import (
+    NO_FACTS,
     StallClock,
-    StallFacts,
     StallWatch,
     positions,
     worker_of,
@@ -66,7 +66,7 @@ class World:
         self.bus: Bus = MemoryBus(log, "run")
         self.watch = StallWatch(
             config,
-            lambda: StallFacts(committed=positions(self.bus), held=held),
+            lambda: replace(NO_FACTS, committed=positions(self.bus), held=held),
             monotonic_s=lambda: self._now_s,
         )
         self._now_s = 0.0
