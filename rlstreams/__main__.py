@@ -47,6 +47,7 @@ COMMANDS = (
     "rerun-step",
     "engine",
     "config",
+    "explain",
 )
 _OVERRIDE = re.compile(r"--[A-Za-z_]\w*\.[^=]+(=|$)")
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-import torch
-
 import rlstreams.workers.engines.builtin
 import rlstreams.workers.engines.builtin_scorer
 import rlstreams.workers.model.tokenizer
@@ -43,6 +41,4 @@ def _began_cuda() -> bool:
 import_library()
 if os.environ.get(MODEL_VARIABLE):
     model_class(Path(os.environ[MODEL_VARIABLE]))
-if torch.cuda.is_available():  # layers are compiled there
-    import torch._inductor.compile_fx
 BEGAN_CUDA = _began_cuda()  # asked for here: a fork is told "not initialised"

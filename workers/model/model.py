@@ -85,6 +85,9 @@ def import_library() -> None:
     import transformers.modeling_layers
     import transformers.modeling_utils  # noqa: F401
 
+    if torch.cuda.is_available():  # layers are compiled there
+        importlib.import_module("torch._inductor.compile_fx")
+
 
 def model_class(folder: Path) -> Any:  # noqa: ANN401  (a class of an untyped library)
     """The model's class, from its own module: the `Auto` classes import much that nothing uses.
