@@ -56,6 +56,13 @@ def correction_weights(
     return weights_N.detach()
 
 
+def sample_weights(proximal: Floats, behavior: Floats, by: LossSection) -> list[float]:
+    """Of one sample's tokens, before what the batch decides."""
+    proximal_N, behavior_N = torch.from_numpy(proximal), torch.from_numpy(behavior)
+    found: list[float] = correction_weights(proximal_N, behavior_N, [len(behavior)], by).tolist()
+    return found
+
+
 def is_rejected(log_ratios_N: Tensor, counts_R: Sequence[int], by: LossSection) -> Tensor | None:
     """Tokens that `veto_*` or `rejection` leave out, bool; None: neither is set.
 
