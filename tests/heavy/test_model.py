@@ -68,3 +68,13 @@ def test_a_folder_that_is_no_model_is_named(
     with pytest.raises(EngineError, match=message) as caught:
         load_model(edited(tmp_path, **config))
     assert str(tmp_path) in str(caught.value)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    """No config, or no weights beside it."""
+    with pytest.raises(EngineError, match=r"config\.json"):
+        load_model(tmp_path)
+    folder = edited(tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(EngineError, match=str(folder)):
+        load_model(folder)

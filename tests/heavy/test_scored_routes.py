@@ -55,6 +55,15 @@ def logprobs(by: BuiltinScorer, sequences: list[TokenSequence]) -> list[Any]:
     return [found.logprobs for found in by.score(sequences, by.versions[0], 1.0)]
 
 
+def test_own_routes_give_the_live_router_s_bits(sampled: list[TokenSequence]) -> None:
+    """In float32 the sampler chose as the scorer does; without routes, or off, likewise."""
+    live, along = scorer(replay_routes=False), scorer(replay_routes=True)
+    expected = logprobs(live, sampled)
+    bare = [TokenSequence(token_ids=sequence.token_ids) for sequence in sampled]
+    for found in (logprobs(along, sampled), logprobs(along, bare)):
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_other_routes_give_other_log_probs_behind_them(sampled: list[TokenSequence]) -> None:
     """Only of the sequence that has them, and only where they are recorded; but for rounding, for
     experts are computed for all tokens that they get."""

@@ -1,4 +1,4 @@
-"""A rank that is killed, stopped, or cannot begin: named, and all end."""
+"""A rank stopped, silent or unable to begin is named, and all end; killed: `test_rank_scorer`."""
 
 from __future__ import annotations
 

@@ -4,17 +4,58 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlstreams.schemas.events import StepsRedone
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.trainer.parallel.team import Team
+from rlstreams.workers.trainer.training.training import Training
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
     make_log,
     make_trainer,
+    read,
     scored,
     send,
     steps,
     train,
     turn_until,
 )
+
+
+class TwoRanks(Training):
+    """Rank 0 is this process."""
+
+    def __init__(self, folder: Path, section: TrainerSection, threads: int) -> None:
+        super().__init__(folder, section, threads, team=Team([""]))
+
+
+def test_two_ranks_take_turns_and_their_steps_are_redone(tmp_path: Path) -> None:
+    """With a turn of others between two steps, without, and again from the log by a successor:
+    the same bits."""
+    hashes = []
+    for name in ("alone", "shared"):
+        log = make_log()
+        config = make_config(tmp_path / name, trainer__ranks=2, trainer__redo="exact")
+        trainer = make_trainer(log, config, hardware=TwoRanks)
+        train(log, trainer, 1)
+        if name == "shared":
+            turn_until(trainer, trainer.give_up_device)
+            learner = trainer._training.learner
+            own = [t.untyped_storage() for t in learner._shards.rows.values()]  # type: ignore[attr-defined]
+            assert {0} == {storage.nbytes() for storage in own}
+            turn_until(trainer, trainer.take_device)
+        train(log, trainer, 3)
+        hashes.append([step.weight_hash for step in steps(log)])
+        bury(trainer)
+        trainer._training.close()
+    assert 3 == len(hashes[0])
+    assert hashes[0] == hashes[1]
+    successor = make_trainer(log, config, "two", takeover=True, hardware=TwoRanks)
+    turn_until(successor, lambda: successor._reporter.policy_version >= 3)
+    successor.close()
+    (redone,) = [event for event in read(log, STEPS.name) if isinstance(event, StepsRedone)]
+    assert (1, 3, 3) == (redone.first_step, redone.last_step, redone.num_equal)
 
 
 def test_steps_after_a_turn_of_others_are_those_that_would_have_been(tmp_path: Path) -> None:

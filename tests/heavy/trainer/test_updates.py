@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, StepsRedone
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.model import configure_torch
@@ -193,3 +195,26 @@ def test_redo_is_equal_to_the_bit(name: str, tmp_path: Path) -> None:
     second.close()
     (redone,) = [e for e in read(log, STEPS.name) if isinstance(e, StepsRedone)]
     assert (redone.first_step, redone.last_step, redone.num_equal) == (1, 2, 2)
+
+
+def test_a_step_is_tried_with_other_mini_batches(tmp_path: Path) -> None:
+    """`rerun-step`: equal as it was recorded, and cut anew where the change asks for it."""
+    log = make_log()
+    config = make_config(
+        tmp_path, trainer__groups_per_step=2, trainer__minibatches=2, trainer__steps=1
+    )
+    trainer = make_trainer(log, config)
+    send(log, *(scored(g, s, 0, reward=float(s)) for g in range(2) for s in range(2)))
+    run_steps(log, trainer, 1)
+    trainer.close()
+    found = rerun(
+        MemoryBus(log, "demo"),
+        config,
+        1,
+        checkpoints=[],
+        change=lambda c: changed_config(c, ["trainer.minibatches=1"]),
+    )
+    assert found.is_equal, [f for f in found.findings if not f.is_equal]
+    assert found.change is not None
+    assert "updates" not in found.change.metrics
+    assert found.change.weight_hash != found.again.weight_hash

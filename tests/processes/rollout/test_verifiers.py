@@ -137,6 +137,7 @@ def test_a_sum_weighs_its_parts(tmp_path: Path) -> None:
         (lambda: verifier("exactly"), r"reward\.verifier must be one of exact, numeric"),
         (lambda: verifier("numerc"), r"got 'numerc'; did you mean 'numeric'"),
         (lambda: verifier("rewards.py"), r"got 'rewards.py'; name its function too"),
+        (lambda: verifier("no_such:f"), r"verifier: there is no module 'no_such' in .* nor amo"),
         (lambda: verifier("file.py:"), r"reward\.verifier must be one of exact, numeric"),
         (lambda: verifier("numeric", tolerence=1.0), r"has no option 'tolerence'; it has"),
         (lambda: verifier("numeric", tolerance="1"), r"option tolerance must be a float, got '1'"),

@@ -33,6 +33,18 @@ def test_an_episode_keeps_its_state_between_turns(world: World) -> None:
     drive(scenario())
 
 
+def test_messages_of_several_roles_may_be_said(world: World) -> None:
+    """A list of messages is passed on as it is."""
+
+    async def scenario() -> None:
+        said = await begin(world()).step(turn("tools"))
+        assert isinstance(said, Says)
+        assert "a\nb" == said.text
+        assert ["tool", "user"] == [message["role"] for message in said.content]  # type: ignore[index]
+
+    drive(scenario())
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [

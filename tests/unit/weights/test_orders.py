@@ -110,6 +110,16 @@ def test_what_is_no_order_is_refused(text: str, error: str) -> None:
     assert error in report["error"]
 
 
+@pytest.mark.parametrize("missing", ["deadline_s", "channel", "address", "policy_version"])
+def test_an_order_without_a_field_is_answered_with_its_name(file: Path, missing: str) -> None:
+    """As a failure of the server's, and nothing raises."""
+    what = order(file)
+    del what[missing]
+    report = obey(serving(Model()), what)
+    assert (False, "server") == (report["ok"], report["kind"])
+    assert missing in report["error"]
+
+
 @pytest.mark.parametrize(
     ("model", "changes", "kind", "error"),
     [
@@ -147,6 +157,17 @@ def test_a_loader_that_fails_leaves_damage_until_a_pull_succeeds(file: Path) -> 
     assert obey(server, order(file, address="/none"))["touched"]
     model.error = None
     assert not obey(server, order(file, mode="checkpoint"))["touched"]
+
+
+def test_an_engine_that_raises_is_reported(file: Path) -> None:
+    """Whatever it is; its type is told."""
+
+    def explode() -> None:
+        raise MemoryError("the device is full")
+
+    report = obey(serving(Model(), after=explode), order(file, mode="checkpoint"))
+    assert (False, "server", True) == (report["ok"], report["kind"], report["touched"])
+    assert "MemoryError: the device is full" in report["error"]
 
 
 def test_the_report_reaches_the_listener_that_gave_the_order(file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.loop import standalone
+from rlstreams.workers.config.user_code import code_hashes
+from rlstreams.workers.loop import agreement, host, standalone
 from rlstreams.workers.loop.agreement import (
     check_alone,
     disagreement,
+    other_release,
     out_of_reach,
     user_code_hashes,
 )
@@ -125,6 +128,17 @@ def test_a_worker_leaves_once_the_trainer_is_done_and_nothing_is_to_do(
     assert worker.done
 
 
+def test_a_worker_of_a_run_that_goes_on_beyond_the_last_target_stays(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be resumed before its trainer is."""
+    monkeypatch.setattr(standalone, "LINGER_S", 0.0)
+    scene.beats(-1, state="done", next_step=OURS.trainer.steps)
+    worker = scene.worker()
+    turns(worker, 5)
+    assert not worker.done
+
+
 def test_what_is_a_host_s_own_may_differ() -> None:
     """Folders, devices and sizes of batches say nothing of what is computed."""
     reward = replace(OURS.reward, verifier="/home/a/reward.py:score", processes=1)
@@ -160,6 +174,40 @@ def test_user_code_of_another_content_is_refused_by_file_and_both_hashes(tmp_pat
     assert "" == disagreement(made["here"], "logprob", claim(made["there"]))
     (tmp_path / "there" / "reward.py").unlink()
     assert "" == disagreement(made["here"], "rollout", claim(made["there"]))
+
+
+def test_code_of_a_module_is_found_without_running_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of its package that it imports, relative imports included."""
+    package = tmp_path / "judging"
+    package.mkdir()
+    for name, text in {
+        "__init__": "raise AssertionError",
+        "grade": "from . import rules\nfrom judging.more import x\nimport json",
+        "rules": "",
+        "more": "from .rules import y",
+        "unused": "",
+    }.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = {f"judging/{name}.py" for name in ("__init__", "grade", "rules", "more")}
+    assert names == set(code_hashes("judging.grade:f"))
+    assert {} == code_hashes("judging.none:f") == code_hashes("numeric")
+    assert "json/__init__.py" in code_hashes("json:loads")
+    assert all(path.startswith("json/") for path in code_hashes("json:loads"))
+
+
+def test_another_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one release; where both are known."""
+    claim = factories.trainer_started(
+        versions={"rlstreams": version("rlstreams"), "commit": "abc"}, hashes={}
+    )
+    monkeypatch.setattr(agreement, "commit", lambda: "abd")
+    assert "(commit abd) here and 0.1.0 (commit abc) at the trainer" in other_release(claim)
+    monkeypatch.setattr(agreement, "commit", lambda: "")
+    assert "" == other_release(claim)
+    assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?|", host.commit())
 
 
 def test_scorer_and_trainer_agree_on_what_both_compute_with() -> None:
