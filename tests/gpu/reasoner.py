@@ -76,14 +76,29 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
     if args.kill_every:
         roles = KILLED if config.rollout.engine == "builtin" else f"{KILLED},server"
         command = ["chaos", "--every", str(args.kill_every), "--roles", roles]
-        command += ["--kills", str(args.kills), "--json", str(args.out.with_suffix(".chaos.json"))]
+        command += [
+            "--kills",
+            str(args.kills),
+            "--seed",
+            str(args.kill_seed),
+            "--json",
+            str(args.out.with_suffix(".chaos.json")),
+        ]
     status = run_it(files, [*words, *resume], run, args.limit_s, command)
     sys.stdout.write((run / "up.log").read_text(encoding="utf-8", errors="replace")[-3000:])
     if status not in (0, 124):
         sys.stdout.write(tails(run) + "\n")
     try:
         told = told_by_the_log(config)
-        keys = ("steps", "reward", "train_s", "states_s", "mismatch_mean", "audit_ok")
+        keys = (
+            "steps",
+            "step_ends_s",
+            "reward",
+            "train_s",
+            "states_s",
+            "mismatch_mean",
+            "audit_ok",
+        )
         return {"status": status, "curve": curve_of(run, args)} | {key: told[key] for key in keys}
     finally:
         if args.log:
@@ -160,6 +175,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=2, help="that the run has")
     parser.add_argument("--kill-every", type=float, default=0.0, help="seconds between two kills")
     parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--kill-seed", type=int, default=0, help="of the plan: who is struck, when")
     parser.add_argument("--base", type=Path, default=Path("runs/reasoner-base"))
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="for the run's own")
     parser.add_argument("--steps", type=int, default=300)
