@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Row = tuple[str, str, tuple[int, ...]]
 
@@ -44,6 +44,7 @@ SHAPES = {
         vocabulary=4096,
     ),
 }
+SHAPES["16gb"] = replace(SHAPES["30b-a3b"], layers=12)  # as many bytes as 8B weights have
 
 
 def trainer_rows(shape: Shape) -> list[Row]:

@@ -55,13 +55,14 @@ class Notes:
 class Puller:
     """A puller process and the pipe to it."""
 
-    def __init__(self, stand: Stand, index: int) -> None:
-        """It has GPU `index`."""
+    def __init__(self, stand: Stand, index: int, gpu: int | None = None) -> None:
+        """It has GPU `gpu`, or `index`."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.name = f"puller{index}"
         shape = SHAPES[stand.args.model]
-        arguments = (theirs, stand.args.backend, index, server_rows(shape), trainer_rows(shape))
+        gpu = index if gpu is None else gpu
+        arguments = (theirs, stand.args.backend, gpu, server_rows(shape), trainer_rows(shape))
         self.process = context.Process(target=run, args=arguments, daemon=True)
         self.process.start()
         theirs.close()

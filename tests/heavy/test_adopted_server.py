@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rlstreams.streams.memory.bus import MemoryBus
 
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.workers.bootstrap import served
@@ -22,6 +21,7 @@ from rlstreams.workers.loop.context import Context
 from tests.contract.engine_rigs import collect, drive, request
 from tests.heavy.test_spawned_server import ROOT, START_S, is_alive
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 from tests.servers.served import model_folder, up
 from tests.servers.world import World
 from tests.unit.roles.stand import EXAMPLE

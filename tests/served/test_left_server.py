@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rlstreams.streams.memory.bus import MemoryBus
 
 from rlstreams.workers.bootstrap import served
 from rlstreams.workers.bootstrap.served import Where, make_served_engine
@@ -34,6 +33,7 @@ from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.loop.context import Context
 from tests.contract.engine_rigs import collect, drive, request
 from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 from tests.servers.served import STAND_IN_BEAT_S, model_folder, settings, up
 from tests.servers.world import World
 from tests.unit.roles.stand import EXAMPLE

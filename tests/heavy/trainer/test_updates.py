@@ -12,7 +12,6 @@ import pytest
 from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, StepsRedone
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.model import configure_torch
@@ -33,6 +32,7 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
+from tests.memory.bus import MemoryBus
 from tests.unit.trainer import trainer_builders
 from tests.unit.trainer.trainer_builders import TinyModel, floats, random_samples
 

@@ -109,7 +109,7 @@ def test_fewer_faults_than_asked_are_said() -> None:
 
 def test_a_breach_and_a_hang_are_problems() -> None:
     """What stopped the run is named as it was told."""
-    failure = Failure(worker="", reason="no step for 90 s", last_lines=(), status=1)
+    failure = Failure(worker="", reason="no step for 90 s", last_lines=())
     (hang,) = reported(journal([]), outcome=Outcome.FAILED, failure=failure).problems
     assert "no step for 90 s" == hang
     state = RunState(redone=(steps_redone(first_step=1, last_step=3, num_equal=2),))
