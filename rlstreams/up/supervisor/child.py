@@ -1,9 +1,10 @@
 """One worker process, the two ways to start it, and why it died as far as log and disk tell.
 
 Children are forked from a server that has imported the heavy libraries once (`forkserver`), on GPUs
-too, or are plain Python processes where that does not exist or began to use CUDA. Either way a child lives in its own session, as
-the server does, so Ctrl-C on the terminal does not reach it; it writes to its own log; and it holds
-one end of a pipe, which closes when its supervisor is gone, however that ended.
+too, or are plain Python processes where that does not exist or began to use CUDA. Either way a
+child lives in its own session, as the server does, so Ctrl-C on the terminal does not reach it; it
+writes to its own log; and it holds one end of a pipe, which closes when its supervisor is gone,
+however that ended.
 """
 
 from __future__ import annotations
