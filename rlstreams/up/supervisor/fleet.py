@@ -241,6 +241,8 @@ class Fleet:
         if died_at:
             worker.excuse = f"died at {died_at} as asked"
             self.num_killed += 1
+        if self.is_draining and status == -signal.SIGTERM:
+            worker.excuse = worker.excuse or "was told to end before it could listen"
         end = replace(self._exited(child, status, now_s, worker.excuse), died_at=died_at)
         self.exits.append(end)
         if not self.is_draining:

@@ -229,6 +229,21 @@ def test_roles_drain_one_after_another(tmp_path: Path) -> None:
         assert said == []
 
 
+def test_a_worker_that_is_told_to_end_as_it_starts_is_excused(tmp_path: Path) -> None:
+    """It cannot listen yet, so the signal itself ends it: chaos must not call that unexplained."""
+    with fleet_of(
+        tmp_path, {"prompts": "import time; print('up', flush=True); time.sleep(3600)"}
+    ) as (fleet, _, _said):
+        until(fleet, lambda: all_up(fleet))
+        drain = Drain(fleet, 120.0, print, save_s=120.0)
+        until(fleet, lambda: drain.tick() or drain.is_over)
+        (end,) = fleet.exits
+        assert (-signal.SIGTERM, "was told to end before it could listen") == (
+            end.status,
+            end.excuse,
+        )
+
+
 def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
     """At its deadline, and named."""
     with fleet_of(tmp_path, {"rollout": DEAF}) as (fleet, _, said):
