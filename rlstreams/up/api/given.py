@@ -24,7 +24,8 @@ from rlstreams.workers.dataset.files import write_whole
 
 _MAIN = "__main__"  # a script that runs, a notebook
 _SECRET = re.compile(r"(?i)(key|token|secret|password)$")
-_PICKLED = """# {name}, as cloudpickle has written it with all that it uses.
+_PICKLED = """# {name}, as cloudpickle has written it with all that it uses. For people, its source:
+{source}
 import pickle
 
 reward = pickle.loads({data!r})
@@ -94,5 +95,14 @@ def reward_place(function: Callable[..., object], folder: Path) -> tuple[str, Gi
                 f"reward: {name} cannot be given to a run: it uses {used}, by its name a secret, "
                 "which the run's folder would show: read it from os.environ inside of the function"
             )
-    file = GivenFile.of(folder, "reward", ".py", _PICKLED.format(name=name, data=data))
+    file = GivenFile.of(
+        folder, "reward", ".py", _PICKLED.format(name=name, source=_comment(function), data=data)
+    )
     return f"{file.path}:reward", file
+
+
+def _comment(function: Callable[..., object]) -> str:
+    try:
+        return "\n".join(f"#   {line}" for line in inspect.getsource(function).splitlines())
+    except (OSError, TypeError):  # typed at a prompt; an object that is called
+        return "#   unknown"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import linecache
 import math
 import subprocess
 import sys
@@ -55,7 +56,9 @@ def asking(prompt, completion, answer, metadata):
 
 @pytest.fixture
 def cell(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a notebook's cell defines: in `__main__`, its source known to nobody."""
+    """What a notebook's cell defines: in `__main__`, its source known as IPython makes it known."""
+    lines = CELL.splitlines(keepends=True)
+    monkeypatch.setitem(linecache.cache, "<cell 1>", (len(CELL), None, lines, "<cell 1>"))
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     main.__dict__["HANDLE"] = threading.Lock()
@@ -78,6 +81,7 @@ def test_a_function_of_a_notebook_takes_along_what_it_uses(
     words = [sys.executable, "-c", asks, str(file.path)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "{'right': 1.0}\n" == done.stdout
+    assert "#   async def reward(prompt," in file.text, "for people"
     again, same = reward_place(cell["reward"], tmp_path)
     assert (place, file) == (again, same)
 
