@@ -31,7 +31,7 @@ from rlstreams.workers.loop.lease import lock_file
 
 IDLE_S = 2.0  # a holder that says so long that it waits has nothing to do
 AGAIN_S = 10.0  # before a role that had nothing to do is granted a turn for the same samples
-SERVER_S = 30.0  # for the server of a worker that ended: its guard takes a third of it
+SERVER_S = 30.0  # for the server of a worker that ended: its guard takes a sixth of it
 READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again from the log
 
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-PATIENCE_S = 10.0  # between asking and killing
+PATIENCE_S = 5.0  # between asking and killing
 END, OWNED = b"end", b"owned\n"
 _LONGEST = 4096  # of a NOTE
 _PATH_BYTES = 100  # of a socket's address; the kernel has room for a few more

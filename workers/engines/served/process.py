@@ -21,7 +21,7 @@ TAIL_BYTES = 1 << 16  # that they are looked for in: the log of days is long
 MAX_BACK_OFF_S = 60.0
 STEADY_S = 120.0  # up for so long, it is started again without a longer pause than the first
 GRACE_S = 90.0  # a server whose worker died waits so long for the next one
-_END_S = 15.0
+_END_S = 8.0  # beyond what its guard takes, within what a drain gives a worker to close
 _GUARD = Path(__file__).with_name("guard.py")
 
 
