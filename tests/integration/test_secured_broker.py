@@ -13,7 +13,7 @@ from rlstreams.start.doctor.check import Level
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.password import FILE, USER
 from rlstreams.streams.kafka.admin import apply, listing
-from rlstreams.streams.kafka.facts import broker_facts
+from rlstreams.streams.kafka.open_transactions import open_transactions
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.errors import BrokerError
 from rlstreams.streams.log.topics import STEPS, TOPICS
@@ -111,13 +111,13 @@ def test_an_open_transaction_is_found_with_its_id(config: RunConfig) -> None:
     producer.begin_transaction()
     producer.produce(f"{config.run.id}.steps", b"x", partition=0)
     producer.flush(20)
-    (found,) = broker_facts(bootstrap, config.run.id, options).transactions
+    (found,) = open_transactions(bootstrap, config.run.id, options)
     assert (f"{config.run.id}.steps[0]", 0, "left-open") == (
         found.partition, found.first_offset, found.transactional_id,
     )  # fmt: skip
     assert found.age_s < 20
     producer.abort_transaction(20)
-    assert () == broker_facts(bootstrap, config.run.id, options).transactions
+    assert () == open_transactions(bootstrap, config.run.id, options)
 
 
 @pytest.mark.slow
