@@ -85,7 +85,7 @@ def import_library() -> None:
     import transformers.modeling_layers
     import transformers.modeling_utils  # noqa: F401
 
-    if torch.cuda.is_available():  # layers are compiled there
+    if torch.cuda.is_available():  # layers are compiled there; `preload` has this ask NVML
         importlib.import_module("torch._inductor.compile_fx")
 
 

@@ -36,7 +36,7 @@ READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again 
 
 
 class DeviceScheduler(Closing):
-    """All shared devices of a run; `tick` often, it waits for the commit of a change alone."""
+    """All shared devices of a run; `tick` often; it waits only for the commit of a change."""
 
     def __init__(self, config: RunConfig, fleet: Fleet, watcher: Watcher, bus: Bus) -> None:
         self._config = config
