@@ -20,7 +20,7 @@ from rlstreams.workers.model.documents import Documents, use_documents
 from rlstreams.workers.model.families import SDPA
 from rlstreams.workers.model.head import chunk_gradient, chunk_scores
 from rlstreams.workers.model.model import right_padded
-from rlstreams.workers.model.token_scores import TokenScorer
+from rlstreams.workers.model.token_scores import Score, TokenScorer
 
 TOLERANCE = 1e-3  # nats, float32
 TOLERANCE_LOW = 0.2  # the same in 16 bits
@@ -50,8 +50,7 @@ def take_documents(scorer: TokenScorer, device: str) -> str:
     except (*REFUSALS, EngineError) as err:
         reason = f"{type(err).__name__}: {str(err)[:200]}"
     else:
-        tolerance = TOLERANCE if _dtype(model) == torch.float32 else TOLERANCE_LOW
-        if found <= tolerance:
+        if found <= tolerance_of(model):
             return ""
         reason = f"log-probs of documents in one row are {found:.2g} nats off those of padded rows"
     config._attn_implementation = before
@@ -171,15 +170,20 @@ def _compile_head(scorer: TokenScorer, bin_tokens: int, learns: bool) -> None:
 @torch.no_grad()
 def _difference(scorer: TokenScorer) -> float:
     """Largest, between log-probs of documents and of padded rows, nats."""
-    sequences = _sequences(_LENGTHS, scorer.vocab_size)
     device = next(scorer.model.parameters()).device
+    padded_N = score_padded(scorer, scorer.vocab_size, device)
+    found_N = _score(scorer, _LENGTHS, sum(_LENGTHS) + 9)
+    return float((padded_N - found_N).abs().max())
+
+
+def score_padded(score: Score, vocab_size: int, device: torch.device) -> Tensor:
+    """Log-probs of made-up sequences in padded rows, all but their first tokens."""
+    sequences = _sequences(_LENGTHS, vocab_size)
     ids_BT, real_BT = (t.to(device) for t in right_padded(sequences, 0))
     chosen_BT = real_BT.clone()
     chosen_BT[:, 0] = False
     ones_N = torch.ones(sum(_LENGTHS) - len(_LENGTHS), device=device)
-    padded = scorer(ids_BT, real_BT, chosen_BT, ones_N)
-    found_N = _score(scorer, _LENGTHS, sum(_LENGTHS) + 9)
-    return float((padded.logprobs_N - found_N).abs().max())
+    return score(ids_BT, real_BT, chosen_BT, ones_N).logprobs_N
 
 
 def _score(scorer: TokenScorer, lengths: Sequence[int], num_tokens: int) -> Tensor:
@@ -201,6 +205,11 @@ def _thirds(num_tokens: int) -> list[int]:
 
 def _sequences(lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
     return [[(3 + 7 * at + length) % vocab_size for at in range(length)] for length in lengths]
+
+
+def tolerance_of(model: nn.Module) -> float:
+    """Of a log-prob that is computed in another way, nats."""
+    return TOLERANCE if _dtype(model) == torch.float32 else TOLERANCE_LOW
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

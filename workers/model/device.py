@@ -83,12 +83,19 @@ def nearest_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str
         return CPU, ("",) * (ranks - 1)
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as they are called outside of it."""
+    if (named := os.environ.get(VISIBLE)) is None:
+        return [str(number) for number in range(torch.cuda.device_count())]
+    return [name.strip() for name in named.split(",") if name.strip()]
+
+
 def _visible(field: str, number: int) -> str:
     """The GPU `number` as it is called outside of this process."""
     named = os.environ.get(VISIBLE)
     if named is None:
         return str(number)
-    names = [name.strip() for name in named.split(",") if name.strip()]
+    names = visible_gpus()
     if number >= len(names):
         raise ConfigError(
             f"{field} is 'cuda:{number}', but {VISIBLE}={named!r} leaves {len(names)} GPUs"

@@ -55,6 +55,22 @@ class Documents:
             self.extent,
         )
 
+    def longer(self, num: int) -> Documents:
+        """With so many more tokens behind the row, which are a document of their own."""
+        if not num:
+            return self
+        number, longest = self.extent.tolist()
+        end = self.positions_1T.shape[1]
+        starts = self.starts.new_full((end + num + 1,), end + num)
+        starts[:number] = self.starts[:number]
+        starts[number] = end
+        more_1T = torch.arange(num, device=starts.device)[None]
+        return Documents(
+            torch.cat([self.positions_1T, more_1T], 1),
+            starts,
+            torch.tensor([number + 1, max(longest, num)]),
+        )
+
     def inputs(self) -> dict[str, Any]:
         """For the library's forward."""
         return {
@@ -69,11 +85,11 @@ def use_documents(model: Any) -> None:  # noqa: ANN401  (an untyped library)
     """From now on the model takes documents; what is padded it computes as before."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
     model.config._attn_implementation = ATTENTION
 
 
-def _attention(
+def attend(
     module: torch.nn.Module,
     query_1hTD: Tensor,
     key_1hTD: Tensor,

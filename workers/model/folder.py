@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.model.base import EngineError
 
 # Longest sequence: most families; GPT-2; GPT-J and older ones; DBRX and MPT.
@@ -78,6 +79,23 @@ def num_experts_of(config: Mapping[str, Any]) -> int:
     nested = fields.get("ffn_config") or {}  # DBRX
     found = (place.get(key) for place in (fields, nested) for key in _EXPERTS)
     return next((int(number) for number in found if number), 0)
+
+
+def check_heads(config: Mapping[str, Any], cp: int) -> None:
+    """Return if `trainer.layout.cp` shares out a model's heads; those of keys may be repeated.
+
+    Raises:
+        ConfigError: names the numbers and what would fit.
+    """
+    fields = text_fields(config)
+    heads = int(fields.get("num_attention_heads") or 0)
+    of_keys = int(fields.get("num_key_value_heads") or heads)
+    fits = [n for n in range(1, heads + 1) if not heads % n and not (of_keys % n and n % of_keys)]
+    if heads and cp not in fits:
+        raise ConfigError(
+            f"trainer.layout.cp is {cp}, which does not fit the model's num_attention_heads, "
+            f"{heads}, and num_key_value_heads, {of_keys}: it may be {', '.join(map(str, fits))}"
+        )
 
 
 def eos_ids_of(folder: Path) -> frozenset[int]:

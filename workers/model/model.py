@@ -40,7 +40,7 @@ class Numerics:
     in_one_order: bool = True  # gradients add up so, also on a GPU
     ranks: int = 1  # sums of several are in another order
     compiled: bool = False  # the layers, and the head's element-wise part
-    backend: str = ""  # library, its version and the layout, where it is not Hugging Face's
+    backend: str = ""  # library, its version and the layout, where not Hugging Face's alone
 
 
 def configure_torch(

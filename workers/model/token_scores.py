@@ -97,6 +97,11 @@ def scores_of(found: Sequence[Tensor]) -> TokenScores:
     return scores
 
 
+def places_of(chosen: Tensor) -> Tensor:
+    """Of chosen tokens in B x T, (N,), given so or as a mask."""
+    return chosen.flatten().nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
+
+
 class Score(Protocol):
     """A `TokenScorer`, or what stands for one."""
 
@@ -162,14 +167,29 @@ class TokenScorer:
             documents: of the one row that there is then (`documents.use_documents`).
             top: how many of the likeliest tokens, or ids (N, K), to score as well (`TopScores`).
         """
+        chosen_N = places_of(chosen)
+        inputs = self.inputs(ids_BT, real_BT, documents)
+        # A token's logits predict the next.
+        return self.score(inputs, chosen_N - 1, ids_BT.flatten()[chosen_N], temperature_N, top)
+
+    def inputs(
+        self, ids_BT: Tensor, real_BT: Tensor | None, documents: Documents | None
+    ) -> dict[str, Any]:
+        """What the model is called with, for the same arguments."""
         if real_BT is not None:
-            inputs = self._padded(ids_BT, real_BT)
-        else:
-            assert documents is not None, "a row is padded, or of documents"
-            inputs = {"input_ids": ids_BT, "use_cache": False, **documents.inputs()}
-        chosen_N = chosen.flatten().nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
-        ids_N = ids_BT.flatten()[chosen_N]
-        before_N = chosen_N - 1  # a token's logits predict the next
+            return self._padded(ids_BT, real_BT)
+        assert documents is not None, "a row is padded, or of documents"
+        return {"input_ids": ids_BT, "use_cache": False, **documents.inputs()}
+
+    def score(
+        self,
+        inputs: dict[str, Any],
+        before_N: Tensor,
+        ids_N: Tensor,
+        temperature_N: Tensor,
+        top: int | Tensor = 0,
+    ) -> TokenScores:
+        """Scores of these tokens, each behind its place in B x T of the inputs."""
         if self._body is None:
             logits_NV = self.model(**inputs).logits.flatten(0, 1)[before_N]
             return scores_of(_scored(logits_NV, ids_N, temperature_N, top))

@@ -16,7 +16,6 @@ from rlstreams.schemas.events import (
     DroppedGroup,
     GroupsDropped,
     PartitionPosition,
-    PassedOverCheckpoint,
     PolicyPublished,
     RedoDrifted,
     SampleRef,
@@ -29,7 +28,6 @@ from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer.intake.admission import Plan
@@ -62,7 +60,7 @@ class LedgerWriter:
         self.state = "redo"
         self._next_step = next_step
         self._num_micro_batches = 0  # as it was counted last
-        self._log = get_log(context.role, context.worker, context.instance)
+        self._log = context.log
         self._beat = context.beat
         self._producer = producer
         self._ours: dict[str, Any] = {
@@ -206,10 +204,7 @@ class LedgerWriter:
             num_equal=redone.num_equal,
             seconds=redone.seconds,
             at_ms=now_ms(),
-            passed_over=tuple(
-                PassedOverCheckpoint(checkpoint=one.name, reason=one.reason)
-                for one in redone.passed_over
-            ),
+            passed_over=redone.passed_over,
         )
         self._commit([outgoing(STEPS, event)])
         self._log.info("redone", steps=redone.num_steps, equal=redone.num_equal)

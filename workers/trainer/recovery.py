@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from rlstreams.schemas.events import PassedOverCheckpoint
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.redo.redo import Compute, Coroutine, Redone, redo
 from rlstreams.workers.trainer.redo.retention import (
@@ -24,7 +24,6 @@ from rlstreams.workers.trainer.redo.retention import (
 from rlstreams.workers.trainer.training.checkpoint import (
     CheckpointStore,
     Manifest,
-    PassedOver,
     objection,
 )
 from rlstreams.workers.trainer.training.training import Training
@@ -56,7 +55,7 @@ class Recovery:
         self._ledger = ledger
         self._training = training
         self._compute = compute
-        self._log = get_log(context.role, context.worker, context.instance)
+        self._log = context.log
         self._store = CheckpointStore(context.folder / "checkpoints")
         self._span = RedoSpan(bus.settings(SCORED.name))
         self._next_look = 0.0
@@ -75,14 +74,14 @@ class Recovery:
         begins, passed_over = yield self._compute(self._restore)
         for passed in passed_over:
             self._log.warning(
-                "checkpoint_passed_over", checkpoint=passed.name, reason=passed.reason
+                "checkpoint_passed_over", checkpoint=passed.checkpoint, reason=passed.reason
             )
         facts = [fact for step, fact in self._ledger.steps.items() if step > self.saved_step]
         try:
             check_redo(facts, self._bus.beginnings(SCORED.name), begins)
         except RetentionError as err:
             for passed in passed_over:
-                err.add_note(f"checkpoint {passed.name} was passed over: {passed.reason}")
+                err.add_note(f"checkpoint {passed.checkpoint} was passed over: {passed.reason}")
             raise
         redone = yield from redo(
             self._bus,
@@ -95,7 +94,7 @@ class Recovery:
         )
         return replace(redone, passed_over=passed_over)
 
-    def _restore(self) -> tuple[str, tuple[PassedOver, ...]]:
+    def _restore(self) -> tuple[str, tuple[PassedOverCheckpoint, ...]]:
         """Load the newest checkpoint that is whole and confirmed, or stay at the model folder;
         where redo begins, for people, and newer checkpoints that were not taken."""
         self._store.clean(self._ledger.epoch)

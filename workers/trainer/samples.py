@@ -10,7 +10,6 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.record import Partition
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer.intake.admission import Admission, Plan
 from rlstreams.workers.trainer.intake.intake import Intake
@@ -42,7 +41,7 @@ class Samples:
         self._section = context.config.trainer
         self._writer = writer
         self._reporter = reporter
-        self._log = get_log(context.role, context.worker, context.instance)
+        self._log = context.log
         # One size for all groups: a claim with another one is refused (`facts.check_same_run`).
         size = context.config.prompts.group_size
         self._admission = Admission(self._section, ledger.closed, group_size=size)

@@ -14,7 +14,6 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer.claim import LaterClaims, claim
 from rlstreams.workers.trainer.expired import drop_expired
@@ -50,7 +49,7 @@ class TrainerWorker:
         """Claims the run; all that is asked of the log, and opened, is behind the claim."""
         self._context, self._config = context, context.config.trainer
         self._training = training
-        self._log = get_log(context.role, context.worker, context.instance)
+        self._log = context.log
         self._compute_thread = ThreadPoolExecutor(1, "trainer-compute")
         self._reporter = Reporter(context)
         for what, why in training.slower.items():

@@ -20,14 +20,20 @@ class LinkServer(socketserver.ThreadingTCPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, host: str, serve: Callable[[Connection], None], name: str) -> None:
-        """Listen on a free port of `host`, and of no other interface.
+    def __init__(
+        self, host: str, serve: Callable[[Connection], None], name: str, port: int = 0
+    ) -> None:
+        """Listen on `host`, and on no other interface.
+
+        Args:
+            port: 0: a free one.
 
         Raises:
-            OSError: no such address here.
+            OSError: no such address here, or the port is taken.
         """
+        self.allow_reuse_address = port > 0  # at once after one that was killed
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, 0), socketserver.BaseRequestHandler)
+        super().__init__((host, port), socketserver.BaseRequestHandler)
         self._serve = serve
         self.host = host
         self.address = f"{host}:{self.server_address[1]}"

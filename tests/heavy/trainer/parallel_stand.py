@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,10 @@ import numpy as np
 
 from rlstreams.schemas.events import ScoredTrajectory, Tensor
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
+from rlstreams.workers.loop.log import get
 from rlstreams.workers.trainer.learn.packing import Batch
+from rlstreams.workers.trainer.parallel.hosts import Hosts, fingerprint, versions
+from rlstreams.workers.trainer.parallel.rank_server import RankServer
 from rlstreams.workers.trainer.parallel.team import PROGRAM, Team
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
@@ -17,6 +22,7 @@ from tests import families
 from tests.unit.trainer import trainer_builders
 from tests.unit.trainer.trainer_builders import random_samples
 
+SECRET = "of both hosts"
 SECTION = TrainerSection(
     optimizer=OptimizerSection(lr=1e-2, warmup_steps=0, max_grad_norm=0.2),
     activation_checkpointing=True,
@@ -28,11 +34,36 @@ def make_model(folder: Path) -> Path:
     return families.make("Qwen3MoeForCausalLM", folder, tie_word_embeddings=True)
 
 
-def two_ranks(folder: Path, *, program: str = PROGRAM, **changes: object) -> Training:
-    """In bfloat16: the smallest numbers, and the most state beside them."""
+def two_ranks(
+    folder: Path, *, program: str = PROGRAM, hosts: Hosts | None = None, **changes: object
+) -> Training:
+    """In bfloat16: the smallest numbers, and the most state beside them.
+
+    Args:
+        hosts: one, which has the second rank.
+    """
     section = replace(SECTION, ranks=2, **changes)  # type: ignore[arg-type]
-    team = Team([""], program=program)
+    team = Team([] if hosts else [""], program=program, hosts=hosts)
     return Training(folder, section, threads=1, dtype="bfloat16", team=team)
+
+
+@contextmanager
+def other_host(
+    folder: Path, program: str = PROGRAM, served: list[RankServer] | None = None
+) -> Iterator[Hosts]:
+    """Another address of this machine that gives a rank, as this trainer asks for it.
+
+    Args:
+        served: gets what serves there.
+    """
+    log = get("ranks", "ranks-0", "test")
+    with closing(RankServer("127.0.0.2:0", SECRET, folder, log, program=program)) as server:
+        if served is not None:
+            served.append(server)
+        yield Hosts(
+            addresses=[server.address], ranks=1, secret=SECRET, device="cpu", versions=versions(),
+            model=fingerprint(folder) if folder.exists() else "",
+        )  # fmt: skip
 
 
 def hashes(training: Training) -> tuple[str, str]:
@@ -42,7 +73,12 @@ def hashes(training: Training) -> tuple[str, str]:
 
 
 def batch_of(
-    seed: int, token_budget: int = 30, count: int = 20, *, is_routed: bool = False
+    seed: int,
+    token_budget: int = 30,
+    count: int = 20,
+    *,
+    is_routed: bool = False,
+    in_bins: bool = False,
 ) -> Batch:
     """An odd number of micro-batches or so: then one rank is idle in the last round.
 
@@ -52,7 +88,9 @@ def batch_of(
     samples = random_samples(count, seed)
     if is_routed:
         samples = [_routed(sample, seed) for sample in samples]
-    return trainer_builders.batch_of(samples, token_budget=token_budget, replay_routes=is_routed)
+    return trainer_builders.batch_of(
+        samples, token_budget=token_budget, replay_routes=is_routed, in_bins=in_bins
+    )
 
 
 def _routed(sample: ScoredTrajectory, seed: int) -> ScoredTrajectory:

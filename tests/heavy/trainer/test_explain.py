@@ -70,7 +70,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("loss", "part"), CASES)
 def test_every_setting_is_in_the_formula(loss: dict[str, Any], part: str) -> None:
-    """With its number."""
     assert part in "\n".join(formula(TrainerSection(loss=LossSection(**loss))))
 
 
@@ -107,7 +106,6 @@ def test_a_recorded_step_s_numbers(tmp_path: Path) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """A formula for what runs, a reason for what would do nothing."""
     example = str(Path(__file__).parents[3] / "infra/examples/demo.toml")
     assert main(["explain", example, "--trainer.loss.kind", "sapo"]) == 0
     assert "sigmoid" in capsys.readouterr().out

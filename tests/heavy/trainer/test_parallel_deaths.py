@@ -70,6 +70,6 @@ def test_ranks_end_with_a_trainer_that_cannot_begin(tmp_path: Path) -> None:
     team = Team([""], program=ODD)
     with pytest.raises(EngineError, match=r"config\.json"):
         Training(tmp_path, TrainerSection(ranks=2), threads=1, team=team)
-    assert not team.new_file().parent.exists()
+    assert not Path(team.new_meeting().name).parent.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(team.processes[0], 0)

@@ -126,7 +126,6 @@ def test_activations_computed_again_give_the_same_bits(
 
 
 def test_a_model_without_such_layers_is_refused() -> None:
-    """By the name of the field."""
     with pytest.raises(EngineError, match=r"trainer\.activation_checkpointing"):
         recompute_activations(torch.nn.Linear(2, 2))
 

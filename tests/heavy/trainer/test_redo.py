@@ -124,7 +124,6 @@ def test_a_run_is_computed_again_without_a_claim(tmp_path: Path) -> None:
 
 
 def test_differences_are_named() -> None:
-    """What is new, gone or changed, and nothing else."""
     before = {"torch": "2.1", "threads": "1", "machine": "x86_64"}
     now = {"torch": "2.2", "threads": "1", "python": "3"}
     assert differences(before, before) == ""

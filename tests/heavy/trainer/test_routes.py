@@ -58,7 +58,6 @@ def test_a_micro_batch_has_the_rows_of_its_tokens() -> None:
         sample(2, 2),
         sample(1, 1, routed_experts=Tensor.of(rows(4, 5)), routed_experts_mask=mask),
     )
-    assert batch.routed_experts_BTLK is not None
     assert batch.is_routed_BT is not None
     assert batch.routed_experts_BTLK.shape == (3, 4, 1, 2)
     first_BT = np.where(batch.is_routed_BT, batch.routed_experts_BTLK[:, :, 0, 0].astype(int), -1)
@@ -68,7 +67,6 @@ def test_a_micro_batch_has_the_rows_of_its_tokens() -> None:
 def test_wide_rows_become_integers_that_torch_indexes_with() -> None:
     """Beside narrow ones too, as samples of two engines may be."""
     padded = padded_routes([(rows(300, dtype=np.uint16), None), (rows(7), None)], 2)
-    assert padded is not None
     assert padded[0].dtype == np.int16
     assert padded[0][:, 0, 0].tolist() == [[300, 301], [7, 8]]
 

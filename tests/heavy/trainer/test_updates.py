@@ -77,7 +77,6 @@ def test_masked_tokens_change_nothing(name: str) -> None:
     number = samples[0].scores[0].segment
     segments = list(first.segments)
     behavior = segments[number].behavior_logprobs
-    assert behavior is not None
     segments[number] = replace(
         segments[number], behavior_logprobs=floats(behavior.numpy() - np.float32(3))
     )
@@ -215,6 +214,5 @@ def test_a_step_is_tried_with_other_mini_batches(tmp_path: Path) -> None:
         change=lambda c: changed_config(c, ["trainer.minibatches=1"]),
     )
     assert found.is_equal, [f for f in found.findings if not f.is_equal]
-    assert found.change is not None
     assert "updates" not in found.change.metrics
     assert found.change.weight_hash != found.again.weight_hash

@@ -24,7 +24,7 @@ from rlstreams.workers.model.megatron.build import RankModel, forget_replays
 from rlstreams.workers.model.megatron.tables import mixed_layers
 from rlstreams.workers.model.recompute import recompute_layers
 from rlstreams.workers.model.routing import Counted, Forced, Routes, RoutingReplay
-from rlstreams.workers.model.token_scores import TokenScores
+from rlstreams.workers.model.token_scores import TokenScores, places_of
 
 WHY_PADDED = "layers of megatron-core are given padded rows"
 
@@ -56,7 +56,7 @@ class MegatronScores(nn.Module):
         """See `TokenScorer`; rows are padded at their end."""
         assert documents is None, WHY_PADDED
         del real_BT
-        chosen_N = chosen.flatten().nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
+        chosen_N = places_of(chosen)
         ids_N = ids_BT.flatten()[chosen_N]
         row_N, column_N = chosen_N // ids_BT.shape[1], chosen_N % ids_BT.shape[1] - 1
         hidden_TBH = self._hidden(self._alike(ids_BT))

@@ -1,10 +1,11 @@
 """A follower: a rank, of the trainer or a scorer, that is not rank 0. It touches no log and decides
 nothing.
 
-    python -m rlstreams.workers.trainer.parallel.follower FD
+    python -m rlstreams.workers.trainer.parallel.follower FD [FOLDER]
 
 It does what comes over the socket FD, one thing at a time, answers each, and says once a second
-that it is alive. When the socket closes its trainer is gone, however that ended, and so is it.
+that it is alive. When the socket closes its trainer is gone, however that ended, and so is it. With
+the model's FOLDER it is on another host than its trainer, which speaks first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rlstreams.workers.trainer.parallel.link import (
@@ -37,14 +40,21 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Follower:
     """Commands in, answers out."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, **own: object) -> None:
+        """
+        Args:
+            own: what of a `RankSpec` is this host's own; nothing on the trainer's.
+        """
         self._link = link
+        self._own = own
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         # A `RankLearner` or `RankScorer`: torch is imported once this process is heard.
         self._rank: Any = None
 
     def run(self) -> None:
         """Until the trainer is gone."""
+        if self._own:
+            self._link.receive()
         for work in (self._receive, self._say_alive):
             threading.Thread(target=work, daemon=True).start()
         while True:
@@ -57,8 +67,8 @@ class Follower:
 
         try:
             if method == BEGIN:
-                spec, file = args
-                self._rank = spec.begin(file)
+                spec, meeting = args
+                self._rank = replace(spec, **self._own).begin(meeting)
                 return Answer()
             return Answer(result=getattr(self._rank, method)(*args))
         except OutOfMemoryError as err:
@@ -66,14 +76,14 @@ class Follower:
         except (RuntimeError, MemoryError, ConfigError) as err:
             answer = Answer(kind=type(err).__name__, failure=str(err))
         if self._rank is not None and method in PASSES:
-            _free()
+            self._free()
             self._rank.leave()
         return answer
 
     def _receive(self) -> None:
         while (received := self._link.receive()) is not None:
             if received[0] == FREE:
-                _free()
+                self._free()
             else:
                 self._commands.put(received)
         os._exit(0)
@@ -86,13 +96,12 @@ class Follower:
                 os._exit(0)
             time.sleep(ALIVE_EVERY_S)
 
+    def _free(self) -> None:
+        """End the collectives that this process is in, here and where others wait for it."""
+        from rlstreams.workers.trainer.parallel import group
 
-def _free() -> None:
-    """End the collectives that this process is in, here and where others wait for it."""
-    from rlstreams.workers.trainer.parallel import group
-
-    group.abort()
-    group.hang_up()
+        group.abort()
+        group.hang_up(but=self._link.peer)
 
 
 def die_with_parent() -> None:
@@ -104,7 +113,9 @@ def die_with_parent() -> None:
 def main(arguments: list[str]) -> None:
     """See the module."""
     die_with_parent()
-    Follower(Link(socket.socket(fileno=int(arguments[0])), SEND_LIMIT_S)).run()
+    end = socket.socket(fileno=int(arguments[0]))
+    own = {"folder": Path(f), "host": end.getsockname()[0]} if (f := "".join(arguments[1:])) else {}
+    Follower(Link(end, SEND_LIMIT_S), **own).run()
 
 
 if __name__ == "__main__":

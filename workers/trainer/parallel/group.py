@@ -1,8 +1,9 @@
-"""Torch's process group of the ranks: NCCL between GPUs, gloo over the loopback between CPUs.
+"""Torch's process group of the ranks: NCCL between GPUs, gloo between CPUs.
 
-The ranks meet in a file of a private folder: no port is open for it. Whoever hangs in a collective
-of NCCL is freed by `abort`. Gloo knows no abort, and torch keeps a group in its caches: there the
-followers shut their connections down, and have no others.
+Ranks of one host meet in a file of a private folder, with gloo over the loopback: no port is open.
+Those of several hosts meet in a store that rank 0 serves. Whoever hangs in a collective of NCCL is
+freed by `abort`. Gloo knows no abort, and torch keeps a group in its caches: there the followers
+shut their connections down.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ import socket
 import sys
 import threading
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlstreams.workers.model.base import CPU
+from rlstreams.workers.trainer.parallel.link import Meeting
 from rlstreams.workers.weights.link.group import name_of
 
 # Gloo's last resort; NCCL has none, see _ENVIRONMENT. What all ranks do together has a deadline in
 # `Team`, and dead and stopped ranks are noticed, and named, long before.
 COLLECTIVE_S = 1800.0
+MEET_S = 120.0  # on several hosts: until all ranks are there
+_LOOPBACK = "127.0.0.1"
 _aborting = threading.Lock()
 # What NCCL reads once a process: as the weight server's groups have it, and without multicast,
 # which adds up in another order.
@@ -39,20 +42,40 @@ _ENVIRONMENT = {
 }
 
 
-def join(file: Path, rank: int, size: int, device: str, host: str) -> DeviceMesh:
+def serve(host: str) -> tuple[Store, int]:
+    """A store on this address alone, and its port. It is served while somebody holds it, and
+    answers whoever reaches it: torch knows no key."""
+    listening = socket.create_server((host, 0))
+    port = listening.getsockname()[1]
+    store = TCPStore(
+        host, port, None, True, timedelta(seconds=MEET_S), False,
+        master_listen_fd=listening.detach(),
+    )  # fmt: skip
+    return store, port
+
+
+def join(meeting: Meeting, rank: int, size: int, device: str, host: str) -> DeviceMesh:
     """Meet the others; returns when all are there.
 
     Args:
-        file: new for each group.
         device: `cpu` or `cuda`; a process sees one GPU.
-        host: address of the interface over which NCCL's ranks find each other.
+        host: address of this rank's interface to the others, if they are on several hosts or GPUs.
     """
-    store = FileStore(str(file), size)
+    store: Store
+    if meeting.port:
+        limit = timedelta(seconds=MEET_S)
+        known = TCPStore(meeting.host, meeting.port, None, False, limit, False)
+        store = PrefixStore(meeting.name, known)
+        os.environ["GLOO_SOCKET_IFNAME"] = name_of(host)  # of megatron-core's own groups
+    else:
+        store = FileStore(meeting.name, size)
     timeout = timedelta(seconds=COLLECTIVE_S)
     if device == CPU:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timeout
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._devices = [
+            dist.ProcessGroupGloo.create_device(hostname=host if meeting.port else _LOOPBACK)
+        ]
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=size, timeout=timeout, pg_options=options
         )
@@ -73,8 +96,12 @@ def abort() -> None:
                 dist.distributed_c10d._abort_process_group()
 
 
-def hang_up() -> None:
-    """Free whoever hangs in a collective of gloo with this process, which is a follower."""
+def hang_up(but: object = None) -> None:
+    """Free whoever hangs in a collective of gloo with this process, which is a follower.
+
+    Args:
+        but: address of a peer that it goes on speaking with.
+    """
     if not dist.is_initialized() or dist.get_backend() != "gloo" or sys.platform != "linux":
         return
     for name in os.listdir("/proc/self/fd"):
@@ -88,7 +115,8 @@ def hang_up() -> None:
             os.close(copy)
             continue
         with end, contextlib.suppress(OSError):
-            if end.family == socket.AF_INET and end.getpeername():  # not one that only listens
+            # One that only listens has no peer.
+            if end.family == socket.AF_INET and end.getpeername() != but:
                 end.shutdown(socket.SHUT_RDWR)
 
 

@@ -82,7 +82,7 @@ class Leader(RankLearner):
         """
         self._team = team
         self._is_ready = False
-        team.begin(spec, lambda file: super(Leader, self).__init__(spec, file, scorer))
+        team.begin(spec, lambda at: super(Leader, self).__init__(spec, at, scorer))
         self._is_ready = True
 
     def _all(self, method: str, *args: object) -> tuple[Any, list[Any]]:
@@ -144,7 +144,7 @@ class Leader(RankLearner):
         raise failure
 
     def _meet_again(self) -> None:
-        self._all("rejoin", self._team.new_file())
+        self._all("rejoin", self._team.new_meeting())
 
     def _forget(self) -> None:
         self._all("_forget")

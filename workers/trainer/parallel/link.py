@@ -1,11 +1,13 @@
-"""Link between rank 0 and a follower: pickles over a socket pair.
+"""Link between rank 0 and a follower: pickles over a socket pair, or to another host over TCP.
 
-The follower inherits its end from the trainer that started it: no port is open, and nobody else
-reaches either end.
+The follower inherits its end from the process that started it. Of a pair nobody else reaches either
+end; `hosts` says who may have a TCP connection.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import struct
 import threading
@@ -21,6 +23,7 @@ PASSES = (
     "local_scores",
     "take",
 )  # in which the ranks wait for each other
+CUT_OFF_S = 30  # a host without network or power closes nothing
 Command = tuple[str, tuple[Any, ...]]  # method, arguments
 
 
@@ -34,6 +37,15 @@ class Answer:
     exhausted: tuple[int, str] | None = None  # of an `OutOfMemoryError`
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of one group find each other: a new one for each group."""
+
+    name: str  # path of a file; with a port a name in rank 0's store
+    host: str = ""
+    port: int = 0
+
+
 class Link:
     """One end. Any thread sends; one thread receives."""
 
@@ -41,7 +53,12 @@ class Link:
         # Whoever is stopped reads nothing: sending ends then too.
         limit = struct.pack("ll", int(send_limit_s) + 1, 0)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._connection = Connection(end.detach())
+        if end.family == socket.AF_INET and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, CUT_OFF_S * 1000)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, CUT_OFF_S // 3)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, CUT_OFF_S // 3)
+        self._connection = Connection(os.dup(end.fileno()))
+        self._end = end
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
@@ -59,6 +76,17 @@ class Link:
         except (EOFError, OSError):
             return None
 
+    @property
+    def peer(self) -> object:
+        """The other end's address: an IPv4 one, or none of a pair."""
+        return self._end.getpeername()
+
+    def hang_up(self) -> None:
+        """Both ends receive nothing any more."""
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Release it, once nobody receives."""
         self._connection.close()
+        self._end.close()

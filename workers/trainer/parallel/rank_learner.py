@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.bins import take_documents
+from rlstreams.workers.model.context import SlicedScorer, check_slices
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import Score, TokenScorer
@@ -31,6 +32,7 @@ from rlstreams.workers.trainer.learn.packing import MicroBatch
 from rlstreams.workers.trainer.learn.trainable import Trainable, trainable_of
 from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.trainer.parallel.deal import Task, empty
+from rlstreams.workers.trainer.parallel.link import Meeting
 from rlstreams.workers.trainer.parallel.shards import Plan, ShardedModel, Shards, plan_of
 from rlstreams.workers.weights.link.weight_hash import on_host
 
@@ -54,18 +56,18 @@ class RankSpec:
         """Ranks."""
         return self.section.ranks
 
-    def begin(self, file: Path) -> RankLearner:
+    def begin(self, meeting: Meeting) -> RankLearner:
         """This process as a rank."""
         in_one_order = self.section.redo != "tolerate"
         configure_torch(self.threads, self.device, fused=True, in_one_order=in_one_order)
-        return RankLearner(self, file)
+        return RankLearner(self, meeting)
 
 
 class RankLearner(Learner):
     """One rank's `Learner`."""
 
-    def __init__(self, spec: RankSpec, file: Path, scorer: TokenScorer | None = None) -> None:
-        """Meets the other ranks at `file`, as `rejoin` does.
+    def __init__(self, spec: RankSpec, meeting: Meeting, scorer: TokenScorer | None = None) -> None:
+        """Meets the other ranks there, as `rejoin` does.
 
         Args:
             scorer: loaded already, on the CPU.
@@ -74,7 +76,7 @@ class RankLearner(Learner):
             ConfigError: a model that cannot be trained so.
         """
         self._spec = spec
-        mesh = self._meet(file)
+        mesh = self._meet(meeting)
         self._plan, self._shards = self._cut(mesh, scorer)
         self._states: dict[str, Tensor] | None = None
         self._incoming: dict[str, dict[str, Tensor]] = {}
@@ -91,9 +93,9 @@ class RankLearner(Learner):
         """Nothing: configuration refuses a critic on several ranks."""
         return {}
 
-    def _meet(self, file: Path) -> DeviceMesh:
+    def _meet(self, meeting: Meeting) -> DeviceMesh:
         spec = self._spec
-        return group.join(file, spec.rank, spec.size, spec.device, spec.host)
+        return group.join(meeting, spec.rank, spec.size, spec.device, spec.host)
 
     def _cut(
         self, mesh: DeviceMesh, scorer: TokenScorer | None = None
@@ -111,7 +113,14 @@ class RankLearner(Learner):
         if spec.section.activation_checkpointing:
             recompute_activations(scorer.model)
         self.why_padded = take_documents(scorer, spec.device)
-        return plan_of(scorer.model, trainable), Shards(scorer, mesh)
+        plan, cp = plan_of(scorer.model, trainable), spec.section.layout.cp
+        if cp == 1:
+            return plan, Shards(scorer, mesh)
+        sliced = SlicedScorer(scorer, cp)
+        shards = Shards(sliced, mesh, cp=cp)
+        check_slices(sliced, cast(Score, shards.root), shards.device)
+        shards.reshard()
+        return plan, shards
 
     def local_gradient(self, tasks: Sequence[Task]) -> tuple[LossTotals, float]:
         """This rank's part of the batch's gradient; its totals, and its sum of squares.
@@ -235,13 +244,13 @@ class RankLearner(Learner):
         del self._shards, self._scorer, self._model
         group.leave()
 
-    def rejoin(self, file: Path) -> None:
+    def rejoin(self, meeting: Meeting) -> None:
         """The same state again, in a new group: of a model that is loaded and cut anew.
 
         A rank that finished its pass when another ran out of memory has not left yet.
         """
         self.leave()
-        self._plan, self._shards = self._cut(self._meet(file))
+        self._plan, self._shards = self._cut(self._meet(meeting))
         self._model = self._shards.root
         self._scorer = cast(Score, self._shards.root)
         for path, rows in self._shards.rows.items():

@@ -37,6 +37,7 @@ from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.trainer.learn.trainable import AllWeights
 from rlstreams.workers.trainer.parallel import group
+from rlstreams.workers.trainer.parallel.link import Meeting
 from rlstreams.workers.trainer.parallel.shards import Shards, plan_of
 from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
@@ -60,23 +61,23 @@ class ScorerSpec:
     replay_routes: bool
     rank: int = 0
 
-    def begin(self, file: Path) -> RankScorer:
+    def begin(self, meeting: Meeting) -> RankScorer:
         """This process as a rank."""
         configure_torch(self.threads, self.device, fused=True)
-        return RankScorer(self, file)
+        return RankScorer(self, meeting)
 
 
 class RankScorer:
     """One rank. Whatever gathers or scatters is called by all of them in the same order."""
 
-    def __init__(self, spec: ScorerSpec, file: Path) -> None:
-        """Meets the other ranks at `file`.
+    def __init__(self, spec: ScorerSpec, meeting: Meeting) -> None:
+        """Meets the other ranks there.
 
         Raises:
             ConfigError, EngineError: a model that cannot be scored so.
         """
         self._spec = spec
-        mesh = group.join(file, spec.rank, spec.size, spec.device, spec.host)
+        mesh = group.join(meeting, spec.rank, spec.size, spec.device, spec.host)
         scorer, self.routers = load_scorer(
             spec.folder, spec.dtype, replay_routes=spec.replay_routes
         )

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.model.context import SlicedScorer
 from rlstreams.workers.model.token_scores import TokenScorer, TokenScores
 from rlstreams.workers.trainer.learn.trainable import Trainable
 from rlstreams.workers.weights.link.weight_hash import sums_of
@@ -171,7 +172,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 class _Root(nn.Module):
     """The scorer as a module: one forward of it is one pass through the model."""
 
-    def __init__(self, scorer: TokenScorer) -> None:
+    def __init__(self, scorer: TokenScorer | SlicedScorer) -> None:
         super().__init__()
         self.model = scorer.model
         self.routing = scorer.routing
@@ -186,10 +187,17 @@ class _Root(nn.Module):
 class Shards(ShardedModel):
     """The model of a scorer, cut. From here on the model's forward is `root`'s."""
 
-    def __init__(self, scorer: TokenScorer, mesh: DeviceMesh, field: str = "trainer.ranks") -> None:
+    def __init__(
+        self,
+        scorer: TokenScorer | SlicedScorer,
+        mesh: DeviceMesh,
+        field: str = "trainer.ranks",
+        cp: int = 1,
+    ) -> None:
         """
         Args:
             field: that asks for several ranks, for messages.
+            cp: so many neighbours compute the same rows.
 
         Raises:
             ConfigError: a model that cannot be cut so; names what is in the way.
@@ -210,12 +218,8 @@ class Shards(ShardedModel):
             path.removeprefix(_PREFIX): parameter
             for path, parameter in self.root.named_parameters()
         }
-        size = mesh.size()
-        self.rank, self.hands, self.voices = (
-            mesh.get_local_rank(),
-            range(size),
-            frozenset(range(size)),
-        )
+        ranks, self.rank = range(mesh.size()), mesh.get_local_rank()
+        self.hands, self.voices = [rank // cp for rank in ranks], frozenset(ranks[::cp])
         self.rows = {
             path: nn.Parameter(parameter.detach().to_local(), parameter.requires_grad)
             for path, parameter in self._cut.items()

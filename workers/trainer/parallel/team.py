@@ -27,7 +27,8 @@ from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.parallel.link import ALIVE, BEGIN, FREE, Answer, Link
+from rlstreams.workers.trainer.parallel.hosts import Hosts, reach
+from rlstreams.workers.trainer.parallel.link import ALIVE, BEGIN, FREE, Answer, Link, Meeting
 
 T = TypeVar("T")
 PROGRAM = "rlstreams.workers.trainer.parallel.follower"
@@ -42,44 +43,60 @@ _TRANSPORT = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError
 _FREE_S = 120.0  # until all ranks came out of a pass that one of them could not finish
 
 
-def team_of(gpus: Sequence[str], *, host: str = LOOPBACK) -> Team | None:
+def team_of(
+    gpus: Sequence[str], *, host: str = LOOPBACK, hosts: Hosts | None = None
+) -> Team | None:
     """As `claim_devices` names the GPUs; None where rank 0 is alone."""
-    return Team(gpus, host=host) if gpus else None
+    return Team(gpus, host=host, hosts=hosts) if gpus or hosts else None
 
 
 class FollowerError(RankLostError):
     """Of a team: one of its followers, or what all do together."""
 
 
+def _started(program: str, gpu: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A follower on this host, and our end of its link."""
+    ours, theirs = socket.socketpair()
+    environment = os.environ | ({VISIBLE: gpu} if gpu else {})
+    command = [sys.executable, "-m", program, str(theirs.fileno())]
+    with theirs:
+        # Its own session: Ctrl-C is not for it. What it prints belongs to the trainer's log.
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
+            start_new_session=True, env=environment,
+        )  # fmt: skip
+    return process, ours
+
+
 class _Follower:
-    """One process."""
+    """One process, here or on another host."""
 
     def __init__(
-        self, rank: int, gpu: str, program: str, changed: threading.Event, owner: str
+        self,
+        rank: int,
+        end: socket.socket,
+        at: subprocess.Popen[bytes] | str,
+        changed: threading.Event,
+        owner: str,
     ) -> None:
+        """
+        Args:
+            at: the process; or the address of who started it on another host, and will end it.
+        """
         self.rank = rank
-        self._owner = owner
+        self.process = None if isinstance(at, str) else at
+        where = f"on {at}" if isinstance(at, str) else f"process {at.pid}"
+        self.name = f"rank {rank} of the {owner} ({where})"
         self.silent_s = 0.0
         self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.is_gone = False
         self._changed = changed
-        ours, theirs = socket.socketpair()
-        environment = os.environ | ({VISIBLE: gpu} if gpu else {})
-        command = [sys.executable, "-m", program, str(theirs.fileno())]
-        with theirs:
-            # Its own session: Ctrl-C is not for it. What it prints belongs to the trainer's log.
-            self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
-                start_new_session=True, env=environment,
-            )  # fmt: skip
-        self.link = Link(ours, SILENT_S)
+        self.link = Link(end, SILENT_S)
+        if self.process is None:
+            with contextlib.suppress(OSError):  # gone already
+                self.link.send(ALIVE)  # it speaks after us: what was said before was no pickle
         self._reader = threading.Thread(target=self._read, name=f"rank-{rank}", daemon=True)
         self._reader.start()
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"rank {self.rank} of the {self._owner} (process {self.process.pid})"
 
     def _read(self) -> None:
         while (received := self.link.receive()) is not None:
@@ -92,15 +109,21 @@ class _Follower:
 
     def end(self) -> None:
         """Kill it, stopped or not."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel still frees its memory
-            self.process.wait(timeout=END_S)
+        if self.process is None:
+            self.link.hang_up()
+        else:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.process.pid, signal.SIGKILL)
+            # The kernel still frees its memory.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=END_S)
         self._reader.join(timeout=END_S)
         self.link.close()
 
     def death(self) -> str:
         """How it ended."""
+        if self.process is None:
+            return "closed its link: its host's log says how it ended, or its host is gone"
         try:
             status = self.process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -122,26 +145,44 @@ class Team:
         silent_s: float = SILENT_S,
         together_s: float = TOGETHER_S,
         owner: str = "trainer",
+        hosts: Hosts | None = None,
     ) -> None:
         """Start them. Call it in the main thread: the system ends them with the thread that
         started them.
 
         Args:
-            gpus: by follower, the GPU that it may see; "" for none in particular.
+            gpus: by follower of this host, the GPU that it may see; "" for none in particular.
             host: address of the interface over which NCCL's ranks find each other.
             owner: whose ranks they are, for errors.
+            hosts: of further ranks, behind those of this host; reached from here by one interface,
+                which then is `host`.
+
+        Raises:
+            ConfigError, RankLostError: of `reach`; nobody is started.
         """
         self.host = host
+        ends = reach(hosts) if hosts else []
+        self._store: tuple[object, int] | None = None
+        if ends:
+            from rlstreams.workers.trainer.parallel import group  # torch.distributed
+
+            self.host = ends[0].getsockname()[0]
+            self._store = group.serve(self.host)
         self._owner = owner
         self._silent_s = silent_s
         self._together_s = together_s
         self._folder = tempfile.TemporaryDirectory(prefix="rlstreams-ranks-")  # this user's alone
-        self._num_files = 0
+        self._num_meetings = 0
         self._changed = threading.Event()
         self._own = ThreadPoolExecutor(1, "rank-0")
         self._is_closed = False
+        places: list[tuple[subprocess.Popen[bytes] | str, socket.socket]] = []
+        places += [_started(program, gpu) for gpu in gpus]
+        if hosts:
+            places += [(hosts.addresses[n // hosts.ranks], end) for n, end in enumerate(ends)]
         self._followers = [
-            _Follower(rank, gpu, program, self._changed, owner) for rank, gpu in enumerate(gpus, 1)
+            _Follower(rank, end, at, self._changed, owner)
+            for rank, (at, end) in enumerate(places, 1)
         ]
         self._watcher = threading.Thread(target=self._tick, name="ranks", daemon=True)
         self._watcher.start()
@@ -153,13 +194,16 @@ class Team:
 
     @property
     def processes(self) -> list[int]:
-        """The followers' process ids, by rank."""
-        return [follower.process.pid for follower in self._followers]
+        """The followers' process ids, by rank; of this host."""
+        return [follower.process.pid for follower in self._followers if follower.process]
 
-    def new_file(self) -> Path:
+    def new_meeting(self) -> Meeting:
         """Where ranks may meet: a name that nobody has used."""
-        self._num_files += 1
-        return Path(self._folder.name) / f"group-{self._num_files}"
+        self._num_meetings += 1
+        name = f"group-{self._num_meetings}"
+        if self._store is None:
+            return Meeting(str(Path(self._folder.name) / name))
+        return Meeting(name, self.host, self._store[1])
 
     def check(self) -> None:
         """
@@ -172,15 +216,15 @@ class Team:
                 problem = f"{follower.name} {follower.death()}"
             elif follower.silent_s > self._silent_s:
                 problem = (
-                    f"{follower.name} has said nothing for {self._silent_s:g} s: it is stopped, or "
-                    "this machine is overloaded"
+                    f"{follower.name} has said nothing for {self._silent_s:g} s: it is stopped, "
+                    "or its host is overloaded or cut off"
                 )
             if problem:
                 self.close()
                 raise FollowerError(f"{problem}; all ranks end")
 
-    def begin(self, spec: Any, own: Callable[[Path], T]) -> T:  # noqa: ANN401
-        """Every rank becomes what `spec` says: `spec.begin` there, `own` here; they meet in a file.
+    def begin(self, spec: Any, own: Callable[[Meeting], T]) -> T:  # noqa: ANN401
+        """Every rank becomes what `spec` says: `spec.begin` there, `own` here; they meet.
 
         Args:
             spec: a `RankSpec` or `ScorerSpec`.
@@ -190,10 +234,10 @@ class Team:
         """
         from rlstreams.workers.trainer.parallel import group  # torch.distributed
 
-        file = self.new_file()
-        others = [(replace(spec, rank=rank), file) for rank in range(1, self.size)]
+        meeting = self.new_meeting()
+        others = [(replace(spec, rank=rank), meeting) for rank in range(1, self.size)]
         try:
-            return self.together(lambda: own(file), BEGIN, by_rank=others)[0]
+            return self.together(lambda: own(meeting), BEGIN, by_rank=others)[0]
         except BaseException:
             self.close()
             group.leave()
@@ -296,7 +340,7 @@ class Team:
             if answer.kind == NoOrderError.__name__:
                 return NoOrderError(told)
             if answer.kind:
-                return FollowerError(f"rank {rank} of the {self._owner} failed: {told}")
+                return FollowerError(f"{self._followers[rank - 1].name} failed: {told}")
         return own
 
     def _free(self, future: Future[Any], answers: dict[int, Answer]) -> None:
@@ -330,3 +374,4 @@ class Team:
             follower.end()
         self._own.shutdown(wait=False, cancel_futures=True)
         self._folder.cleanup()
+        self._store = None

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlstreams.schemas.events import StepCompleted
+from rlstreams.schemas.events import PassedOverCheckpoint, StepCompleted
 from rlstreams.streams.ledger import Ledger, StepFact
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
@@ -25,7 +25,6 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.cut import Cut, recorded_cut
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError, fetch
 from rlstreams.workers.trainer.intake.payloads import Payload, payload_of
-from rlstreams.workers.trainer.training.checkpoint import PassedOver
 from rlstreams.workers.trainer.training.training import Trained, Training
 
 T = TypeVar("T")
@@ -61,7 +60,7 @@ class Redone:
     first_unequal: Unequal | None
     last_unequal: Unequal | None  # of the last step alone: the weights in hand are not the ledger's
     seconds: float
-    passed_over: tuple[PassedOver, ...] = ()  # checkpoints that it did not start from
+    passed_over: tuple[PassedOverCheckpoint, ...] = ()  # checkpoints that it did not start from
 
     @property
     def num_steps(self) -> int:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlstreams.schemas.events import PassedOverCheckpoint
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 
@@ -58,19 +59,11 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassedOver:
-    """A checkpoint that was not taken, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """The newest checkpoint that may be used, if any."""
 
     manifest: Manifest | None
-    passed_over: tuple[PassedOver, ...]  # newer ones, newest first
+    passed_over: tuple[PassedOverCheckpoint, ...]  # newer ones, newest first
 
 
 class CheckpointStore:
@@ -125,7 +118,7 @@ class CheckpointStore:
             objection: compares with the ledger: a reason against it, or "". It is asked before
                 files are read, for it costs less.
         """
-        passed_over: list[PassedOver] = []
+        passed_over: list[PassedOverCheckpoint] = []
         for name in self._names():
             try:
                 manifest = self._manifest(name)
@@ -136,7 +129,7 @@ class CheckpointStore:
                 reason = str(err)
             if not reason:
                 return Found(manifest=manifest, passed_over=tuple(passed_over))
-            passed_over.append(PassedOver(name=name, reason=reason))
+            passed_over.append(PassedOverCheckpoint(checkpoint=name, reason=reason))
         return Found(manifest=None, passed_over=tuple(passed_over))
 
     def load(self, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -167,12 +160,7 @@ class CheckpointStore:
         the caller's, are not its to judge: a stopped trainer that woke up leaves them alone. Call
         it only after a commit that came after the save: so whoever takes over starts from what was
         just written, and needs none of those removed here.
-
-        Raises:
-            ValueError: `keep` is below 1.
         """
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
         ours = [name for name in self._names() if _epoch_and_step(name)[0] <= epoch]
         removed = sorted(ours, key=_epoch_and_step, reverse=True)[keep:]
         for name in removed:

@@ -60,10 +60,11 @@ def over_library(
     else:
         why_eager = "several ranks compute their layers as they are"
         learner = _leader(team, section, numerics, folder, device, dtype, scorer)
-    found = numerics_of(model, numerics)
+    found, cp = numerics_of(model, numerics), section.layout.cp
+    backend = f"fsdp2, cp {cp}" if cp > 1 else ""
     return Computing(
         learner=learner,
-        numerics=replace(found, ranks=section.ranks, compiled=not why_eager),
+        numerics=replace(found, ranks=section.ranks, compiled=not why_eager, backend=backend),
         routers=routers,
         cost=cost,
         why_eager=why_eager,

@@ -92,6 +92,11 @@ class Connection:
             frame = self._take()
         return frame
 
+    def detach(self) -> socket.socket:
+        """The socket, blocking, for those who go on without frames."""
+        self._socket.settimeout(None)
+        return self._socket
+
     def close(self) -> None:
         """Idempotent; wakes a thread that reads."""
         with contextlib.suppress(OSError):

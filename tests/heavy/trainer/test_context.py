@@ -1,0 +1,125 @@
+"""Two ranks that share each row: what one rank computes, done again to the bit, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.trainer import LayoutSection, OptimizerSection, TrainerSection
+from rlstreams.workers.model.cut import Cut
+from rlstreams.workers.trainer.learn.packing import Batch
+from rlstreams.workers.trainer.parallel.team import Team
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.layout import weight_hash
+from tests import families
+from tests.heavy.trainer import packing_follower
+from tests.heavy.trainer.parallel_stand import batch_of, hashes
+
+# Without a mean over steps the first moment is the gradient.
+SECTION = TrainerSection(
+    optimizer=OptimizerSection(lr=1e-2, warmup_steps=0, max_grad_norm=1e9, beta1=0.0),
+    loss=LossSection(
+        kind="gspo", proximal="step_start", correction_level="sequence", reduce="sequence"
+    ),
+    activation_checkpointing=True,
+)
+SLICED = replace(SECTION, ranks=2, layout=LayoutSection(cp=2))
+TOLERANCE = 1e-5
+
+
+PACKING = packing_follower.__name__
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Team]:
+    """A second rank for all tests; every rank takes documents."""
+    with pytest.MonkeyPatch.context() as patch, closing(Team([""], program=PACKING)) as team:
+        packing_follower.take_documents(patch.setattr)
+        yield team
+
+
+def padded(batch: Batch) -> Batch:
+    """The same micro-batches without bins."""
+    rows = tuple(replace(row, bin_tokens=0) for row in batch.micro_batches)
+    cut = Cut(order=batch.cut.order, sizes=batch.cut.sizes)
+    return replace(batch, micro_batches=rows, cut=cut)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "in_bins", "ranks"),
+    [
+        ("Qwen3ForCausalLM", {"num_attention_heads": 8}, False, 2),
+        ("Qwen3ForCausalLM", {"num_attention_heads": 8}, True, 2),
+        ("Qwen3ForCausalLM", {"num_key_value_heads": 1}, False, 4),
+        ("Gemma3ForCausalLM", {"num_key_value_heads": 1}, True, 2),
+        ("Qwen3MoeForCausalLM", {}, False, 2),
+        ("Qwen3MoeForCausalLM", {}, True, 2),
+    ],
+)
+def test_slices_of_rows_give_what_whole_rows_give(
+    family: str, changes: dict[str, int], in_bins: bool, ranks: int, tmp_path: Path, two: Team
+) -> None:
+    """Log-probs, entropies, loss and gradients in float32, of a loss of whole sequences; mixtures
+    along recorded routes. Done again, also after meeting anew, equal to the bit."""
+    folder = families.make(family, tmp_path, **changes)
+    one = Training(folder, SECTION, threads=1)
+    team = two if ranks == 2 else Team([""] * (ranks - 1), program=PACKING)
+    many = Training(folder, replace(SLICED, ranks=ranks), threads=1, team=team)
+    assert not many.learner.why_padded
+    batch = batch_of(0, 57, in_bins=in_bins, is_routed="Moe" in family)
+    assert any((m.bin_tokens or m.real_BT.shape[1]) % 2 for m in batch.micro_batches)
+    start = {name: tensor.clone() for name, tensor in one.learner.weights().items()}
+    looks = zip(one.learner._looks(padded(batch)), many.learner._looks(batch), strict=True)
+    for whole, sliced in looks:
+        assert np.abs(whole.logprobs_n - sliced.logprobs_n).max() < TOLERANCE
+        assert np.abs(whole.entropy_n - sliced.entropy_n).max() < TOLERANCE
+    alone, together = one.learner.step(padded(batch)), many.learner.step(batch)
+    computed = {"tokens_computed": together.metrics["tokens_computed"]}
+    assert alone.metrics | computed == pytest.approx(together.metrics, abs=TOLERANCE)
+    assert alone.loss == pytest.approx(together.loss, abs=TOLERANCE)
+    theirs = many.learner.optimizer_tensors()
+    moments = {k: t for k, t in one.learner.optimizer_tensors().items() if k.endswith("exp_avg")}
+    assert max(float(moment.abs().max()) for moment in moments.values()) > 1000 * TOLERANCE
+    for name, moment in moments.items():
+        assert float((theirs[name] - moment).abs().max()) < TOLERANCE, name
+    first = hashes(many)
+    assert first[0] != weight_hash(start)
+    for _ in range(2):
+        many.learner._meet_again()
+        many.learner.load(start, {}, 0)
+        assert many.learner.step(batch) == together
+        assert hashes(many) == first
+    many.learner._all("leave")
+    if ranks > 2:
+        team.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("GptOssForCausalLM", {}, "attention of a gpt_oss is eager: set cp to 1"),
+        ("Qwen3NextForCausalLM", {}, "Qwen3NextForCausalLM cannot be computed by slices"),
+        ("NemotronForCausalLM", {}, "NemotronForCausalLM has log-probs .* nats off in slices"),
+        (
+            "LlamaForCausalLM",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "rope_type is 'dynamic'",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_sliced_is_refused(
+    family: str, changes: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    """By its name, before a step."""
+    folder = families.make(family, tmp_path, **changes)
+    with pytest.raises(ConfigError, match=rf"^trainer\.layout\.cp is .*{words}"):
+        Training(folder, SLICED, threads=1, team=Team([""]))
+    assert not torch.distributed.is_initialized()

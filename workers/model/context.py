@@ -1,0 +1,247 @@
+"""Context parallelism: ranks that compute the same rows, each a slice of their tokens.
+
+Embedding, layers and head are computed by slice. Around attention the slices of all heads become
+some heads of whole rows, and slices again (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509), so
+positions, masks and documents are those of whole rows, and the attention function is the same.
+Scores of a slice are given to all: each rank has the loss of whole rows, and the gradient of its
+slice alone; those of all ranks add up to the gradient. That a family computes so what it computes
+of whole rows is measured when a trainer starts.
+Axes: `B` sequence, `T` token, `N` chosen token, `h` head, `D` of a head, `R` rank of the slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.model.base import REFUSALS, EngineError
+from rlstreams.workers.model.bins import score_padded, tolerance_of
+from rlstreams.workers.model.documents import ATTENTION as DOCUMENTS
+from rlstreams.workers.model.documents import Documents, attend
+from rlstreams.workers.model.families import SDPA
+from rlstreams.workers.model.folder import check_heads
+from rlstreams.workers.model.routing import Counted, Routes, RoutingReplay
+from rlstreams.workers.model.token_scores import Score, TokenScorer, TokenScores, places_of
+
+ATTENTION = "context"  # its name among the library's implementations
+_BY_LENGTH = {"dynamic", "longrope"}  # rotations that follow from the last position, so of a slice
+
+
+class SlicedScorer:
+    """A `Score` of whole rows, of which this rank computes a slice; its peers call it with it."""
+
+    def __init__(self, scorer: TokenScorer, cp: int) -> None:
+        """All ranks of the process group call it together; `cp` neighbours are peers.
+
+        Raises:
+            ConfigError: a model whose attention cannot be shared out so.
+        """
+        _check(scorer.model, cp)
+        self._group = _peers(cp)
+        self._scorer, self.model, self.vocab_size = scorer, scorer.model, scorer.vocab_size
+        self.routing: RoutingReplay = _SlicedRouting(scorer.model, self._group)
+        self.is_whole = False  # each rank computes all
+
+    def __call__(
+        self,
+        ids_BT: Tensor,
+        real_BT: Tensor | None,
+        chosen: Tensor,
+        temperature_N: Tensor,
+        documents: Documents | None = None,
+        top: int | Tensor = 0,
+    ) -> TokenScores:
+        """See `TokenScorer`."""
+        if self.is_whole:
+            return self._scorer(ids_BT, real_BT, chosen, temperature_N, documents, top)
+        assert not isinstance(top, Tensor), "configuration refuses a teacher on several ranks"
+        size, rank, length = self._group.size(), self._group.rank(), ids_BT.shape[1]
+        padded_BT = _padded(ids_BT, size)
+        width = padded_BT.shape[1] // size
+        whole = self._scorer.inputs(
+            padded_BT,
+            None if real_BT is None else _padded(real_BT, size),
+            None if documents is None else documents.longer(width * size - length),
+        )
+        own = {name: _slice(whole[name], self._group) for name in ("input_ids", "position_ids")}
+        chosen_N = places_of(chosen)
+        before_N = chosen_N.cpu() - 1  # a token is scored where the one before it is
+        row_N, column_N = before_N // length, before_N % length
+        of_rank = [(column_N // width == r).nonzero()[:, 0] for r in range(size)]
+        # All score as many tokens: what is gathered has one shape, and no weight is without a
+        # gradient.
+        most = max(1, *map(len, of_rank))
+        mine = of_rank[rank]
+        places = (row_N * width + column_N - rank * width)[mine].to(ids_BT.device)
+        mine = mine.to(ids_BT.device)
+        by_token = (places, 0), (ids_BT.flatten()[chosen_N[mine]], 0), (temperature_N[mine], 1)
+        filled = [pad(values, (0, most - len(mine)), value=value) for values, value in by_token]
+        scores = self._scorer.score(whole | own | {"context": self._group}, *filled)
+        found_RSN = _Gathered.apply(torch.stack(tuple(scores)), self._group)
+        back_N = torch.empty_like(before_N)
+        for r, theirs in enumerate(of_rank):
+            back_N[theirs] = r * most + torch.arange(len(theirs))
+        logprobs_N, entropy_N = found_RSN.transpose(0, 1).flatten(1)[:, back_N.to(ids_BT.device)]
+        return TokenScores(logprobs_N, entropy_N.detach())
+
+
+@torch.no_grad()
+def check_slices(scorer: SlicedScorer, root: Score, device: torch.device) -> None:
+    """Return if slices give the log-probs that whole rows give.
+
+    Args:
+        root: what computes, by this scorer.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    told = f"trainer.layout.cp is above 1, but a {type(scorer.model).__name__}"
+    try:
+        scorer.is_whole = True
+        expected_N = score_padded(root, scorer.vocab_size, device)
+        scorer.is_whole = False
+        found_N = score_padded(root, scorer.vocab_size, device)
+    except (*REFUSALS, EngineError) as err:
+        raise ConfigError(f"{told} cannot be computed by slices: {err}; set it to 1") from err
+    found = float((expected_N - found_N).abs().max())
+    if not found <= tolerance_of(scorer.model):
+        raise ConfigError(f"{told} has log-probs {found:.2g} nats off in slices: set it to 1")
+
+
+def _peers(cp: int) -> Any:  # noqa: ANN401
+    """The group of this rank's neighbours, over the addresses that the group of all ranks has."""
+    world: Any = dist.group.WORLD
+    is_gloo = dist.get_backend() == "gloo"
+    options = world._get_backend(torch.device("cpu")).options if is_gloo else None
+    return dist.new_subgroups(cp, pg_options=options)[0]
+
+
+def _check(model: Any, cp: int) -> None:  # noqa: ANN401  (an untyped library)
+    config, told = model.config.get_text_config(), f"trainer.layout.cp is {cp}, but"
+    check_heads(config.to_dict(), cp)
+    if (attention := model.config._attn_implementation) not in (SDPA, DOCUMENTS):
+        raise ConfigError(f"{told} attention of a {config.model_type} is {attention}: set cp to 1")
+    kinds = [getattr(module, "rope_type", "") for module in model.modules()]
+    every = {k for kind in kinds for k in (kind.values() if isinstance(kind, dict) else [kind])}
+    if found := sorted(every & _BY_LENGTH):
+        raise ConfigError(
+            f"{told} rope_type is {found[0]!r}, which a slice tells wrong: set cp to 1"
+        )
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
+    model.config._attn_implementation = ATTENTION
+
+
+def _attention(
+    module: nn.Module,
+    query_BhTD: Tensor,
+    key_BhTD: Tensor,
+    value_BhTD: Tensor,
+    attention_mask: Tensor | None,
+    context: Any = None,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> tuple[Tensor, None]:
+    """An attention function of the library.
+
+    Args:
+        attention_mask: of whole rows; so is what `kwargs` says of documents.
+        context: group of the ranks that have the slices; None: rows are whole here.
+    """
+    if context is None:
+        return attend(module, query_BhTD, key_BhTD, value_BhTD, attention_mask, **kwargs)
+    if (times := context.size() // key_BhTD.shape[1]) > 1:  # ranks need the same heads of keys
+        key_BhTD, value_BhTD = (t.repeat_interleave(times, 1) for t in (key_BhTD, value_BhTD))
+    query, key, value = _Turned.apply(context, True, query_BhTD, key_BhTD, value_BhTD)
+    own: Any = SimpleNamespace(
+        is_causal=getattr(module, "is_causal", True),
+        num_key_value_groups=query.shape[1] // key.shape[1],
+    )
+    found_BThD, _ = attend(own, query, key, value, attention_mask, **kwargs)
+    (slice_BhTD,) = _Turned.apply(context, False, found_BThD.transpose(1, 2))
+    return slice_BhTD.transpose(1, 2).contiguous(), None
+
+
+class _Turned(torch.autograd.Function):
+    """Slices of all heads to some heads of whole rows, or the other way; (B, h, T, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, to_heads: bool, *tensors: Tensor) -> Any:  # noqa: ANN401
+        ctx.group, ctx.to_heads = group, to_heads
+        return _turned(group, to_heads, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ANN401
+        return None, None, *_turned(ctx.group, not ctx.to_heads, gradients)
+
+
+def _turned(group: Any, to_heads: bool, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ANN401
+    """One exchange for all tensors; their dtype is one."""
+    cut, joined = (1, 2) if to_heads else (2, 1)
+    parts = [torch.stack(tensor.chunk(group.size(), cut)) for tensor in tensors]
+    sent = torch.cat([part.flatten(1) for part in parts], 1)
+    taken = torch.empty_like(sent)
+    dist.all_to_all_single(taken.view(torch.uint8), sent.view(torch.uint8), group=group)
+    columns = torch.split(taken, [part[0].numel() for part in parts], 1)
+    return tuple(
+        torch.cat([own.view_as(part[0]) for own in column], joined)
+        for column, part in zip(columns, parts, strict=True)
+    )
+
+
+class _Gathered(torch.autograd.Function):
+    """What all ranks have, (R, ...). All compute the same of it, so each keeps its own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:  # noqa: ANN401
+        ctx.rank = group.rank()
+        found = own.new_empty(group.size() * own.numel())
+        dist.all_gather_into_tensor(found, own.flatten(), group=group)
+        return found.view(group.size(), *own.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_R: Tensor) -> Any:  # noqa: ANN401
+        return gradient_R[ctx.rank], None
+
+
+class _SlicedRouting(RoutingReplay):
+    """Routers that see a slice; routes come of whole rows, and flips are those of whole rows."""
+
+    def __init__(self, model: nn.Module, group: Any) -> None:  # noqa: ANN401
+        super().__init__(model)
+        self._group = group
+
+    @contextmanager
+    def replaying(self, routes: Routes | None) -> Iterator[Counted]:
+        """See `RoutingReplay`."""
+        if routes is None:
+            yield Counted()
+            return
+        size = self._group.size()
+        own = Routes(*(_slice(_padded(values_BT, size), self._group) for values_BT in routes))
+        with super().replaying(own) as counted:
+            yield counted
+        total = torch.tensor(counted.num_flips, device=own.recorded_BT.device)
+        dist.all_reduce(total, group=self._group)
+        counted.clear()
+        counted[0] = total
+
+
+def _padded(values_BT: Tensor, size: int) -> Tensor:
+    """With zeros behind T, to slices of one width."""
+    more = -values_BT.shape[1] % size
+    zeros_BT = values_BT.new_zeros(len(values_BT), more, *values_BT.shape[2:])
+    return torch.cat([values_BT, zeros_BT], 1)
+
+
+def _slice(values_BT: Tensor, group: Any) -> Tensor:  # noqa: ANN401
+    own_BS: Tensor = values_BT.chunk(group.size(), 1)[group.rank()]
+    return own_BS

@@ -1,0 +1,149 @@
+"""Ranks on other hosts, as the trainer asks for them: one connection for each.
+
+Both ends prove that they know the run's secret, as on the weight links, and compare what they run,
+in JSON. Only then is the connection the `Link` of a follower, which carries pickles: a stranger's
+bytes are never unpickled. Proven, not encrypted: hosts belong on a private network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.host import commit
+from rlstreams.workers.model.base import RankLostError
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.frames import Connection, dial
+from rlstreams.workers.weights.link.handshake import Hello, introduce, receiver_key
+
+REACH_S = 120.0  # until all hosts have given their ranks: one may be starting
+PROVE_S = 5.0
+ANSWER_S = 60.0  # torch is imported there to count GPUs
+RECEIVER = "ranks"  # whose key the two ends prove to know
+_TRY_EVERY_S = 0.5
+_DIAL_S = 5.0
+_LIBRARIES = ("rlstreams", "torch", "transformers", "megatron-core", "numpy")
+_ENDS_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """The other hosts, and what each has to give and to have."""
+
+    addresses: Sequence[str]  # host:port, where a `RankServer` listens
+    ranks: int  # of each
+    secret: str
+    device: str
+    versions: Mapping[str, str]
+    model: str  # `fingerprint` of its folder
+
+
+def hosts_of(config: RunConfig, device: str, folder: Path) -> Hosts | None:
+    """What the trainer asks of other hosts; None: nothing.
+
+    Raises:
+        ConfigError: as `fingerprint`.
+    """
+    if not config.trainer.hosts:
+        return None
+    return Hosts(
+        addresses=config.trainer.hosts,
+        ranks=config.trainer.ranks_here,
+        secret=resolve_secret(config.weights.secret),
+        device=device,
+        versions=versions(),
+        model=fingerprint(folder),
+    )
+
+
+def versions() -> dict[str, str]:
+    """What all ranks run alike: the bits of a step, and pickles, depend on it."""
+    found = {"python": platform.python_version(), "commit": commit()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def fingerprint(folder: Path) -> str:
+    """Of a model's shape and weights: each file's size and last bytes stand for all of it.
+
+    Raises:
+        ConfigError: there is no model.
+    """
+    try:
+        digest = hashlib.sha256((folder / "config.json").read_bytes())
+        for file in sorted(folder.glob("*.safetensors")):
+            with file.open("rb") as opened:
+                size = opened.seek(0, os.SEEK_END)
+                digest.update(f"{file.name} {size}".encode())
+                opened.seek(max(0, size - _ENDS_BYTES))
+                digest.update(opened.read())
+    except OSError as err:
+        raise ConfigError(f"model.path is {str(folder)!r}, which is no model: {err}") from err
+    return digest.hexdigest()
+
+
+def reach(hosts: Hosts, reach_s: float = REACH_S) -> list[socket.socket]:
+    """A connection to a new follower for each rank, in the order of the hosts.
+
+    Raises:
+        ConfigError: a host refuses; names it, and why.
+        RankLostError: one has not given its ranks in time.
+    """
+    until_s = time.monotonic() + reach_s
+    found: list[socket.socket] = []
+    try:
+        for address in hosts.addresses:
+            found += [_rank(hosts, address, n, until_s, reach_s) for n in range(hosts.ranks)]
+    except BaseException:
+        for end in found:
+            end.close()
+        raise
+    return found
+
+
+def _rank(hosts: Hosts, address: str, number: int, until_s: float, reach_s: float) -> socket.socket:
+    while True:
+        try:
+            link = dial(address, min(until_s, time.monotonic() + _DIAL_S))
+            try:
+                return _asked(hosts, link, number)
+            except BaseException:
+                link.close()
+                raise
+        except PullError as err:
+            if err.kind == "refused":
+                raise ConfigError(f"trainer.hosts names {address!r}, which refuses: {err}") from err
+            if time.monotonic() > until_s:
+                raise RankLostError(
+                    f"trainer.hosts names {address!r}, which gave no rank within {reach_s:g} s: "
+                    f"{err}; does `rlstreams worker ranks` run there?"
+                ) from err
+        time.sleep(_TRY_EVERY_S)
+
+
+def _asked(hosts: Hosts, link: Connection, number: int) -> socket.socket:
+    """
+    Raises:
+        PullError: `refused`; of any other kind, it may come to be.
+    """
+    hello = Hello(receiver=RECEIVER, rank=number, epoch=0, purpose="rank")
+    introduce(link, hello, receiver_key(hosts.secret, RECEIVER), time.monotonic() + PROVE_S)
+    link.send({name: value for name, value in asdict(hosts).items() if name != "secret"})
+    answer = link.receive(time.monotonic() + ANSWER_S)
+    if answer.get("type") != "begun":
+        raise PullError(str(answer.get("kind")), str(answer.get("error")))
+    return link.detach()

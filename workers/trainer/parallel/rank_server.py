@@ -1,0 +1,160 @@
+"""What gives a trainer on another host its ranks on this one: `rlstreams worker ranks`.
+
+It listens on one address, starts a follower for each connection that a trainer opens, and ends it
+with the connection. It holds no model and outlives its trainers: the next one asks again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.host import host_name
+from rlstreams.workers.loop.log import Log, get
+from rlstreams.workers.model.base import CPU
+from rlstreams.workers.model.device import VISIBLE, visible_gpus
+from rlstreams.workers.trainer.parallel.hosts import (
+    PROVE_S,
+    RECEIVER,
+    fingerprint,
+    versions,
+)
+from rlstreams.workers.trainer.parallel.team import PROGRAM
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.frames import Connection
+from rlstreams.workers.weights.link.handshake import admit, receiver_key
+from rlstreams.workers.weights.listening import LinkServer
+
+_LOOK_EVERY_MS = 100  # whether a follower, or its trainer, is gone
+_RDHUP = getattr(select, "POLLRDHUP", 0)  # Linux
+
+
+def make_rank_server(config: RunConfig, ordinal: int, instance: str) -> RankServer:
+    """The one of an entry of `trainer.hosts`.
+
+    Raises:
+        ConfigError: there is no such entry, or it is no free address of this host.
+    """
+    hosts = config.trainer.hosts
+    if ordinal >= len(hosts):
+        raise ConfigError(f"--ordinal {ordinal}: it counts trainer.hosts from 0, {list(hosts)}")
+    secret, folder = resolve_secret(config.weights.secret), model_folder(config.model.path)
+    log = get("ranks", f"ranks-{ordinal}", instance)
+    try:
+        server = RankServer(hosts[ordinal], secret, folder, log)
+    except OSError as err:
+        raise ConfigError(
+            f"trainer.hosts names {hosts[ordinal]!r}, on which this host cannot listen: {err}; "
+            "--ordinal says which of them this one is"
+        ) from err
+    log.info("ranks_served", address=server.address)
+    return server
+
+
+class RankServer:
+    """Listens until the process ends. Each connection has a thread, which starts its follower: the
+    system ends that with the thread."""
+
+    def __init__(
+        self, address: str, secret: str, folder: Path, log: Log, *, program: str = PROGRAM
+    ) -> None:
+        """
+        Args:
+            address: host:port; port 0: a free one.
+            folder: the model, as it lies on this host.
+
+        Raises:
+            OSError: no such address here, or the port is taken.
+            ValueError: no secret.
+        """
+        if not secret:
+            raise ValueError("the secret of the ranks is empty")
+        self._key = receiver_key(secret, RECEIVER)
+        self._folder, self._log, self._program = folder, log, program
+        self.processes: dict[int, int] = {}  # of the followers; 0: it is being started
+        self._taking = threading.Lock()
+        host, _, port = address.rpartition(":")
+        self._links = LinkServer(host, self._serve, "ranks", int(port))
+        self.address = self._links.address
+
+    def close(self) -> None:
+        """Accept nobody any more; idempotent."""
+        self._links.close()
+
+    def _serve(self, link: Connection) -> None:
+        try:
+            hello = admit(link, 0, lambda _: self._key, time.monotonic() + PROVE_S)
+            asked = link.receive(time.monotonic() + PROVE_S)
+            gpus = visible_gpus() if asked["device"] != CPU else [""] * int(asked["ranks"])
+            if problem := self._problem(asked, len(gpus)):
+                self._log.warning("rank_refused", trainer=link.peer, why=problem)
+                link.send({"kind": "refused", "error": f"host {host_name()}: {problem}"})
+                return
+            with self._taking:
+                is_free = hello.rank not in self.processes
+                self.processes.setdefault(hello.rank, 0)
+            if not is_free:
+                link.send({"kind": "busy", "error": "it serves another trainer"})
+                return
+            try:
+                link.send({"type": "begun"})
+                self._follow(link, hello.rank, gpus[hello.rank])
+            finally:
+                del self.processes[hello.rank]
+        except PullError as err:
+            self._log.warning("rank_refused", trainer=link.peer, why=str(err))
+
+    def _problem(self, asked: Mapping[str, Any], num_gpus: int) -> str:
+        """Why this host can give no such rank; "": it can."""
+        ours, theirs = versions(), asked["versions"]
+        other = [
+            f"{name} is {ours.get(name)} here and {value} at the trainer"
+            for name, value in theirs.items()
+            # Of a package nobody may know the commit.
+            if ours.get(name) != value and (name != "commit" or (ours[name] and value))
+        ]
+        if other:
+            return "; ".join(other)
+        if num_gpus < asked["ranks"]:
+            return f"the trainer asks for {asked['ranks']} ranks, and {num_gpus} GPUs are visible"
+        try:
+            here = fingerprint(self._folder)
+        except ConfigError as err:
+            return str(err)
+        if here != asked["model"]:
+            return (
+                f"the model in {str(self._folder)!r} has fingerprint {here[:12]}, that of the "
+                f"trainer {asked['model'][:12]}"
+            )
+        return ""
+
+    def _follow(self, link: Connection, number: int, gpu: str) -> None:
+        """A follower, from its start to its end."""
+        end = link.detach()
+        process = subprocess.Popen(
+            [sys.executable, "-m", self._program, str(end.fileno()), str(self._folder)],
+            pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
+            env=os.environ | ({VISIBLE: gpu} if gpu else {}),
+        )  # fmt: skip
+        self.processes[number] = process.pid
+        facts = {"trainer": link.peer, "number": number, "process": process.pid, "gpu": gpu}
+        self._log.info("rank_begun", **facts)
+        poller = select.poll()
+        poller.register(end, _RDHUP)  # and what cannot be asked for: an error, both ends closed
+        while process.poll() is None and not poller.poll(_LOOK_EVERY_MS):
+            pass
+        is_trainer_gone = process.poll() is None
+        process.kill()  # stopped or not
+        status = process.wait()
+        self._log.info("rank_ended", **facts, status=status, with_trainer=is_trainer_gone)
