@@ -37,7 +37,7 @@ from rlstreams.streams.kafka.reader import KafkaReader
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.catalogue import Catalogue
 from rlstreams.streams.log.errors import FencedError, TopicMismatchError
-from rlstreams.streams.log.record import Committed, Partition
+from rlstreams.streams.log.record import Committed, Partition, RawRecord
 
 T = TypeVar("T")
 
@@ -92,6 +92,7 @@ class KafkaBus(Closing):
         commit_s: how long one commit may take before its outcome counts as unknown.
         transaction_timeout_s: after it the broker aborts what a dead producer left.
         outage_s: how long polls wait for an unreachable broker.
+        on_read: called with what a reader is about to deliver.
 
     Raises:
         BrokerError: settings that the client refuses.
@@ -106,6 +107,7 @@ class KafkaBus(Closing):
         commit_s: float = 30.0,
         transaction_timeout_s: float = 30.0,
         outage_s: float = 60.0,
+        on_read: Callable[[Sequence[RawRecord]], None] = lambda _: None,
     ) -> None:
         self._bootstrap = bootstrap
         self._run = run
@@ -113,6 +115,7 @@ class KafkaBus(Closing):
         self._commit_s = commit_s
         self._transaction_timeout_s = transaction_timeout_s
         self._outage_s = outage_s
+        self._on_read = on_read
         # Kept: a temporary client is collected before its futures resolve.
         self._admin = self._client(AdminClient, {})
         self._catalogue = Catalogue(self)
@@ -174,11 +177,9 @@ class KafkaBus(Closing):
 
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:
         """See `Bus`."""
-        return KafkaReader(self._reader_feed(), offsets)
-
-    def _reader_feed(self) -> Feed:
         # The client insists on a group's name; it neither joins nor commits.
-        return self._feed({**_READER, "group.id": self._name("readers")})
+        feed = self._feed({**_READER, "group.id": self._name("readers")})
+        return KafkaReader(feed, offsets, self._on_read)
 
     def _feed(self, settings: Mapping[str, str]) -> Feed:
         outage = Outage(self._bootstrap, self._outage_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rlstreams.streams.kafka.feed import Feed
 from rlstreams.streams.log.bus import Closing
@@ -18,8 +18,14 @@ _SEEK_S = 1.0
 class KafkaReader(Closing):
     """The port `Reader` on Kafka."""
 
-    def __init__(self, feed: Feed, offsets: Mapping[Partition, int] | None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        offsets: Mapping[Partition, int] | None,
+        on_read: Callable[[Sequence[RawRecord]], None] = lambda _: None,
+    ) -> None:
         self._feed = feed
+        self._on_read = on_read
         self._starts: dict[Partition, int] = {}
         self._old: dict[Partition, int] = {}  # what the client said before the last seek
         self._old_until_s = 0.0
@@ -53,6 +59,7 @@ class KafkaReader(Closing):
                 break
         if self._error is not None and not found:
             raise self._error
+        self._on_read(found)
         return found
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:

@@ -20,10 +20,8 @@ from types import MappingProxyType
 
 from rlstreams.streams.kafka.admin import runs_of
 from rlstreams.streams.kafka.bus import KafkaBus
-from rlstreams.streams.kafka.feed import Feed
-from rlstreams.streams.kafka.reader import KafkaReader
 from rlstreams.streams.log.errors import ConfigError, TopicMismatchError
-from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.streams.run.places import check_place
@@ -69,7 +67,9 @@ def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
         stack.callback(say, "")
         bootstrap = stack.enter_context(place.served(say))
         options = place.client_options  # once the broker has started: it makes its password
-        bus = stack.enter_context(TalkingBus(bootstrap, place.run, options, say))
+        bus = stack.enter_context(
+            KafkaBus(bootstrap, place.run, options=options, on_read=_told(say))
+        )
         try:
             bus.partitions(STEPS.name)
         except TopicMismatchError as err:
@@ -79,36 +79,15 @@ def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
     raise AssertionError
 
 
-class TalkingBus(KafkaBus):
-    """Its readers say how far they are, for who waits in front of a terminal."""
+def _told(say: Callable[[str], None]) -> Callable[[Sequence[RawRecord]], None]:
+    """Says twice a second how many records were read, for who waits in front of a terminal."""
+    num_read, due_s = 0, time.monotonic() + SAY_EVERY_S
 
-    def __init__(
-        self, bootstrap: str, run: str, options: Mapping[str, str], say: Callable[[str], None]
-    ) -> None:
-        super().__init__(bootstrap, run, options=options)
-        self.say = say
+    def tell(records: Sequence[RawRecord]) -> None:
+        nonlocal num_read, due_s
+        num_read += len(records)
+        if records and time.monotonic() >= due_s:
+            due_s = time.monotonic() + SAY_EVERY_S
+            say(f"reading {records[-1].position.topic}: {num_read:,} records")
 
-    def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:
-        """See `Bus`."""
-        return _TalkingReader(self._reader_feed(), offsets, self.say)
-
-
-class _TalkingReader(KafkaReader):
-    """Says twice a second how many records it has delivered."""
-
-    def __init__(
-        self, feed: Feed, offsets: Mapping[Partition, int] | None, say: Callable[[str], None]
-    ) -> None:
-        self._say = say
-        self._num_read = 0
-        self._due_s = time.monotonic() + SAY_EVERY_S
-        super().__init__(feed, offsets)
-
-    def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
-        """See `Reader`."""
-        records = super().poll(max_records, timeout_s)
-        self._num_read += len(records)
-        if records and time.monotonic() >= self._due_s:
-            self._due_s = time.monotonic() + SAY_EVERY_S
-            self._say(f"reading {records[-1].position.topic}: {self._num_read:,} records")
-        return records
+    return tell

@@ -157,7 +157,6 @@ def _prompts(context: Context) -> Pausable:
 
 
 def _rollout(context: Context) -> Pausable:
-    from rlstreams.workers.loop.log import get as get_log
     from rlstreams.workers.model.tokenizer import Tokenizer
     from rlstreams.workers.rollout.sampling import Sampler, sampling_of
     from rlstreams.workers.rollout.turns import make_turns
@@ -165,7 +164,7 @@ def _rollout(context: Context) -> Pausable:
     from rlstreams.workers.rollout.worker import make_worker
 
     config = context.config.rollout
-    log = get_log(context.role, context.worker, context.instance)
+    log = context.log
     engine = _engine(context)
 
     def note(what: str) -> None:
@@ -224,13 +223,12 @@ def _logprob(context: Context) -> Pausable:
 
         passing = PassingScorer(model_folder(context.config.model.path))
         return make_worker(context, context.bus, passing, FileWeightChannel())
-    from rlstreams.workers.loop.log import get as get_log
     from rlstreams.workers.model.base import CPU
 
     scorer, reference = make_scorers(context.config)
     if context.config.logprob.device != CPU:
         reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
-        log = get_log(context.role, context.worker, context.instance)
+        log = context.log
         for what, why in reasons.items():
             if why:
                 log.warning(what, why=why)
@@ -301,14 +299,15 @@ def _reference(config: RunConfig, model: Path, options: Mapping[str, Any]) -> Re
 
 def _trainer(context: Context) -> Pausable:
     from rlstreams.workers.model.device import claim_devices
+    from rlstreams.workers.trainer.parallel.hosts import hosts_of
     from rlstreams.workers.trainer.parallel.team import team_of
     from rlstreams.workers.trainer.training.training import Training
     from rlstreams.workers.trainer.worker import TrainerWorker
 
     config, section = context.config, context.config.trainer
-    device, gpus = claim_devices("trainer.device", section.device, section.ranks)
+    device, gpus = claim_devices("trainer.device", section.device, section.ranks_here)
     folder = model_folder(config.model.path)
-    team = team_of(gpus, host=config.weights.host)
+    team = team_of(gpus, host=config.weights.host, hosts=hosts_of(config, device, folder))
     training = Training(
         folder,
         section,
@@ -327,7 +326,6 @@ def _weight_server(context: Context) -> WeightServer:
 
         return FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=weights.versions_served)
     from rlstreams.workers.config.checks import check_address
-    from rlstreams.workers.loop.log import get as get_log
     from rlstreams.workers.weights.collective import CollectiveWeightServer
     from rlstreams.workers.weights.sender import Limits
 
@@ -341,7 +339,7 @@ def _weight_server(context: Context) -> WeightServer:
         weights.channel,
         host=weights.host,
         secret=_secret(context),
-        log=get_log(context.role, context.worker, context.instance),
+        log=context.log,
         limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
         place="pinned" if is_pinned and weights.snapshot == "auto" else weights.snapshot,
     )

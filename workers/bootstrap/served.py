@@ -38,7 +38,6 @@ from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.log import get
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights import server_plugin
 from rlstreams.workers.weights.report_listener import ReportListener
@@ -73,7 +72,7 @@ def make_served_engine(context: Context) -> ServedEngine:
     settings = settings_of(config)
     folder = context.folder / SERVERS / context.worker
     listener = report_listener_of(config)
-    log = get(context.role, context.worker, context.instance)
+    log = context.log
 
     def note(what: str) -> None:
         log.info("engine", what=what)

@@ -126,7 +126,12 @@ def _place_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _device_problems(config: RunConfig) -> Iterator[str]:
-    """Who shares a GPU, with whom, and by what means weights come to it."""
+    """Who shares a GPU, with whom, and by what means weights come to it; ranks of other hosts."""
+    if config.trainer.hosts and not config.weights.secret:
+        yield (
+            f"trainer.hosts is {list(config.trainer.hosts)}, but weights.secret is empty: whoever "
+            "reaches a rank could command it; set it to env:NAME or file:PATH, the same on each"
+        )
     for number, device in enumerate(config.devices):
         if device.name == config.run.id:
             yield f"devices.name is {device.name!r}, as run.id is: a device needs another name"
@@ -179,7 +184,7 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
     if "logprob" in device.roles and config.logprob.place != "separate":
         yield f"[logprob.place], {shares}: it holds no model there; leave it out of devices.roles"
     only: dict[str, object] = {  # with which a role can give its memory up
-        "trainer.backend": "fsdp2", "logprob.backend": "builtin",
+        "trainer.backend": "fsdp2", "logprob.backend": "builtin", "trainer.hosts": (),
     }  # fmt: skip
     for name, value in only.items():
         owner, _, field = name.partition(".")

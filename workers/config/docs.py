@@ -1,4 +1,4 @@
-"""Documentation of each field: its description, default, unit, and when to change it.
+"""Documentation of each field: its description, default, and when to change it.
 
 The description is the docstring under the field in the source. `symptoms.toml` has, by dotted name,
 the symptom of a wrong value; a test keeps the two and the generated page in sync.
@@ -24,37 +24,6 @@ from rlstreams.workers.config.layers import EXTENDS, leaves
 from rlstreams.workers.config.run import RunConfig
 
 SYMPTOMS = Path(__file__).with_name("symptoms.toml")
-_UNITS = {
-    "_s": "seconds",
-    "_mb": "MB",
-    "_tokens": "tokens",
-    "_budget": "tokens",
-    "_rows": "rows",
-    "_samples": "samples",
-    "_steps": "steps",
-    "_staleness": "versions",
-    "_fraction": "share",
-    "_share": "share",
-    "versions_held": "versions",
-    "versions_served": "versions",
-    "evaluate_every": "versions",
-    "checkpoint_every": "steps",
-    "checkpoints_kept": "checkpoints",
-    "groups_per_step": "groups",
-    "group_size": "samples",
-    "workers": "processes",
-    "processes": "processes",
-    "threads": "threads",
-    "slots": "sequences",
-    "_hours": "hours",
-    "_bytes": "bytes",
-    "environment.concurrency": "steps",
-    "concurrency": "judgements",
-    ".steps": "steps",
-    ".rows": "rows",
-    ".at": "share",
-}
-_UNITS_IN_NAMES = tuple(end for end in _UNITS if end.startswith("_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +33,6 @@ class FieldDoc:
     name: str  # dotted; a field of an array of tables as `demo.kills[].role`
     kind: str  # its type in words
     default: str  # as TOML; empty: it must be given
-    unit: str
     sentence: str
     symptom: str  # what is seen when the value is wrong; empty: not written yet
 
@@ -107,15 +75,12 @@ def page() -> str:
             setting = doc.name.removeprefix(_prefix(name))
             if doc.default:
                 setting += f" = {doc.default}"
-            unit = "" if doc.name.endswith(_UNITS_IN_NAMES) else doc.unit
-            lines.append(
-                f"- `{setting}` {unit}".rstrip() + f": {doc.sentence} *When:* {doc.symptom}."
-            )
+            lines.append(f"- `{setting}`: {doc.sentence} *When:* {doc.symptom}.")
     return "\n".join(lines) + "\n"
 
 
 def json_schema() -> dict[str, Any]:
-    """Draft 2020-12; fields have their sentence, unit and default, unknown ones are refused."""
+    """Draft 2020-12; fields have their sentence and default, unknown ones are refused."""
     schema = msgspec.json.schema(RunConfig)
     definitions: dict[str, dict[str, Any]] = schema["$defs"]
     docs = {doc.name: doc for doc in field_docs()}
@@ -189,7 +154,6 @@ def _of_class(cls: Any, prefix: str, symptoms: Mapping[str, str]) -> Iterator[Fi
             name=name,
             kind=wanted(kind),
             default=_default(field),
-            unit=next((unit for end, unit in _UNITS.items() if f".{name}".endswith(end)), ""),
             sentence=sentences.get(field.name, ""),
             symptom=symptoms.get(name, ""),
         )
@@ -220,5 +184,4 @@ def _describe(definition: dict[str, Any], prefix: str, docs: dict[str, Any]) -> 
     definition["additionalProperties"] = False
     for name, described in definition["properties"].items():
         if doc := docs.get(f"{prefix}{name}"):
-            unit = f" [{doc.unit}]" if doc.unit else ""
-            described["description"] = f"{doc.sentence}{unit}"
+            described["description"] = doc.sentence

@@ -19,6 +19,7 @@ from rlstreams.workers.config.checks import (
 from rlstreams.workers.config.loss import LossSection
 
 MEGATRON = "megatron"  # a backend
+_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}")  # IPv4 or a name: NCCL's interface is found by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +74,11 @@ class LoraSection(Section, section="trainer.lora"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSection(Section, section="trainer.layout"):
-    """How `trainer.backend = "megatron"` cuts the model; what `tp` x `pp` leaves of `trainer.ranks`
-    computes different rows."""
+    """What ranks share beside a batch: with backend `fsdp2` `cp`, with `megatron` the others. What
+    `cp`, `tp` and `pp` leave of `trainer.ranks` computes different rows."""
 
+    cp: PositiveInt = 1
+    """Ranks that share each row, a slice of its tokens each, and in attention some heads."""
     tp: PositiveInt = 1
     """Ranks that share each matrix; of dense models."""
     pp: PositiveInt = 1
@@ -94,8 +97,11 @@ class TrainerSection(Section, section="trainer"):
     """What computes: layers of Hugging Face, sharded by FSDP2, or of megatron-core
     (`rlstreams[megatron]`; Llama, Qwen3, Qwen3-MoE), cut by `trainer.layout`."""
     ranks: PositiveInt = 1
-    """Processes that train together on this machine; rank R has GPU N + R. A redo needs the same
+    """Processes that train together; rank R has GPU N + R of its host. A redo needs the same
     number."""
+    hosts: tuple[str, ...] = ()
+    """Other hosts that share `ranks` equally with the trainer's, each the `HOST:PORT` on which
+    `rlstreams worker ranks` listens there; needs `weights.secret`."""
     steps: PositiveInt = 100
     """Optimizer steps after which the run ends."""
     groups_per_step: PositiveInt = 16
@@ -146,12 +152,32 @@ class TrainerSection(Section, section="trainer"):
         """`redo`, with `auto` resolved by the device."""
         return self.redo == "exact" or (self.redo == "auto" and self.device == "cpu")
 
+    @property
+    def ranks_here(self) -> int:
+        """Of `ranks`, those on the trainer's own host, as on any other."""
+        return self.ranks // (1 + len(self.hosts))
+
     def _problems(self) -> Iterator[str]:
-        if self.backend != MEGATRON and self.layout != LayoutSection():
+        for address in self.hosts:
+            if not _ADDRESS.fullmatch(address):
+                yield f"trainer.hosts must be like host:port, got {address!r}"
+        if len({*self.hosts}) < len(self.hosts):
+            yield f"trainer.hosts names a host twice: {list(self.hosts)}"
+        if self.ranks % (1 + len(self.hosts)):
             yield (
-                "[layout], which trainer.backend 'fsdp2' does not have: set trainer.backend to "
-                "'megatron', or leave the layout out"
+                f"[ranks], which {1 + len(self.hosts)} hosts (the trainer's, and trainer.hosts) do "
+                "not share equally"
             )
+        if self.backend != MEGATRON and self.layout != LayoutSection(cp=self.layout.cp):
+            yield (
+                "[layout], of which trainer.backend 'fsdp2' has cp alone: set trainer.backend to "
+                "'megatron', or leave the others out"
+            )
+        if self.backend == MEGATRON and self.layout.cp > 1:
+            yield "[layout.cp], which [backend] does not have: set trainer.layout.cp to 1"
+        if self.ranks % self.layout.cp:
+            fits = ", ".join(str(n) for n in range(1, self.ranks + 1) if not self.ranks % n)
+            yield f"[layout.cp], but [ranks], which it does not divide: it may be {fits}"
         if self.backend == MEGATRON and self.lora.rank:
             yield (
                 "[lora.rank], but [backend], which trains all weights: set trainer.backend to "

@@ -1,4 +1,4 @@
-"""Files by content: signatures that are cheap, and hashes."""
+"""Files: hashes of their content, writing one whole, and lines that are not too long."""
 
 from __future__ import annotations
 
@@ -7,29 +7,11 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from rlstreams.streams.log.errors import ConfigError
 
 LINE_BYTES = 4 << 20  # of one row; a million tokens
-
-
-class Signature(NamedTuple):
-    """What changes when a file is written or replaced."""
-
-    size: int  # bytes
-    mtime_ns: int
-    inode: int
-
-
-def signature(path: Path) -> Signature:
-    """Of a file.
-
-    Raises:
-        OSError: it cannot be looked at.
-    """
-    found = path.stat()
-    return Signature(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def content_hash(path: Path) -> str:

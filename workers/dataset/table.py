@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.dataset.files import Signature, signature
 from rlstreams.workers.dataset.identity import shape_of
 from rlstreams.workers.dataset.limits import Limits
 from rlstreams.workers.dataset.row import PromptText, Row, RowReader, parse
@@ -31,6 +30,7 @@ KEPT_FROM_BYTES = 32 << 20  # what is smaller is read in a moment
 _VERSION = 3  # of what a table holds
 _BATCH_BYTES = 8 << 20
 _PROGRESS_S = 5.0
+_Signature = tuple[int, int, int]
 _COLUMNS = {"line": "uint32", "left_out": "string", "prompt": "uint64", "row": "binary"}
 
 
@@ -109,8 +109,8 @@ class Pass:
 
         source, shape = self.source, shape_of(self.source.data)
         try:
-            before = [signature(path) for path in source.files()]
-            if source.kind is Kind.JSON_LINES and before[0].size < KEPT_FROM_BYTES:
+            before = [_signature(path) for path in source.files()]
+            if source.kind is Kind.JSON_LINES and before[0][0] < KEPT_FROM_BYTES:
                 return pyarrow.Table.from_batches(self._batches(before), _schema())
             known = [_VERSION, source.kind, source.digest(), shape, self.limits.key]
             path = cache_folder() / "tables" / f"{digest_of(known)}.arrow"
@@ -123,7 +123,7 @@ class Pass:
             why = err.strerror or err
             raise ConfigError(f"{source.field}: cannot read {source.name!r}: {why}") from err
 
-    def _write(self, path: Path, before: Sequence[Signature]) -> None:
+    def _write(self, path: Path, before: Sequence[_Signature]) -> None:
         import pyarrow.ipc
 
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ class Pass:
             finally:
                 beside.unlink(missing_ok=True)
 
-    def _batches(self, before: Sequence[Signature]) -> Iterator[Any]:
+    def _batches(self, before: Sequence[_Signature]) -> Iterator[Any]:
         """Every row: its line, why it is left out, the digest of its bare prompt, its JSON."""
         source, reader = self.source, self.reader
         rows: list[tuple[int, str, int, bytes]] = []
@@ -168,7 +168,7 @@ class Pass:
                     self.progress(f"{source.field}: {source.name}: {number:,} rows read")
         if rows:
             yield _batch(rows)
-        if [signature(path) for path in source.files()] != before:
+        if [_signature(path) for path in source.files()] != before:
             raise ConfigError(f"{source.field}: {source.name} was written while it was read")
 
 
@@ -213,6 +213,12 @@ def check_disjoint(train: Dataset, held_out: Dataset) -> None:
             f"{held_out.place(number)}, which is {train.place(int(both[0]))}: remove them there, "
             "or let data.held_out_rows keep rows of data.train out"
         )
+
+
+def _signature(path: Path) -> _Signature:
+    """What changes when a file is written or replaced: size, time of change in ns, inode."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _schema() -> Any:  # noqa: ANN401

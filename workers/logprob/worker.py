@@ -12,7 +12,7 @@ from rlstreams.schemas.events import TRAIN, Event, ScoredTrajectory, Trajectory
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
-from rlstreams.streams.log.record import Outgoing, Partition, RawRecord, Record
+from rlstreams.streams.log.record import Outgoing, Partition, Record
 from rlstreams.streams.log.topics import SCORED, TRAJECTORIES
 from rlstreams.workers.engines.base import Scorer
 from rlstreams.workers.logprob import windows
@@ -62,12 +62,12 @@ class LogprobStage:
         self._score = partial(score_records, context, scorer, reference)
         self._compute = ThreadPoolExecutor(1, "scorer")
         self._transfer = ThreadPoolExecutor(1, "pull")
-        self._reporter = Reporter(context)
+        self.reporter = Reporter(context)
         self._puller = PolicyPuller(
             context,
             bus,
             channel,
-            self._reporter,
+            self.reporter,
             lambda *what: self._transfer.submit(scorer.pull, *what),
         )
         self._held = HeldVersions(scorer, self._puller, config.versions_held)
@@ -143,7 +143,7 @@ class LogprobStage:
         events, seconds = window.events.result()
         reach(CrashPoint.FORWARD_AFTER)
         tokens = sum(num_tokens(record.event) for record in window.records)
-        self._reporter.count(samples=len(events), tokens=tokens, windows=1, busy_s=seconds)
+        self.reporter.count(samples=len(events), tokens=tokens, windows=1, busy_s=seconds)
         for record, event in zip(window.records, events, strict=True):
             if isinstance(event, Exception):
                 detail = f"{type(event).__name__}: {event}"
@@ -152,13 +152,13 @@ class LogprobStage:
                 self._passed.append(Finished(raw=record.raw, outputs=(outgoing(SCORED, event),)))
 
     def _dead(self, record: Record[Trajectory], reason: str, detail: str) -> Finished:
-        self._reporter.count(dead_letters=1)
+        self.reporter.count(dead_letters=1)
         letter = set_aside(self._context, record, reason=reason, detail=detail)
         return Finished(raw=record.raw, outputs=(letter,))
 
     def give_up(self, partitions: Set[Partition]) -> None:
         """Forget what waits of these partitions; a window that is being scored goes on."""
-        self._reporter.count(given_up=self._backlog.forget(partitions))
+        self.reporter.count(given_up=self._backlog.forget(partitions))
 
     def give_up_device(self) -> bool:
         """Off-load, once what is being scored and pulled is there."""
@@ -175,30 +175,21 @@ class LogprobStage:
         for scorer in self._scorers:
             getattr(scorer, method)()
 
-    def isolating(self, raw: RawRecord, tries: int) -> None:
-        """Count it; the report is also what shows the supervisor that this worker came so far."""
-        self._reporter.count(isolated=1)
-        self._reporter.state("isolating", f"{raw.position}, begun {tries} times before")
-
     def announcements(self) -> Sequence[Outgoing]:
         """Pulls and reports."""
         versions = sorted(self._scorer.versions)
-        self._reporter.policy_version = max(versions, default=-1)
-        self._reporter.load = {"open": self.num_open, "versions": versions}
+        self.reporter.policy_version = max(versions, default=-1)
+        self.reporter.load = {"open": self.num_open, "versions": versions}
         if not self._may_begin:
-            self._reporter.state(OFFLOADED, AWAITS_TURN)
+            self.reporter.state(OFFLOADED, AWAITS_TURN)
         elif self._windows:
-            self._reporter.state("working")
+            self.reporter.state("working")
         elif self._puller.pulling is not None:
-            self._reporter.state("pulling", f"policy version {self._puller.pulling}")
+            self.reporter.state("pulling", f"policy version {self._puller.pulling}")
         else:
             why = ("for trajectories", self._puller.trouble)
-            self._reporter.state("waiting", "; ".join(filter(None, why)))
-        return [*self._puller.news(), *self._reporter.due()]
-
-    def last_report(self) -> Sequence[Outgoing]:
-        """The last report."""
-        return self._reporter.last_report()
+            self.reporter.state("waiting", "; ".join(filter(None, why)))
+        return [*self._puller.news(), *self.reporter.due()]
 
     @property
     def num_open(self) -> int:
@@ -222,4 +213,6 @@ def make_worker(
     """The role, ready to run."""
     stage = LogprobStage(context, bus, scorer, channel, reference)
     interval_s = context.config.logprob.commit_interval_s
-    return StageLoop(context, bus, stage, TRAJECTORIES.name, interval_s=interval_s)
+    return StageLoop(
+        context, bus, stage, TRAJECTORIES.name, reporter=stage.reporter, interval_s=interval_s
+    )

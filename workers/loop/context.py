@@ -9,6 +9,7 @@ from pathlib import Path
 from rlstreams.schemas.events import WorkerReport
 from rlstreams.streams.log.bus import Bus
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.log import Log, get
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,11 @@ class Context:
     def transactional_id(self) -> str:
         """`{role}.{ordinal}`: fixed, so that a restart settles its predecessor's transaction."""
         return f"{self.role}.{self.ordinal}"
+
+    @property
+    def log(self) -> Log:
+        """This process's; raises ConfigError if `RLSTREAMS_LOG` is no level."""
+        return get(self.role, self.worker, self.instance)
 
     @property
     def folder(self) -> Path:

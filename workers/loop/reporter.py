@@ -12,7 +12,6 @@ from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.host import host_name
-from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.stall import StuckWatch, limits_of
 
 EVERY_S = 1.0
@@ -50,9 +49,7 @@ class Reporter:
         """
         now = time.monotonic()
         if news := self._stuck.look(now, *self._state, self._counters):
-            get_log(self._context.role, self._context.worker, self._context.instance).warning(
-                "starving", what=news
-            )
+            self._context.log.warning("starving", what=news)
         if now < self._next:
             return []
         self._next = now + EVERY_S

@@ -38,8 +38,8 @@ from rlstreams.streams.log.topics import DEAD_LETTERS
 from rlstreams.streams.log.tracker import MAX_TRIES, Tracker
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, dead_letter, refusal, sample_of
-from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.pending import Finished, PendingCommits
+from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.runtime import IDLE_S
 
 MAX_POLL = 256  # records of one poll
@@ -71,14 +71,8 @@ class Stage(Protocol):
         What still finishes of them is dropped: their new owner does it.
         """
 
-    def isolating(self, raw: RawRecord, tries: int) -> None:
-        """Called before a record is begun alone at which the last `tries` workers died."""
-
     def announcements(self) -> Sequence[Outgoing]:
         """Records that are not about an input; committed at once, with what is finished by now."""
-
-    def last_report(self) -> Sequence[Outgoing]:
-        """The last records of a clean end."""
 
     @property
     def num_open(self) -> int:
@@ -99,16 +93,25 @@ class StageLoop:
 
     Args:
         topic: what it reads.
+        reporter: of the stage.
         interval_s: finished records wait at most this long for their transaction.
     """
 
     def __init__(
-        self, context: Context, bus: Bus, stage: Stage, topic: str, *, interval_s: float
+        self,
+        context: Context,
+        bus: Bus,
+        stage: Stage,
+        topic: str,
+        *,
+        reporter: Reporter,
+        interval_s: float,
     ) -> None:
         self.is_paused = False
         self._context = context
         self._schemas = bus.schemas()
         self._stage = stage
+        self._reporter = reporter
         self._interval_s = interval_s
         self._producer = bus.producer(context.transactional_id)
         self._consumer = bus.consumer(context.role, [topic])
@@ -177,7 +180,7 @@ class StageLoop:
             if self.done:
                 while not self._pending.settle(IDLE_S):
                     pass  # until its deadline
-                self._take_tries_back(records=self._stage.last_report())
+                self._take_tries_back(records=self._reporter.last_report())
 
     def _take_tries_back(
         self, partitions: Set[Partition] | None = None, records: Sequence[Outgoing] = ()
@@ -217,7 +220,7 @@ class StageLoop:
             if tracker.is_isolated:
                 self._num_isolated = self._window
             if tracker.problem:
-                get_log(self._context.role, self._context.worker, self._context.instance).warning(
+                self._context.log.warning(
                     "no_done_set",
                     group=self._context.role,
                     partition=str(partition),
@@ -245,7 +248,11 @@ class StageLoop:
             return frozenset()
         tracker = self._tracker[raw.partition]
         if not tracker.is_noted and tracker.inherited < MAX_TRIES:
-            self._stage.isolating(raw, tracker.inherited)
+            # The report is also what shows the supervisor that this worker came so far.
+            self._reporter.count(isolated=1)
+            self._reporter.state(
+                "isolating", f"{raw.position}, begun {tracker.inherited} times before"
+            )
             return {raw.partition}
         self._waiting.remove(raw)
         self._num_isolated -= 1

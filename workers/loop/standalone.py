@@ -20,7 +20,6 @@ from rlstreams.workers.loop.claims import STEPS_PARTITION, TAIL, claim_at
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.host import host_name
-from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.runtime import Role, RoleAround
 from rlstreams.workers.loop.stage import StageLoop
 
@@ -43,7 +42,7 @@ class StandaloneRole(RoleAround):
         self._history = context.bus.ends(STEPS.name)[STEPS_PARTITION]
         self._reader = context.bus.reader({STEPS_PARTITION: max(0, self._history - TAIL)})
         self._foreign = ForeignRecords(context.worker, context.bus.schemas())
-        self._log = get_log(context.role, context.worker, context.instance)
+        self._log = context.log
         self._epoch = -1  # of the claim that was compared
         self._is_over = False  # the trainer is done, and has made all steps that we know of
         self._idle_since_s: float | None = None

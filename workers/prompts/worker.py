@@ -23,7 +23,6 @@ from rlstreams.workers.dataset.limits import PromptEncoder
 from rlstreams.workers.dataset.open import open_problems, prompt_encoder
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
-from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.model.folder import max_tokens_of, read_config
@@ -53,7 +52,7 @@ class PromptsWorker:
     ) -> None:
         self._config = config = context.config
         encoder = encoder or prompt_encoder(config)
-        log = get_log("prompts", context.worker, context.instance)
+        log = context.log
         problems = open_problems(
             config.data,
             encoder,

@@ -9,7 +9,7 @@ from rlstreams.schemas.events import Event, Prompt
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
-from rlstreams.streams.log.record import Outgoing, Partition, RawRecord, Record
+from rlstreams.streams.log.record import Outgoing, Partition, Record
 from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
 from rlstreams.workers.engines.base import Engine, PromptTooLongError
 from rlstreams.workers.engines.thread import EngineThread
@@ -58,9 +58,9 @@ class RolloutStage:
         self._engine = engine
         self._sampler = sampler
         self._loop = EngineThread()
-        self._reporter = Reporter(context)
+        self.reporter = Reporter(context)
         self._puller = PolicyPuller(
-            context, bus, channel, self._reporter, lambda *of: self._loop.submit(engine.pull(*of))
+            context, bus, channel, self.reporter, lambda *of: self._loop.submit(engine.pull(*of))
         )
         self._waiting: list[Record[Prompt]] = []
         self._running: dict[Hashable, Record[Prompt]] = {}  # begun and not finished
@@ -126,7 +126,7 @@ class RolloutStage:
         del self._running[key], self._ended[key]
         if task.cancelled():
             return None
-        self._reporter.count(**rollout.counts(in_turns=self._sampler.turns is not None))
+        self.reporter.count(**rollout.counts(in_turns=self._sampler.turns is not None))
         trajectory = trajectory_of(
             record.event, record.position, rollout, loads, self._engine.name, self._context
         )
@@ -140,7 +140,7 @@ class RolloutStage:
             raise error  # the process starts again; its samples stay in flight
         record = self._running.pop(key)
         del self._ended[key]
-        self._reporter.count(dead_letters=1)
+        self.reporter.count(dead_letters=1)
         is_permanent = isinstance(error, PromptTooLongError)
         letter = set_aside(
             self._context, record, reason=reason, detail=str(error), permanent=is_permanent
@@ -151,7 +151,7 @@ class RolloutStage:
         """End the requests of these partitions: their new owner samples them anew."""
         waiting = [one for one in self._waiting if one.raw.partition not in partitions]
         running = {k for k, one in self._running.items() if one.raw.partition in partitions}
-        self._reporter.count(given_up=len(self._waiting) - len(waiting) + len(running))
+        self.reporter.count(given_up=len(self._waiting) - len(waiting) + len(running))
         self._waiting = waiting
         for key in running & self._ended.keys():  # there is nothing left of them to cancel
             del self._running[key], self._ended[key]
@@ -175,19 +175,14 @@ class RolloutStage:
         await self._engine.wake()
         self._sampler.clock.go_on()
 
-    def isolating(self, raw: RawRecord, tries: int) -> None:
-        """Count it; the report is also what shows the supervisor that this worker came so far."""
-        self._reporter.count(isolated=1)
-        self._reporter.state("isolating", f"{raw.position}, begun {tries} times before")
-
     def announcements(self) -> Sequence[Outgoing]:
         """Pulls and reports."""
         held = self._engine.policy_version
-        self._reporter.policy_version = held
-        self._reporter.load = {"open": self.num_open, "versions": [held]}
+        self.reporter.policy_version = held
+        self.reporter.load = {"open": self.num_open, "versions": [held]}
         # Of all that was sampled, what is in no trajectory was sampled in vain.
         sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled
-        self._reporter.count(sampled_tokens=self._num_sampled - sampled)
+        self.reporter.count(sampled_tokens=self._num_sampled - sampled)
         state, detail = "waiting", "for prompts"
         if not self._may_begin:
             state, detail = OFFLOADED, AWAITS_TURN
@@ -199,12 +194,8 @@ class RolloutStage:
             wanted = min(record.event.min_policy_version for record in self._waiting)
             detail = f"for policy version {wanted}, holds {held}"
         why = (detail, self._puller.trouble, self._engine.trouble)
-        self._reporter.state(state, "; ".join(filter(None, why)))
-        return [*self._puller.news(), *self._reporter.due()]
-
-    def last_report(self) -> Sequence[Outgoing]:
-        """The last report."""
-        return self._reporter.last_report()
+        self.reporter.state(state, "; ".join(filter(None, why)))
+        return [*self._puller.news(), *self.reporter.due()]
 
     @property
     def num_open(self) -> int:
@@ -227,4 +218,6 @@ def make_worker(
     """The role, ready to run."""
     stage = RolloutStage(context, bus, engine, channel, sampler)
     interval_s = context.config.rollout.commit_interval_s
-    return StageLoop(context, bus, stage, PROMPTS.name, interval_s=interval_s)
+    return StageLoop(
+        context, bus, stage, PROMPTS.name, reporter=stage.reporter, interval_s=interval_s
+    )

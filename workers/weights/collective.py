@@ -27,14 +27,12 @@ from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.handshake import receiver_key
 from rlstreams.workers.weights.members import Listener
 from rlstreams.workers.weights.sender import Limits, Log, Sender
-from rlstreams.workers.weights.snapshot import PLACES, Snapshots
+from rlstreams.workers.weights.snapshot import Snapshots
 
 if TYPE_CHECKING:
     import torch
 
     from rlstreams.workers.weights.link.receiver import Receiver
-
-_EVERY_INTERFACE = ("", "0.0.0.0", "::")
 
 
 def device_of(backend: str) -> torch.device:
@@ -65,17 +63,8 @@ class CollectiveWeightServer:
         Args:
             host: address of the one interface to listen on.
             secret: the run's; pullers prove that they know it.
-            place: where snapshots lie, one of `PLACES`.
-
-        Raises:
-            ValueError: no such place; a host that means every interface; no secret.
+            place: where snapshots lie, `weights.snapshot`.
         """
-        if place not in PLACES:
-            raise ValueError(f"place {place!r} is none of {PLACES}")
-        if host in _EVERY_INTERFACE:
-            raise ValueError(f"weights.host {host!r} means every interface; name one's address")
-        if not secret:
-            raise ValueError("the secret of the weight server is empty")
         if backend == "nccl":
             os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # as model servers have it
         device = device or device_of(backend)

@@ -53,13 +53,7 @@ class FileWeightServer:
     """The trainer's end: a folder of versions, of which the newest `keep` stay."""
 
     def __init__(self, folder: Path | str, keep: int) -> None:
-        """Serve what is in `folder`. Nothing is touched before the first version.
-
-        Raises:
-            ValueError: `keep` is below 1.
-        """
-        if keep < 1:
-            raise ValueError(f"keep must be above 0, got {keep}")
+        """Serve what is in `folder`. Nothing is touched before the first version."""
         self._folder = Path(folder).resolve()
         self._keep = keep
         self._newest: int | None = None  # of those that we published

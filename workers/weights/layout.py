@@ -32,14 +32,11 @@ def _facts(weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     return weights.facts if isinstance(weights, LazyWeights) else weights
 
 
-def dtype_name(tensor: torch.Tensor) -> str:
-    """`float32`, not `torch.float32`."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def layout_of(weights: Mapping[str, torch.Tensor]) -> str:
     """JSON `[[name, dtype, shape], ...]` in name order, which is the sending order."""
-    rows = [[name, dtype_name(t), list(t.shape)] for name, t in sorted(_facts(weights).items())]
+    from rlstreams.workers.weights.link.target import rows_of
+
+    rows = rows_of(dict(sorted(_facts(weights).items())))
     return json.dumps(rows, separators=(",", ":"))
 
 
