@@ -19,6 +19,9 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.text import plain_json
+
 if TYPE_CHECKING:
     from rlstreams.streams.run.run_log import RunLog
     from rlstreams.workers.config.run import RunConfig
@@ -230,7 +233,6 @@ def opened(
         ConfigError: neither a run nor a recording; names those that are there.
         BrokerError: the run's broker cannot be reached or started.
     """
-    from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.run.open_run import open_run
     from rlstreams.streams.run.places import check_place
     from rlstreams.streams.run.recorded_log import is_recording
@@ -271,7 +273,6 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
         ConfigError: no such folder, one without `config.json`, or files that cannot be used; names
             the runs that are there.
     """
-    from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.run.places import RUNS, check_place
     from rlstreams.workers.config.here import config_here
     from rlstreams.workers.config.load import load, read_json
@@ -291,8 +292,6 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
 def print_json(*values: object) -> None:
     """What `--json` prints: a JSON object a line, of dicts or of dataclasses."""
     import msgspec
-
-    from rlstreams.streams.log.text import plain_json
 
     for value in values:
         print(plain_json(msgspec.to_builtins(value, enc_hook=str)), flush=True)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import LOG, command, opened
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.text import utc_text
 
 if TYPE_CHECKING:
     from rlstreams.streams.audit.auditor import Auditor
@@ -51,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _auditor(args: argparse.Namespace) -> Iterator[Auditor]:
     from rlstreams.streams.audit.auditor import Auditor
-    from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.run.recorded_log import RecordedLog
 
     with opened(args.config, args.overrides) as source:
@@ -107,7 +108,6 @@ def _hanging(config: RunConfig | None) -> Sequence[Breach]:
 def breach(one: OpenTransaction) -> Breach:
     """What an open transaction breaks, and how an operator ends it."""
     from rlstreams.streams.audit.report import Breach, BreachKind
-    from rlstreams.streams.log.text import utc_text
 
     detail = (
         f"nothing is read from offset {one.first_offset} on; producer id {one.producer_id}, epoch "

@@ -26,16 +26,13 @@ def run(args: argparse.Namespace) -> int:
     --every SECONDS       mean time between two faults [5]
     --max-stop SECONDS    longest SIGSTOP, beyond the transaction timeout [40]
     --points              also crash at named points in the code
-    --each-point all|A,B  instead of N random faults: every role crashes once at each named
-                          point that it reaches, or at those whose names begin like this, e.g.
-                          commit,offsets
     --json FILE           write all figures there
     --no-live             plain lines instead of the live view
 
     rlstreams chaos run.toml --run.id=chaos --kills 12 --seed 1 --points
-    rlstreams chaos run.toml --run.id=points --each-point commit,offsets
     """
-    from rlstreams.start.chaos.run import ChaosOptions, chaos
+    from rlstreams.start.chaos.plan import ChaosOptions
+    from rlstreams.start.chaos.run import chaos
     from rlstreams.workers.config.load import load
 
     words = ["up", *args.config, *args.overrides]
@@ -46,20 +43,10 @@ def run(args: argparse.Namespace) -> int:
         ChaosOptions(
             num_faults=args.kills,
             seed=args.seed,
-            roles=_words(args.roles),
+            roles=[word for word in args.roles.split(",") if word],
             every_s=args.every,
             max_stop_s=args.max_stop,
             has_points=args.points,
-            sweep=_points(args.each_point),
             json_file=args.json,
         ),
     )
-
-
-def _points(text: str) -> list[str]:
-    """Beginnings of places: the empty one of all; a comma too many is refused as it was typed."""
-    return [""] if text == "all" else [word or "," for word in text.split(",") if text]
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]

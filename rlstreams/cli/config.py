@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlstreams.cli.arguments import CONFIG, command, group
+from rlstreams.streams.log.errors import ConfigError
 
 group("config", "show and explain the configuration")
 
@@ -81,10 +82,8 @@ def toml_lines(tree: Mapping[str, Any], origins: Mapping[str, str], name: str = 
 def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[str]:
     """What a field is, its value, and every layer's word on it; the last one counts.
 
-    Raises:
-        ConfigError: there is no such field.
+    Raises ConfigError: there is no such field.
     """
-    from rlstreams.streams.log.errors import ConfigError
     from rlstreams.workers.config.docs import field_docs, section_docs, toml_value
     from rlstreams.workers.config.fields import FieldError, field_type, split_name
 
@@ -101,8 +100,7 @@ def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[
         lines = [f"[{name}]", f"  what    {sentence.splitlines()[0]}"]
     docs = [doc for doc in field_docs() if name == doc.name or name.startswith(f"{doc.name}.")]
     for doc in docs:
-        unit = f" ({doc.unit})" if doc.unit else ""
-        lines += [f"  what    {doc.sentence}{unit}", f"  type    {doc.kind}"]
+        lines += [f"  what    {doc.sentence}", f"  type    {doc.kind}"]
         lines += [f"  default {doc.default}"] if doc.default else []
         lines += [f"  change it when  {doc.symptom}"] if doc.symptom else []
     settings = [

@@ -8,8 +8,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import RUN, Takes, command, configuration, group, opened_run
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
+    from rlstreams.debug.letters.view import LettersView
     from rlstreams.schemas.events import DeadLetter
 
 _LETTER = re.compile(r"(\d+|e\d+-\d+)/\d+|[a-z-]+(-\d+|\[\d+\])@\d+")
@@ -36,20 +39,20 @@ def run_list(args: argparse.Namespace) -> int:
     """
     import shutil
 
-    from rlstreams.debug.letters.requeue import read_letters
     from rlstreams.debug.letters.text import json_line, table
+    from rlstreams.debug.letters.view import read_letters
 
     config = configuration(args.config, args.overrides)
     with opened_run(config) as log:
-        found = read_letters(log.bus, config.deadlines.commit_s)
-    letters = [letter for letter in found.view.letters if args.reason in ("", letter.event.reason)]
+        view = read_letters(log.bus, config.deadlines.commit_s)
+    letters = [letter for letter in view.letters if args.reason in ("", letter.event.reason)]
     if args.json:
         for letter in letters:
-            print(json_line(found.view, letter))
+            print(json_line(view, letter))
         return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    print(table(found.view, letters, width))
-    _tell_unreadable(found.num_unreadable)
+    print(table(view, letters, width))
+    _tell_unreadable(view)
     return 0
 
 
@@ -62,9 +65,8 @@ def run_show(args: argparse.Namespace) -> int:
     rlstreams dead-letters show 17/3 runs/demo
     rlstreams dead-letters show trajectories-0@41 runs/demo
     """
-    from rlstreams.debug.letters.requeue import read_letters
     from rlstreams.debug.letters.text import whole
-    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.debug.letters.view import read_letters
 
     if not _LETTER.fullmatch(args.letter):
         raise ConfigError(
@@ -79,20 +81,18 @@ def run_show(args: argparse.Namespace) -> int:
 
     config = configuration(args.config, args.overrides)
     with opened_run(config) as log:
-        found = read_letters(log.bus, config.deadlines.commit_s, keep_bytes=is_wanted)
-        letters = [letter for letter in found.view.letters if is_wanted(letter.event)]
-        shown = [whole(found.view, letter, log.bus.schemas()) for letter in letters]
+        view = read_letters(log.bus, config.deadlines.commit_s, keep_bytes=is_wanted)
+        letters = [letter for letter in view.letters if is_wanted(letter.event)]
+        shown = [whole(view, letter, log.bus.schemas()) for letter in letters]
     print("\n\n".join(shown) or f"no dead letter of {args.letter}")
     if not shown:
-        _tell_unreadable(found.num_unreadable)
+        _tell_unreadable(view)
     return 0 if shown else 1
 
 
-def _tell_unreadable(count: int) -> None:
-    from rlstreams.streams.log.text import counted
-
-    if count:
-        print(f"{counted(count, 'record')} in these topics could not be decoded")
+def _tell_unreadable(view: LettersView) -> None:
+    if view.num_unreadable:
+        print(f"{counted(view.num_unreadable, 'record')} in these topics could not be decoded")
 
 
 @command(
@@ -110,9 +110,7 @@ def run_requeue(args: argparse.Namespace) -> int:
     rlstreams dead-letters requeue 17 21 runs/demo
     rlstreams dead-letters requeue --reason reward runs/demo
     """
-    from rlstreams.debug.letters.requeue import read_letters, request, select, select_by_reason
-    from rlstreams.streams.log.errors import ConfigError
-    from rlstreams.streams.log.text import counted
+    from rlstreams.debug.letters.view import read_letters, request, select, select_by_reason
 
     groups = [w for w in args.config if _GROUP.fullmatch(w)]
     if bool(groups) == bool(args.reason):
@@ -120,18 +118,19 @@ def run_requeue(args: argparse.Namespace) -> int:
     config = configuration([w for w in args.config if w not in groups], args.overrides)
     limit = config.prompts.max_replacements
     with opened_run(config) as log:
-        view = read_letters(log.bus, config.deadlines.commit_s).view
-        if groups:
-            chosen = select(view, groups, limit)
-        else:
-            chosen = select_by_reason(view, args.reason, limit)
-        for sentence in chosen.refused:
+        view = read_letters(log.bus, config.deadlines.commit_s)
+        chosen, refused = (
+            select(view, groups, limit)
+            if groups
+            else (select_by_reason(view, args.reason, limit), [])
+        )
+        for sentence in refused:
             print(sentence, file=sys.stderr)
-        if chosen.refused or not chosen.groups:
+        if refused or not chosen:
             print("nothing was requested", file=sys.stderr)
             return 1
-        request(log.bus, config.run.id, chosen.groups, args.reason or "asked by number")
-    print(f"requested {counted(len(chosen.groups), 'group')} again: {', '.join(chosen.groups)}")
+        request(log.bus, config.run.id, chosen, args.reason or "asked by number")
+    print(f"requested {counted(len(chosen), 'group')} again: {', '.join(chosen)}")
     if view.ledger.at_target:
         target = view.ledger.step_target
         print(

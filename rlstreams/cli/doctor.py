@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rlstreams.cli.arguments import RUN, command, configuration
+from rlstreams.streams.log.errors import ConfigError
 
 
 @command("doctor", RUN)
@@ -28,7 +29,6 @@ def run(args: argparse.Namespace) -> int:
 
     from rlstreams.start.doctor.check import Host, Level
     from rlstreams.start.doctor.diagnose import diagnose
-    from rlstreams.streams.log.errors import ConfigError
 
     if args.ordinal is not None and not args.role:
         raise ConfigError(f"--ordinal {args.ordinal} is a worker of one role: name it with --role")

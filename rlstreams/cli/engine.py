@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rlstreams.cli.arguments import CONFIG, command, group, print_json
+from rlstreams.streams.log.errors import ConfigError
 
 group("engine", "start command for a model server; check one")
 
@@ -21,7 +22,6 @@ def run_command(args: argparse.Namespace) -> int:
     rlstreams engine command vllm run.toml
     rlstreams engine command sglang run.toml --format kubernetes
     """
-    from rlstreams.streams.log.errors import ConfigError
     from rlstreams.workers.bootstrap.served import Where, command_of, where_installed
     from rlstreams.workers.config.load import load
     from rlstreams.workers.engines.served.facts import TESTED, Kind

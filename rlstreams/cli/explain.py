@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import LOG, command, configuration, opened
+from rlstreams.streams.log.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlstreams.schemas.events import StepCompleted
@@ -92,10 +93,8 @@ def formula(trainer: TrainerSection) -> Iterator[str]:
 def numbers(bus: Bus, step: int) -> Iterator[str]:
     """A recorded step's formula, its first group, tokens of a sample, and the step's figures.
 
-    Raises:
-        ConfigError: there is no such step.
+    Raises ConfigError: there is no such step.
     """
-    from rlstreams.streams.log.errors import ConfigError
     from rlstreams.workers.config.load import from_json
     from rlstreams.workers.trainer.claim import read_ledger
     from rlstreams.workers.trainer.redo.redo import read_step
@@ -235,10 +234,7 @@ def _loss(by: LossSection) -> str:
 
 def _divergence(by: LossSection) -> str:
     beta = by.distill_beta
-    text = {
-        1.0: "KL(student || teacher)",
-        0.0: "KL(teacher || student)",
-    }.get(
+    text = {1.0: "KL(student || teacher)", 0.0: "KL(teacher || student)"}.get(
         beta,
         f"({beta:g} KL(teacher || m) + {1 - beta:g} KL(student || m)), "
         f"m = {beta:g} teacher + {1 - beta:g} student",

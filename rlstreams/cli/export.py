@@ -8,19 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlstreams.cli.arguments import (
-    LOG,
-    RUN,
-    command,
-    configuration,
-    opened,
-    opened_run,
-)
+from rlstreams.cli.arguments import LOG, RUN, command, configuration, opened, opened_run
+from rlstreams.debug.inspect.words import Spelling, spelling
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rlstreams.debug.inspect.words import Spelling
     from rlstreams.streams.run.run_log import RunLog
 
 
@@ -42,16 +37,13 @@ def run(args: argparse.Namespace) -> int:
     rlstreams export --schema
     """
     from rlstreams.show.export.sample_table import SCHEMA
-    from rlstreams.streams.log.errors import ConfigError
 
     if args.schema:
         print(described(SCHEMA))
         return 0
     if not args.out:
         raise ConfigError("export needs --out FILE.parquet, --out FILE.jsonl, or --out -")
-    from rlstreams.debug.inspect.words import spelling
-    from rlstreams.show.export.write import check_name, write
-    from rlstreams.streams.log.text import counted
+    from rlstreams.show.export.sample_table import check_name, write
 
     check_name(args.out)
     with opened(args.config, args.overrides) as source:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import command
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.nearest import meant_path
 
 if TYPE_CHECKING:
-    from rlstreams.start.project.scaffold import Plan
+    from rlstreams.start.project.start import Plan
 
 DEMO, GSM8K = "demo", "gsm8k"
 
@@ -33,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     rlstreams init x --from my.jsonl --prompt question --answer target
     rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B
     """
-    from rlstreams.start.project.scaffold import write
+    from rlstreams.start.project.start import write
 
     folder = Path(args.dir)
     plan = _plan(args, folder)
@@ -58,8 +60,6 @@ _ABOUT = {
 
 def _plan(args: argparse.Namespace, folder: Path) -> Plan:
     from rlstreams.start.project import start
-    from rlstreams.streams.log.errors import ConfigError
-    from rlstreams.workers.config.nearest import meant_path
 
     model = args.model
     if model and not model.startswith("hf:"):

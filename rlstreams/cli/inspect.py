@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import LOG, Takes, command, opened
+from rlstreams.debug.inspect.words import spelling
+from rlstreams.streams.log.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlstreams.debug.inspect.sample_detail import SampleDetail
@@ -22,10 +24,7 @@ _PIPE_WIDTH = 160
 
 @command(
     "inspect",
-    Takes(
-        "SAMPLE | RUN",
-        f"SAMPLE: 12/3, or 12 for all samples of group 12; RUN: {LOG.about}",
-    ),
+    Takes("SAMPLE | RUN", f"SAMPLE: 12/3, or 12 for all samples of group 12; RUN: {LOG.about}"),
     usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
 )
 def run(args: argparse.Namespace) -> int:
@@ -46,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
     rlstreams inspect recordings/demo --worst reward --step 8
     """
     from rlstreams.debug.inspect.sample_detail import sample_detail
-    from rlstreams.debug.inspect.words import spelling
 
     wanted = [w for w in args.config if _SAMPLE.fullmatch(w) or _GROUP.fullmatch(w)]
     names = [w for w in args.config if w not in wanted]
@@ -69,8 +67,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lineages(log: RunLog, args: argparse.Namespace, wanted: Sequence[str]) -> list[Lineage]:
-    from rlstreams.streams.log.errors import ConfigError
-
     if wanted and (args.worst or args.step is not None):
         raise ConfigError("name samples, or rank them by --worst or --step")
     found = wanted or worst(log, args.worst, args.step, args.limit)
@@ -85,7 +81,6 @@ def worst(log: RunLog, measure: str | None, step: int | None, limit: int) -> lis
         DeadlineError: a partition did not deliver up to its end.
     """
     from rlstreams.show.report.rows import SampleRows, Wanted
-    from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.log.topics import SCORED, STEPS, TRAJECTORIES
 
     rows, numbers = SampleRows(), [event.step for event in log.steps()]

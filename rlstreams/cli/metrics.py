@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import RUN, command, configuration, opened_run
+from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
     from rlstreams.show.metrics.rows import Sink
@@ -36,8 +38,6 @@ def run(args: argparse.Namespace) -> int:
     rlstreams metrics runs/demo --follow
     rlstreams metrics runs/demo --format prometheus --port 9400
     """
-    from rlstreams.streams.log.errors import ConfigError
-
     if args.format == "csv" and args.follow:
         raise ConfigError("a CSV table is written when its last row is known: follow with jsonl")
     config = configuration(args.config, args.overrides)
@@ -46,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
             _serve(log.bus, config.run.id, args.port)
             return 0
         from rlstreams.show.metrics.rows import MetricRows, read_rows
-        from rlstreams.streams.log.text import counted
 
         with _sink(args) as sink, suppress(KeyboardInterrupt):
             view = MetricRows(has_held_out=config.data.has_held_out)
@@ -72,7 +71,6 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
 
 def _serve(bus: Bus, run_id: str, port: int) -> None:
     from rlstreams.show.metrics.prometheus import served
-    from rlstreams.streams.log.errors import BrokerError
     from rlstreams.streams.views.feed import Feed, Views
 
     views = Views()

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import RUN, Progress, Takes, command, configuration, opened_run
+from rlstreams.streams.log.text import counted, utc_text
+from rlstreams.workers.loop.runtime import Stop
 
 if TYPE_CHECKING:
     from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
@@ -37,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     if args.config[0] in ACTIONS:
         return _list(args.config[1:], is_read=args.config[0] == "verify")
     from rlstreams.debug.replay.record import RecordingOptions, record
-    from rlstreams.workers.loop.runtime import Stop
 
     config = configuration(args.config, args.overrides)
     stop, show = Stop(), Progress()
@@ -63,16 +64,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _line_of(progress: Recorded) -> str:
-    from rlstreams.streams.log.text import counted
-
     behind = f", {counted(progress.behind, 'offset')} behind" if progress.behind else ""
     return f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
 
 
 def _tell(result: RecordingResult, options: RecordingOptions) -> None:
     """What is there."""
-    from rlstreams.streams.log.text import counted
-
     size = sum(file.size_bytes for file in result.manifest.files if file.num_records)
     print(f"{'topic':<20} {'records':>10}  offsets")
     for name, topic in result.manifest.topics.items():
@@ -128,7 +125,6 @@ def _folders(folder: Path) -> list[Path]:
 
 def _line(recording: Recording) -> str:
     from rlstreams.schemas.events import StepCompleted
-    from rlstreams.streams.log.text import utc_text
 
     manifest, span = recording.manifest, recording.time_span
     steps = [record.event.step for record in recording.events(StepCompleted)]

@@ -6,18 +6,18 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import Progress, command, set_threads
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
-    from rlstreams.debug.replay.player import Played, Range, Selection
-    from rlstreams.debug.replay.target import Target
+    from rlstreams.debug.replay.player import Played, Selection
     from rlstreams.debug.rerun.findings import Finding
     from rlstreams.streams.recording import Recording
+    from rlstreams.workers.config.run import RunConfig
     from rlstreams.workers.trainer.redo.redo import RedoneStep
 
 SPEED = "max"
@@ -75,13 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:
-    """Refuse what would be ignored.
-
-    Raises:
-        ConfigError: names the options.
-    """
-    from rlstreams.streams.log.errors import ConfigError
-
+    """Refuse what would be ignored. Raises ConfigError: names the options."""
     unused, where = _UNUSED[args.into or ""], f"--into {args.into}" if args.into else "no --into"
     if args.into == "trainer" and not args.keep_weights:  # which names their folder
         unused, where = (*unused, "--as", "--dir"), f"{where} and no --keep-weights"
@@ -91,13 +85,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 
 def speed_of(text: str) -> float:
-    """Recorded seconds per second.
-
-    Raises:
-        ConfigError: not above 0.
-    """
-    from rlstreams.streams.log.errors import ConfigError
-
+    """Recorded seconds per second. Raises ConfigError: not above 0."""
     try:
         speed = math.inf if text == SPEED else float(text.removesuffix("x"))
     except ValueError:
@@ -107,44 +95,37 @@ def speed_of(text: str) -> float:
     return speed
 
 
-def _fresh(args: argparse.Namespace, recording: Recording) -> AbstractContextManager[Target]:
-    """The fresh run that the options name."""
-    from rlstreams.debug.replay.target import fresh_run, replay_config
-
-    config = replay_config(recording, run_id=args.as_, folder=args.dir, bootstrap=args.bootstrap)
-    return fresh_run(config, schemas=[*recording.schemas.values()])
-
-
 def _play(args: argparse.Namespace, recording: Recording, selection: Selection | None) -> None:
-    from rlstreams.debug.replay.player import chosen, play
+    from rlstreams.debug.replay.player import chosen, fresh_run, play, replay_config
 
     speed, progress = speed_of(args.speed), Progress()
-    with _fresh(args, recording) as target:
+    config = replay_config(recording, run_id=args.as_, folder=args.dir, bootstrap=args.bootstrap)
+    with fresh_run(config, schemas=[*recording.schemas.values()]) as bus:
         played = play(
-            target.bus,
+            bus,
             recording.manifest.run,
             chosen(recording, selection),
             speed,
             on_progress=lambda num: progress(f"{counted(num, 'record')} played"),
         )
         progress("")
-        _tell(played, target)
+        _tell(played, config)
 
 
-def _tell(played: Played, target: Target) -> None:
+def _tell(played: Played, config: RunConfig) -> None:
     for topic, count in sorted(played.by_topic.items()):
         print(f"{topic:<20} {count:>10,}")
     rate = played.num_records / max(played.seconds, 1e-9)
     print(
         f"{counted(played.num_records, 'record')}, {played.num_bytes / 1e6:,.1f} MB in "
-        f"{played.seconds:.1f} s ({rate:,.0f} a second) into run {target.config.run.id}, "
-        f"folder {Path(target.config.folder)}"
+        f"{played.seconds:.1f} s ({rate:,.0f} a second) into run {config.run.id}, "
+        f"folder {Path(config.folder)}"
     )
 
 
 def _logprob(args: argparse.Namespace, recording: Recording, selection: Selection | None) -> int:
     """Score the recorded windows again; 0 only if every score is equal."""
-    from rlstreams.debug.replay.target import recorded_config
+    from rlstreams.debug.replay.player import recorded_config
 
     config = recorded_config(recording)
     set_threads(config.model.threads)
@@ -155,16 +136,15 @@ def _logprob(args: argparse.Namespace, recording: Recording, selection: Selectio
     return 0 if made.is_equal else 1
 
 
-def _trainer(args: argparse.Namespace, recording: Recording, steps: Range | None) -> int:
+def _trainer(args: argparse.Namespace, recording: Recording, steps: range | None) -> int:
     """Do the recorded steps again; 0 only if every one is equal."""
-    from rlstreams.debug.replay.target import recorded_config, replay_config
-    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.debug.replay.player import ENDLESS, recorded_config, replay_config
     from rlstreams.streams.recording.bus import RecordingBus
     from rlstreams.streams.run.places import CONFIG_FILE
 
-    if steps is not None and steps.first > 1:
+    if steps is not None and steps.start > 1:
         raise ConfigError("--steps: the trainer begins with step 1; rerun-step begins elsewhere")
-    last = 0 if steps is None or steps.last == math.inf else int(steps.last)
+    last = 0 if steps is None or steps.stop > ENDLESS else steps.stop - 1
     config, weights = recorded_config(recording), None
     if args.keep_weights:
         fresh = replay_config(recording, run_id=args.as_, folder=args.dir, bootstrap="")

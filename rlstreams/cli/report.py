@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from rlstreams.cli.arguments import LOG, command, opened
+from rlstreams.debug.inspect.words import spelling
 
 
 @command("report", LOG)
@@ -19,16 +20,13 @@ def run(args: argparse.Namespace) -> int:
     rlstreams report runs/demo
     rlstreams report runs/demo --out public
     """
-    from datetime import UTC, datetime
+    from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, collect, write
 
-    from rlstreams.debug.inspect.words import spelling
-    from rlstreams.show.report.collect import collect, write
-
-    made_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     with opened(args.config, args.overrides) as source:
         name = source.config.run.id if source.config else source.folder.name
         spelled = spelling("", source.model_path)
-        given = collect(source.log, name, spelling=spelled, made_at=made_at)
-    written = write(given, Path(args.out or source.folder))
-    print(f"report: {written.page}\ncurve:  {written.curve}")
+        given = collect(source.log, name, spelling=spelled)
+    folder = Path(args.out or source.folder)
+    write(given, folder)
+    print(f"report: {folder / PAGE_FILE}\ncurve:  {folder / CURVE_FILE}")
     return 0

@@ -8,13 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rlstreams.cli.arguments import (
-    LOG,
-    command,
-    opened,
-    print_json,
-    set_threads,
-)
+from rlstreams.cli.arguments import LOG, command, opened, print_json, set_threads
 
 
 @command("rerun-step", LOG)

@@ -7,15 +7,10 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rlstreams.cli.arguments import (
-    CONFIG,
-    LOG,
-    command,
-    configuration,
-    group,
-    opened,
-    print_json,
-)
+from rlstreams.cli.arguments import CONFIG, LOG, command, configuration, group, opened, print_json
+from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.streams.log.text import utc_text
+from rlstreams.workers.config.nearest import meant
 
 if TYPE_CHECKING:
     from rlstreams.schemas import SchemaTexts
@@ -62,10 +57,8 @@ def run_tail(args: argparse.Namespace) -> int:
     rlstreams topics tail steps runs/demo --follow
     rlstreams topics tail dead-letters runs/demo --last 1 --json
     """
-    from rlstreams.streams.log.errors import BrokerError, ConfigError
     from rlstreams.streams.log.read_to import read_to
     from rlstreams.streams.log.topics import TOPICS
-    from rlstreams.workers.config.nearest import meant
 
     known = [topic.name for topic in TOPICS]
     if args.topic not in known:
@@ -106,7 +99,6 @@ def record_row(raw: RawRecord, schemas: SchemaTexts) -> dict[str, Any]:
 
 def _show(row: dict[str, Any], *, as_json: bool) -> None:
     """As JSON, or as one line for a terminal, in which what is long is counted or cut."""
-    from rlstreams.streams.log.text import utc_text
     from rlstreams.up.live.words import visible
 
     if as_json:

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import RUN, command, configuration, opened_run
+from rlstreams.debug.inspect.words import spelling
+from rlstreams.streams.log.errors import ConfigError, StreamsError
+from rlstreams.workers.loop.runtime import Stop
 
 if TYPE_CHECKING:
     from rlstreams.show.track.sinks import About
     from rlstreams.streams.run.run_log import RunLog
     from rlstreams.workers.config.run import RunConfig
-    from rlstreams.workers.loop.runtime import Stop
 
 NICE = 10  # the run goes first
 PREDECESSOR_S = 45.0  # of an `up` that was killed: its tracker is about to end
@@ -42,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
     rlstreams track run.toml --track.mlflow.uri=http://localhost:5000
     """
     from rlstreams.show.track.tracker import TRIES, keep
-    from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.log.owner_lock import OwnedError, held
-    from rlstreams.workers.loop.runtime import Stop
 
     config = configuration(args.config, args.overrides)
     if not config.track.used:
@@ -82,11 +82,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace, config: RunConfig, stop: Stop) -> int:
     """What one tracker lacks; 0 once it has all."""
-    from rlstreams.debug.inspect.words import spelling
     from rlstreams.show.metrics.rows import MetricRows, SamplePicks, read_rows
     from rlstreams.show.track.sinks import SINKS
     from rlstreams.show.track.tracker import Timely
-    from rlstreams.streams.log.errors import StreamsError
 
     has_held_out, spelled = config.data.has_held_out, spelling("", config.model.path)
     picks = SamplePicks(spelled, shlex.join(args.config), has_held_out=has_held_out)

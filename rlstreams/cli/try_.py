@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import CONFIG, command
+from rlstreams.streams.log.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
@@ -37,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> int:
     from rlstreams.start.doctor.model import model_checks, read_model
-    from rlstreams.streams.log.errors import ConfigError
     from rlstreams.workers.dataset.open import first_rows, prompt_encoder
 
     model = read_model(config.model.path)
@@ -46,8 +46,7 @@ def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> in
     encoder = prompt_encoder(config)
     rows = first_rows(config.data, "data.train", args.rows)
     print("loading the model ...", flush=True)
-    from rlstreams.start.trial.sample import Trial
-    from rlstreams.start.trial.show import row_lines, summary
+    from rlstreams.start.trial.sample import Trial, row_lines, summary
     from rlstreams.workers.model.base import EngineError
     from rlstreams.workers.rollout.turns import make_turns
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import CONFIG, command
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.workers.loop.runtime import Stop
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.fault_hook import UpOptions
@@ -41,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
     rlstreams up --web
     rlstreams up --json --no-live > figures.jsonl
     """
-    from rlstreams.streams.log.errors import StreamsError
     from rlstreams.up.live.figures import Figures
     from rlstreams.up.supervisor.up import up
 
@@ -82,7 +83,6 @@ def up_options(
 
 def _drain_when_closed(fd: int) -> None:
     """As Ctrl-C does; who read our output is gone as well, and up.log has it."""
-    from rlstreams.workers.loop.runtime import Stop
 
     class Interrupt(Stop):
         def request(self, reason: str) -> None:

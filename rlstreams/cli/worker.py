@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import CONFIG, command, set_threads
+from rlstreams.workers.loop.runtime import Stop
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
     from rlstreams.workers.loop.health import Health
-    from rlstreams.workers.loop.runtime import Stop
 
 BROKER_S = 60.0  # longest wait for a broker that is being started again
 
@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
     75 fenced by a successor, 76 another trainer is alive, 78 configuration refused, 1 anything
     else.
 
-    ROLE prompts|rollout|logprob|trainer  prompts, rollout, logprob, trainer
-    --ordinal COUNT     which worker of its role, from 0 [0]
+    ROLE prompts|rollout|logprob|trainer|ranks  ranks: what a trainer on another host asks for
+    --ordinal COUNT     which worker of its role, from 0; of ranks, which of trainer.hosts [0]
     --takeover          the predecessor is known to be dead: a trainer does not wait for its lease
     --health-port PORT  answer /health and /load, as JSON, on this port
     --health-host HOST  address that they are answered on [127.0.0.1]
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     config = _config(args)
     set_threads(config.model.threads)
     try:
-        _work(args, config, stop)
+        (_serve_ranks if args.role == "ranks" else _work)(args, config, stop)
     except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
         runtime.explain(err)
         return runtime.exit_status(err)
@@ -100,6 +100,19 @@ def _work(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
         if is_alone and args.role != "trainer":  # the trainer's is the configuration
             role = StandaloneRole(role, context)
         runtime.run(ControlledRole(role, pausable, control, turns), stop, watchdog)
+
+
+def _serve_ranks(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
+    """Until it is told to stop: it outlives its trainers."""
+    import uuid
+
+    from rlstreams.workers.trainer.parallel.rank_server import make_rank_server
+
+    with _health(args) as health:
+        server = make_rank_server(config, args.ordinal, args.instance or uuid.uuid4().hex)
+        while not stop.wait(1.0):
+            health.beat()
+        server.close()
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail
-from rlstreams.debug.inspect.stages import Stage
+from rlstreams.debug.inspect.sample_detail import SampleDetail, Stage
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.up.live.words import number, visible
 
@@ -42,11 +41,7 @@ def whole(detail: SampleDetail, width: int = WIDE) -> RenderableType:
         _figures(detail),
     ]
     if detail.tokens is not None:
-        parts += [
-            _heading("tokens"),
-            _legend(detail),
-            Padding(_tokens(detail), (0, 2)),
-        ]
+        parts += [_heading("tokens"), _legend(detail), Padding(_tokens(detail), (0, 2))]
         parts += [_worst(detail)] if detail.worst_tokens(1) else []
     if detail.lineage.rollout is not None and (why := detail.lineage.rollout.reward_note):
         parts += [_heading("why that reward"), Padding(_said(why), (0, 2))]

@@ -8,36 +8,44 @@ recorded: they are part of the bytes that steps hash.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rlstreams.schemas.events import Event, PolicyPublished, StepCompleted, TrainerStarted
+from rlstreams.streams.broker.visits import visited
+from rlstreams.streams.kafka.admin import apply, listing
 from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.errors import AbortedError, ConfigError
 from rlstreams.streams.log.record import REPLAY_HEADER, Outgoing, RawRecord
 from rlstreams.streams.log.topics import SCHEMAS
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.streams.recording.table import facts_of
+from rlstreams.streams.run.place import RunPlace
+from rlstreams.streams.run.places import CONFIG_FILE, other_than_run
+from rlstreams.streams.run.run_lock import locked_run
+from rlstreams.workers.bootstrap.parts import (
+    bootstrap_of,
+    client_options,
+    embedded_broker,
+    open_bus,
+    topic_plan,
+)
+from rlstreams.workers.config.load import from_json, resolved_json
+from rlstreams.workers.config.run import RunConfig
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """Numbers from `first` to `last`, both included."""
-
-    first: float
-    last: float
-
-    def __contains__(self, number: float) -> bool:
-        return self.first <= number <= self.last
+ENDLESS = sys.maxsize - 1  # the last of steps that have no end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """Some steps, and the groups whose samples they trained."""
 
-    steps: Range
+    steps: range
     groups: frozenset[str]
 
     def wants(self, event: Event | None) -> bool:
@@ -53,30 +61,25 @@ class Selection:
         return is_base or (facts.step is not None and facts.step in self.steps)
 
 
-def range_of(text: str) -> Range | None:
-    """`3:7`, `3:`, `:7` or `3`; None: all steps.
-
-    Raises:
-        ConfigError: anything else.
-    """
+def range_of(text: str) -> range | None:
+    """`3:7`, `3:`, `:7` or `3`; None: all steps. Raises ConfigError: anything else."""
     if not text:
         return None
     first, colon, last = text.partition(":")
     try:
         low = int(first) if first else 1
-        high = int(last) if last else math.inf if colon else low
+        high = int(last) if last else ENDLESS if colon else low
     except ValueError:
         raise ConfigError(f"--steps must be A:B, A: or :B, got {text!r}") from None
     if low > high:
         raise ConfigError(f"--steps: {text} is empty, because {first} is above {last}")
-    return Range(first=low, last=high)
+    return range(low, high + 1)
 
 
-def selection_of(recording: Recording, steps: Range | None) -> Selection | None:
+def selection_of(recording: Recording, steps: range | None) -> Selection | None:
     """The steps with their groups; None: everything.
 
-    Raises:
-        NotRecordedError: the recording has none of them.
+    Raises NotRecordedError: the recording has none of them.
     """
     if steps is None:
         return None
@@ -195,3 +198,86 @@ def _commit(producer: Producer, records: list[Outgoing]) -> None:
                 raise
         else:
             return
+
+
+def recorded_config(recording: Recording) -> RunConfig:
+    """The configuration that the recorded run was under, at its newest claim.
+
+    Raises ConfigError: it names a field that this release does not know.
+    """
+    return from_json(recording.manifest.config)
+
+
+def replay_config(recording: Recording, *, run_id: str, folder: str, bootstrap: str) -> RunConfig:
+    """The recorded configuration, for a fresh run: same partitions, other prefix and folder."""
+    config = recorded_config(recording)
+    name = run_id or f"{recording.manifest.run}-replay"
+    return replace(
+        config,
+        run=replace(config.run, id=name, dir=folder or "runs/{id}"),
+        broker=replace(config.broker, bootstrap=bootstrap, port=0, replication=1, options={})
+        if not bootstrap
+        else replace(config.broker, bootstrap=bootstrap),
+        demo=replace(config.demo, kills=()),
+    )
+
+
+@contextmanager
+def fresh_run(config: RunConfig, *, schemas: Collection[str] = ()) -> Iterator[Bus]:
+    """The run, its topics made and empty; an embedded broker runs while this is open.
+
+    Args:
+        schemas: that the recording holds: roles read it as they read the run.
+
+    Raises:
+        ConfigError: the run has records already, its folder is another run's, or somebody is at
+            work in it: nothing is ever replayed into a run that lives, nor changed of it.
+        BrokerError: the broker cannot be reached or started.
+    """
+    folder = Path(config.folder)
+    _refuse_others_folder(config)
+    with ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(locked_run(folder))
+        if not config.broker.bootstrap:
+            # One that runs already may be that of a live run, which is refused below.
+            stack.enter_context(visited(embedded_broker(config)))
+        bus = stack.enter_context(open_bus(config))
+        _refuse_used(bus, config)  # before its topics are touched
+        options = client_options(config)
+        apply(bootstrap_of(config), config.run.id, topic_plan(config), options, schemas)
+        file = folder / CONFIG_FILE
+        file.write_text(resolved_json(config) + "\n", encoding="utf-8")
+        yield bus
+
+
+def _refuse_others_folder(config: RunConfig) -> None:
+    """A replay writes its configuration into its folder: over its own, and over no other run's."""
+    file = Path(config.folder) / CONFIG_FILE
+    if told := other_than_run(file.parent):
+        raise ConfigError(
+            f"{told}: a replay needs a folder of its own; name another with --dir DIR"
+        )
+    if not file.exists():
+        return
+    there = RunPlace.of_folder(file.parent)
+    if there.run != config.run.id:
+        raise ConfigError(
+            f"{file.parent} is the folder of run {there.run!r}: a recording is replayed into a "
+            "folder of its own; name another one with --dir DIR"
+        )
+    if there.bootstrap != config.broker.bootstrap:
+        where = there.bootstrap or "an embedded broker of its own"
+        raise ConfigError(
+            f"{file.parent} is the folder of run {there.run!r} on {where}: name another run with "
+            "--as NAME, or another folder with --dir DIR"
+        )
+
+
+def _refuse_used(bus: Bus, config: RunConfig) -> None:
+    for topic in listing(bootstrap_of(config), config.run.id, client_options(config)):
+        if topic != SCHEMAS.name and any(bus.ends(topic).values()):
+            raise ConfigError(
+                f"run.id {config.run.id!r} has records in {topic} already: a recording is "
+                "replayed into a fresh run only; name another one with --as NAME"
+            )

@@ -72,12 +72,7 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
             _first_border(event.micro_batches, planned),
         ),
         ("loss", event.loss, again.loss, ""),
-        (
-            "gradient norm",
-            event.metrics.get("grad_norm", math.nan),
-            again.metrics["grad_norm"],
-            "",
-        ),
+        ("gradient norm", event.metrics.get("grad_norm", math.nan), again.metrics["grad_norm"], ""),
         ("other figures", figures, figures_now, _first_figure(event.metrics, again.metrics)),
         *([("value head", *heads, "")] if any(heads) else []),
         ("weights after", event.weight_hash, again.weight_hash, parameter),

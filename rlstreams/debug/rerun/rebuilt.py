@@ -96,8 +96,7 @@ class Rebuilt:
     def again(self, step: int, change: TrainerSection | None = None) -> RedoneStep:
         """Do a step again, from the weights in hand; see `redo_steps`.
 
-        Raises:
-            RerunError: a record is not there any more; names its position.
+        Raises RerunError: a record is not there any more; names its position.
         """
         found: list[RedoneStep] = []
         redo = redo_steps(
@@ -120,8 +119,7 @@ class Rebuilt:
     def go_to(self, step: int) -> None:
         """Redo the steps that the weights in hand lack, up to `step`.
 
-        Raises:
-            RerunError: one gave other weights than recorded; as `again`.
+        Raises RerunError: one gave other weights than recorded; as `again`.
         """
         for number in range(self.training.learner.step_number + 1, step + 1):
             redone = self.again(number)

@@ -269,11 +269,7 @@ def rerun(
 
 
 def _check_changed(changed: RunConfig, payloads: Sequence[Payload]) -> None:
-    """Whether the records have what the changed step needs.
-
-    Raises:
-        RerunError: names it.
-    """
+    """Whether the records have what the changed step needs. Raises RerunError: names it."""
     try:
         for payload in payloads:
             check_reference(payload.scored, changed.trainer.loss)

@@ -28,7 +28,8 @@ from rlstreams.workers.model.model import load_model, load_weights, weights_of
 from rlstreams.workers.trainer.claim import read_ledger
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
 from rlstreams.workers.weights.channel import WeightError
-from rlstreams.workers.weights.layout import dtype_name, size_bytes, weight_hash
+from rlstreams.workers.weights.layout import size_bytes, weight_hash
+from rlstreams.workers.weights.link.target import dtype_name
 
 DTYPES = ("float32", "bfloat16", "float16")
 FACTS_FILE = "rlstreams.json"
@@ -102,8 +103,7 @@ def export_model(
 def chosen(store: CheckpointStore, run: str, ledger: Ledger, step: int) -> Manifest:
     """The newest whole checkpoint that the ledger confirms; with `step` the one of that step.
 
-    Raises:
-        ConfigError: there is none; names the steps that have one, and what is wrong with others.
+    Raises ConfigError: there is none; names the steps that have one, and what is wrong with others.
     """
 
     def against(manifest: Manifest) -> str:
@@ -117,7 +117,7 @@ def chosen(store: CheckpointStore, run: str, ledger: Ledger, step: int) -> Manif
     wrong = [p for p in found.passed_over if p.reason != _ELSEWHERE]
     others = sorted({m.step for m in store.manifests() if not objection(run, ledger, m)} - {step})
     lines = [f"run {run} has no checkpoint" + (f" of step {step}" if step else "") + " to export"]
-    lines += [f"{passed.name}: {passed.reason}" for passed in wrong]
+    lines += [f"{passed.checkpoint}: {passed.reason}" for passed in wrong]
     if others:
         lines.append(f"there is one of step {', '.join(map(str, others))}: leave --step out")
     else:
@@ -143,7 +143,7 @@ def _dtype_of(weights: Mapping[str, Tensor]) -> str:
     sizes: dict[str, int] = {}
     for tensor in weights.values():
         if tensor.is_floating_point():
-            name = dtype_name(tensor)
+            name = dtype_name(tensor.dtype)
             sizes[name] = sizes.get(name, 0) + tensor.numel()
     return max(sizes, key=lambda name: sizes[name])
 

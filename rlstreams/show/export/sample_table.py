@@ -1,17 +1,24 @@
 """The table `samples`: a row for each finished rollout, with its prompt, scores and fate.
 
 What fine-tuning, distillation and evaluation want of a run, in one place. Token columns have one
-entry per token of `token_ids`, prompt included; one that nobody filled is null as a whole.
+entry per token of `token_ids`, prompt included; one that nobody filled is null as a whole. Written
+batch by batch: Parquet, or JSON lines with the same columns and types.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rlstreams.debug.inspect.words import Spelling
 from rlstreams.schemas.events import (
@@ -28,8 +35,10 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.streams.lineage.tokens import TokenTable, mismatch, token_table
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.text import plain_json
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.run.run_log import RunLog
 
@@ -164,11 +173,7 @@ def sample_rows(log: RunLog, spelling: Spelling) -> Iterator[dict[str, Any]]:
 
 
 def _row(
-    log: RunLog,
-    event: Trajectory,
-    scored: ScoredTrajectory | None,
-    join: Join,
-    spelling: Spelling,
+    log: RunLog, event: Trajectory, scored: ScoredTrajectory | None, join: Join, spelling: Spelling
 ) -> Iterator[dict[str, Any]]:
     try:
         tokens = token_table(event, scored)
@@ -238,3 +243,70 @@ def _floats(array_N: npt.NDArray[np.float32]) -> pa.Array | None:
     """Null where nobody gave a number; no list at all where nobody gave any."""
     is_missing_N = np.isnan(array_N)
     return None if is_missing_N.all() else pa.array(array_N, mask=is_missing_N)
+
+
+SUFFIXES = (".parquet", ".jsonl")
+STDOUT = "-"
+_BATCH_ROWS = 500
+_UNFINISHED = ".part"
+
+
+def check_name(name: str) -> None:
+    """Refuse what is no name of a file that this writes. Raises ConfigError: another suffix."""
+    if name != STDOUT and Path(name).suffix not in SUFFIXES:
+        raise ConfigError(
+            f"--out must end in {' or '.join(SUFFIXES)}, or be {STDOUT} for JSON lines on "
+            f"standard output, got {name!r}"
+        )
+
+
+def write(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, name: str) -> int:
+    """Write all rows; the file has its name only once it is whole.
+
+    Args:
+        rows: values by column; a missing one is null.
+        name: of a file, whose suffix says the format; or `-`.
+
+    Returns:
+        How many rows there were.
+    """
+    check_name(name)
+    if name == STDOUT:
+        return _write_json(rows, schema, sys.stdout)
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + _UNFINISHED)
+    try:
+        if path.suffix == ".parquet":
+            num_rows = _write_parquet(rows, schema, unfinished)
+        else:
+            with unfinished.open("w", encoding="utf-8") as file:
+                num_rows = _write_json(rows, schema, file)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return num_rows
+
+
+def batches(rows: Iterator[Mapping[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows as Arrow record batches; a missing value is null."""
+    while chunk := list(itertools.islice(rows, _BATCH_ROWS)):
+        yield pa.RecordBatch.from_pylist(chunk, schema=schema)
+
+
+def _write_parquet(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, path: Path) -> int:
+    num_rows = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for batch in batches(rows, schema):
+            writer.write_batch(batch)
+            num_rows += batch.num_rows
+    return num_rows
+
+
+def _write_json(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, file: TextIO) -> int:
+    num_rows = 0
+    for batch in batches(rows, schema):
+        for row in batch.to_pylist():
+            file.write(plain_json(row, default=datetime.isoformat) + "\n")
+        num_rows += batch.num_rows
+    return num_rows

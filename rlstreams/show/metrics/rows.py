@@ -216,11 +216,7 @@ class MetricRows:
     """
 
     def __init__(
-        self,
-        *,
-        has_held_out: bool = True,
-        step_target: int = 0,
-        picks: SamplePicks | None = None,
+        self, *, has_held_out: bool = True, step_target: int = 0, picks: SamplePicks | None = None
     ) -> None:
         self._has_held_out = has_held_out
         self._step_target = step_target

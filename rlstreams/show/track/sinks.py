@@ -14,9 +14,9 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from rlstreams.show.metrics.rows import COLUMNS, Row, row_key
+from rlstreams.show.metrics.rows import COLUMNS, Row, Sink, row_key
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 
 MARK = "rlstreams run"  # says in a tracker which run it is
@@ -37,19 +37,6 @@ class About:
     folder: str
     config: Mapping[str, Any]  # resolved, by section; secrets are references
     look: str  # the command that shows its samples, steps and lineage
-
-
-class Sink(Protocol):
-    """One tracker, opened for one run."""
-
-    has: set[str]
-    """Keys of the rows that it has."""
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Put in those that it has not."""
-
-    def close(self) -> None:
-        """Finish what was begun."""
 
 
 def lacking(has: set[str], rows: Sequence[Row]) -> Iterator[Row]:

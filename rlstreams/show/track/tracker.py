@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rlstreams.show.metrics.rows import Row
-from rlstreams.show.track.sinks import Sink
+from rlstreams.show.metrics.rows import Row, Sink
 from rlstreams.up.supervisor.restart import described
 from rlstreams.workers.sandbox.descendants import VARIABLE, end_descendants
 

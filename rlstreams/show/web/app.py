@@ -38,7 +38,6 @@ from rlstreams.streams.log.errors import StreamsError
 
 LOOK_S = 0.2  # between two looks whether something is new
 ALIVE_S = 15.0
-KEPT = 64  # answers that are shared
 # Nothing but our own files; styles also as empty elements, which the plotter fills by rules.
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -135,7 +134,6 @@ class _Answers:
         self._is_over = is_over
         self._names = list(readers)
         self._script = plotter()
-        self._kept: dict[tuple[str, str], tuple[int, str]] = {}
 
     def _of(self, request: Request) -> RunReader:
         name = request.path_params["run"]
@@ -149,20 +147,7 @@ class _Answers:
         return RedirectResponse("/compare" if len(self._names) > 1 else one, 307)
 
     def page(self, request: Request, make: Page) -> Response:
-        reader = self._of(request)
-        made = partial(make, reader, request.query_params, self._names)
-        return HTMLResponse(self._shared(request, reader, made))
-
-    def _shared(self, request: Request, reader: RunReader, make: Callable[[], str]) -> str:
-        """Made once for all who ask for the same between two news: ten pages cost what one does."""
-        key, at = (request.url.path, request.url.query), reader.news
-        kept = self._kept.get(key)
-        if kept is None or kept[0] != at:
-            kept = at, make()
-            if len(self._kept) >= KEPT:
-                self._kept.clear()
-            self._kept[key] = kept
-        return kept[1]
+        return HTMLResponse(make(self._of(request), request.query_params, self._names))
 
     def sample(self, request: Request) -> Response:
         asked, reader = request.path_params, self._of(request)
@@ -183,13 +168,10 @@ class _Answers:
 
     def numbers(self, request: Request) -> Response:
         reader, after = self._of(request), int(request.query_params.get("after", 0))
-
-        def made() -> str:
-            kills, restarts = views.kills_of(reader), reader.fold.state.throughput.restarts
-            lives = timeline(reader.fold, kills, restarts)
-            return as_json({**series(reader.fold, kills, after), "timeline": lives})
-
-        return Response(self._shared(request, reader, made), media_type="application/json")
+        kills, restarts = views.kills_of(reader), reader.fold.state.throughput.restarts
+        lives = timeline(reader.fold, kills, restarts)
+        made = as_json({**series(reader.fold, kills, after), "timeline": lives})
+        return Response(made, media_type="application/json")
 
     def compare(self, request: Request) -> Response:
         chosen = request.query_params.getlist("run") or self._names

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -15,10 +14,9 @@ from rlstreams.schemas.events import Event
 from rlstreams.show.report.collect import there
 from rlstreams.show.report.fold import FIRST, LAST, THEN, RunFold
 from rlstreams.streams.lineage.fold import Lineage
-from rlstreams.streams.log.bus import Reader
-from rlstreams.streams.log.errors import OffsetGoneError
+from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, RawRecord, Record
-from rlstreams.streams.log.topics import TOPICS, Topic
+from rlstreams.streams.log.topics import Topic
 from rlstreams.streams.run.run_log import BusLog, RunLog
 from rlstreams.streams.views.feed import Feed
 
@@ -26,11 +24,9 @@ POLL_S = 0.05
 NEWS_S = 1.0
 AGAIN_S = 2.0  # until a log that could not be read is opened anew
 STOP_S = 60.0
-NEAR = 500  # offsets; to seek costs as much
-GONE_S = 5.0  # a record is given up when nothing at all comes for so long
-_NUMBERS = {topic.name: number for number, topic in enumerate(TOPICS)}
-_BY_GROUP = frozenset(topic.name for topic in TOPICS if topic.key == "group_id")
-Places = Mapping[bytes, "array[int]"]  # by group: topic, partition, offset of each record, in a row
+BEHIND = 1000  # offsets in which the last part of a large record comes
+GONE_S = 5.0  # longest wait for a record that was there
+Places = Mapping[bytes, dict[Partition, tuple[int, int]]]  # by key: the first and the last offset
 
 
 class RunReader:
@@ -68,16 +64,15 @@ class RunReader:
     def samples(self, name: str) -> tuple[list[Lineage], Spelling]:
         """A sample's history, and how its tokens become text; empty: the log does not know it.
 
-        Read by who asks, from a log of its own: the reader goes on. Once it has read all, records
-        are fetched from where it saw them.
+        Read by who asks, from a log of its own: the reader goes on. Once that has read all, only
+        the offsets are read between which it saw the group.
 
         Raises:
             ValueError: no name of a sample.
             StreamsError: the log cannot be read.
         """
         with self._opened() as source:
-            log = source.log
-            places = self._places  # before we ask whether they are all: the reader may begin anew
+            log, places = source.log, self._places
             if not self.reading and isinstance(log, BusLog):
                 log = _PlacedLog(log, places)
             if self._spelling is None:
@@ -104,17 +99,17 @@ class RunReader:
 
     def _read(self, log: RunLog) -> None:
         """From the beginning, until it is to stop."""
-        fold, places = RunFold(), defaultdict[bytes, "array[int]"](lambda: array("q"))
+        fold, places = RunFold(), defaultdict[bytes, dict[Partition, tuple[int, int]]](dict)
         if not self.fold.num_events:
             self.fold = fold
 
         def note(record: Record[Event]) -> None:
-            topic, partition, offset = record.position
-            if topic in _BY_GROUP:
-                places[record.raw.key].extend((_NUMBERS[topic], partition, offset))
+            topic, number, offset = record.position
+            spans, at = places[record.raw.key], Partition(topic, number)
+            first, last = spans.get(at, (offset, offset))
+            spans[at] = min(first, offset), max(last, offset)
 
-        self.reading = "reading the log"  # until then the places are not all
-        self._places = places
+        self.reading, self._places = "reading the log", places  # until then they are not all
         with ExitStack() as stack:
             feeds = [
                 Feed(log.bus, fold, there(log.bus, topics), note) for topics in (FIRST, THEN, LAST)
@@ -145,54 +140,26 @@ class RunReader:
 
 
 class _PlacedLog(RunLog):
-    """A log of which it is known where a group's records lie: none is looked for."""
+    """A log of which it is known between which offsets a group's records lie."""
 
     def __init__(self, log: BusLog, places: Places) -> None:
         self.name, self.bus, self._log, self._places = log.name, log.bus, log, places
 
     def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
-        """See `RunLog`; what retention removed meanwhile is passed by."""
+        """See `RunLog`."""
         if groups is None:
             yield from self._log.records(topic)
             return
-        keys = [key for group in groups if (key := group.encode()) in self._places]
-        flat = [self._places[key][:] for key in keys]  # copies: the reader adds to them
-        found = (at for one in flat for at in zip(one[::3], one[1::3], one[2::3], strict=True))
-        by_partition: defaultdict[Partition, list[int]] = defaultdict(list)
-        for number, partition, offset in sorted(found):
-            if number == _NUMBERS[topic.name]:
-                by_partition[Partition(topic.name, partition)].append(offset)
-        begins = self.bus.beginnings(topic.name)
+        begins, ends = self.bus.beginnings(topic.name), self.bus.ends(topic.name)
         with self.bus.reader() as reader:
-            for at, offsets in by_partition.items():
-                left = [offset for offset in offsets if offset >= begins[at]]
-                yield from _read_at(reader, at, left)
+            for key in (group.encode() for group in groups):
+                for at, (first, last) in list(self._places.get(key, {}).items()):
+                    end = min(ends.get(at, 0), last + BEHIND)
+                    if at.topic != topic.name or end <= (begin := max(first, begins[at])):
+                        continue
+                    reader.seek({at: begin})
+                    for raws in read_to(reader, {at: end}, GONE_S):
+                        yield from (raw for raw in raws if raw.key == key)
 
     def close(self) -> None:
         """Nothing: whoever opened the log closes it."""
-
-
-def _read_at(reader: Reader, partition: Partition, wanted: list[int]) -> Iterator[RawRecord]:
-    """The records at these places; to a near one it is read on, a far one is sought.
-
-    A record of several parts lies where its first part is, and may come after later records.
-    """
-    at = -NEAR
-    until_s = 0.0
-    while wanted:
-        if wanted[0] - at >= NEAR:
-            at, until_s = wanted[0], time.monotonic() + GONE_S
-            reader.seek({partition: at})
-        try:
-            raws = reader.poll(NEAR, POLL_S)
-            at = reader.positions()[partition]
-        except OffsetGoneError:  # retention removed it just now; what lies further on may be there
-            at, wanted = -NEAR, [offset for offset in wanted if offset > at]
-            continue
-        yield from (raw for raw in raws if raw.position.offset in wanted)
-        came = {raw.position.offset for raw in raws}
-        wanted = [offset for offset in wanted if offset >= at and offset not in came]
-        if raws:
-            until_s = time.monotonic() + GONE_S
-        elif time.monotonic() > until_s:
-            at, wanted = -NEAR, wanted[1:]

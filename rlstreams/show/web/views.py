@@ -107,8 +107,7 @@ def _cells(row: SampleRow) -> dict[str, Any]:
 def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) -> str:
     """One sample: its tokens, what became of it, and where the log says so.
 
-    Raises:
-        NotThereError: the log knows no such sample.
+    Raises NotThereError: the log knows no such sample.
     """
     try:
         lineages, spelled = reader.samples(name)
@@ -176,8 +175,7 @@ def steps(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
 def step(reader: RunReader, _: Query, all_runs: Sequence[str], number: int) -> str:
     """One step: its batch, and how to do it again.
 
-    Raises:
-        NotThereError: the log has no such step.
+    Raises NotThereError: the log has no such step.
     """
     fold = reader.fold
     with fold.lock:

@@ -1,17 +1,20 @@
-"""Carries a plan out on a running fleet, and keeps a journal of what really happened."""
+"""Carries a plan out on a running fleet, damages records, and keeps a journal of what happened."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.start.chaos.damage import Vandal
+from rlstreams.schemas import DecodeError, decode
 from rlstreams.start.chaos.plan import (
     BROKER,
     RECORDS,
@@ -24,12 +27,94 @@ from rlstreams.start.chaos.plan import (
 )
 from rlstreams.start.chaos.verdict import report
 from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.record import Outgoing, RawRecord
+from rlstreams.streams.log.topics import SCHEMAS, TOPICS
 from rlstreams.up.supervisor.fault_hook import FaultTargets
 from rlstreams.up.supervisor.fleet import Worker
 from rlstreams.up.supervisor.stall_watch import StallClock
 from rlstreams.up.supervisor.summary import show
+from rlstreams.workers.bootstrap.parts import open_bus
+from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.process import pid_file
+
+RECORDS_PER_TOPIC = 6
+READ_S = 2.0
+
+
+def damaged(value: bytes, draw: random.Random) -> bytes:
+    """A record's value, damaged at random; what comes out may still be readable."""
+    start, end = sorted((draw.randrange(len(value) + 1), draw.randrange(len(value) + 1)))
+    kinds = (
+        lambda: b"",
+        lambda: value[:end],
+        lambda: value[:10] + draw.randbytes(draw.randrange(200)),
+        lambda: value[:start] + draw.randbytes(end - start) + value[end:],
+        lambda: value[:start] + b"\xff" * 10 + value[start:],  # a length beyond all bounds
+        lambda: value[:2] + draw.randbytes(8) + value[10:],  # a schema that nobody wrote
+        lambda: b'{"a": 1}',
+    )
+    return draw.choice(kinds)()
+
+
+class Vandal:
+    """Writes damaged copies of a run's newest records into each of its topics but that of schemas,
+    in a thread: the loop of `up` never waits for it."""
+
+    def __init__(self, config: RunConfig, seed: int) -> None:
+        self._config = config
+        self._seed = seed
+        self._thread: threading.Thread | None = None
+        self._written: set[int] = set()
+
+    def strike(self, number: int) -> bool:
+        """Whether the records of fault `number` are written; begins that if nobody did."""
+        if number in self._written:
+            return True
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._write, args=(number,), daemon=True)
+            self._thread.start()
+        return False
+
+    def _write(self, number: int) -> None:
+        draw = random.Random(f"{self._seed}.{number}")
+        with (
+            suppress(StreamsError),  # the broker is away: it is tried again
+            open_bus(self._config) as bus,
+            bus.producer("vandal") as producer,
+        ):
+            for topic in TOPICS:
+                newest = () if topic is SCHEMAS else _newest(bus, topic.name)
+                producer.commit([_unreadable(raw, draw) for raw in newest])
+            self._written.add(number)
+
+
+def _newest(bus: Bus, topic: str) -> Sequence[RawRecord]:
+    begins = bus.beginnings(topic)
+    offsets = {
+        partition: max(begins[partition], end - RECORDS_PER_TOPIC)
+        for partition, end in bus.ends(topic).items()
+    }
+    with bus.reader(offsets) as reader:
+        return reader.poll(100, READ_S)[-RECORDS_PER_TOPIC:]
+
+
+def _unreadable(raw: RawRecord, draw: random.Random) -> Outgoing:
+    """A copy that no decoder takes: what it would take is another event, and no damage."""
+    value = bytes(raw.value)
+    with suppress(DecodeError):
+        while True:
+            value = damaged(bytes(raw.value), draw)
+            decode(value)
+    return Outgoing(
+        topic=raw.position.topic,
+        key=raw.key,
+        value=[value],
+        headers=raw.headers,
+        partition=raw.position.partition,
+    )
+
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.fault_hook import Ended
@@ -74,7 +159,6 @@ class FaultInjector:
         self._vandal = vandal
         self._json_file = json_file
         self._limit_s, self._clock = PATIENT * stall_s, StallClock()
-        self._num_exits = 0  # that were read
         self._sleepers: list[_Sleeper] = []
         self._first_step, self._step = 0, -1
         self._num_since_step = 0
@@ -85,13 +169,10 @@ class FaultInjector:
         self._targets = targets
         self._first_step = targets.watcher.step
         self._struck_s = time.monotonic()
-        for fault in self.journal.armed:
-            targets.fleet.of(fault.role)[fault.ordinal].crash_at.append(fault.crash_at)
 
     def tick(self, *, is_running: bool) -> None:
         """See `FaultHook`."""
         now_s, step = time.monotonic(), self._targets.watcher.step
-        self._note_armed()
         for sleeper in [s for s in self._sleepers if not is_running or self._is_over(s, now_s)]:
             self._sleepers.remove(sleeper)
             sleeper.wake()
@@ -115,15 +196,6 @@ class FaultInjector:
         if self._json_file:
             Path(self._json_file).write_text(made.to_json() + "\n", encoding="utf-8")
         return 0 if made.ok else 1
-
-    def _note_armed(self) -> None:
-        """What died at its crash point."""
-        exits = self._targets.fleet.exits
-        for exited in exits[self._num_exits :]:
-            for fault in self.journal.armed:
-                if (fault.victim, fault.crash_at) == (exited.worker, exited.died_at):
-                    self._note(fault, exited.instance, time.monotonic())
-        self._num_exits = len(exits)
 
     def _check_steps(self, now_s: float) -> None:
         """Give the run up that made no step for too long since the last step or fault."""
@@ -153,7 +225,8 @@ class FaultInjector:
         fault, instance = left[0], self._strike(left[0])
         if instance is not None:
             left.popleft()
-            self._note(fault, instance, now_s)
+            step = self._targets.watcher.step
+            self.journal.injections.append(Injection(fault=fault, instance=instance, step=step))
             self._num_since_step += 1
             self._struck_s, self._due_since_s = now_s, 0.0
             done, total = len(self.journal.injections), len(self.journal.planned)
@@ -164,12 +237,6 @@ class FaultInjector:
         elif now_s - self._due_since_s > PATIENCE_S:
             left.rotate(-1)
             self._due_since_s = 0.0
-
-    def _note(self, fault: Fault, instance: str, at_s: float) -> None:
-        step = self._targets.watcher.step
-        self.journal.injections.append(
-            Injection(fault=fault, instance=instance, step=step, at_s=at_s)
-        )
 
     def _strike(self, fault: Fault) -> str | None:
         """The instance that was struck, "" for what is no worker; None: not now."""
@@ -224,11 +291,7 @@ class FaultInjector:
     ) -> None:
         self._sleepers.append(
             _Sleeper(
-                fault=fault,
-                instance=instance,
-                since_s=time.monotonic(),
-                worker=worker,
-                wake=wake,
+                fault=fault, instance=instance, since_s=time.monotonic(), worker=worker, wake=wake
             )
         )
 

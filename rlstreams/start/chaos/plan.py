@@ -24,7 +24,6 @@ SHORT_STOP_S = (2.0, 8.0)
 LONG_STOP_S = (24.0, 39.0)
 LONG_SHARE = 0.15
 MAX_COUNT = 40  # a crash point is passed this often, at most, before it strikes
-MAX_SWEEP_COUNT = 3  # the same where every point is to strike once
 
 
 class FaultKind(StrEnum):
@@ -34,7 +33,6 @@ class FaultKind(StrEnum):
     STOP = "stop"  # SIGSTOP, later SIGCONT; nobody takes its place
     ZOMBIE = "zombie"  # SIGSTOP, a successor starts, SIGCONT
     POINT = "crash point"  # SIGKILL, and the successor dies at a crash point
-    ARMED = "armed"  # dies at a crash point that it was started with
     DAMAGE = "damage"  # records that cannot be read are written into every topic
 
 
@@ -64,51 +62,34 @@ class Fault:
             FaultKind.STOP: asleep,
             FaultKind.ZOMBIE: f"{asleep}, or until its successor is at work",
             FaultKind.POINT: f"SIGKILL to {self.victim}, and to its successor at {self.crash_at}",
-            FaultKind.ARMED: f"{self.victim} dies at {self.crash_at}",
             FaultKind.DAMAGE: "damaged records into every topic",
         }[self.kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultSpace:
-    """What a plan may draw from."""
+class ChaosOptions:
+    """What is to be broken, and how much."""
 
-    counts: dict[str, int]  # workers by role; model servers; each of the others counts 1
+    num_faults: int
+    seed: int = 0
+    roles: Sequence[str] = ()  # empty: all, and broker and model servers if they are ours
     every_s: float = 5.0  # mean time between two faults
-    has_points: bool = False
     max_stop_s: float = LONG_STOP_S[1]
+    has_points: bool = False
+    json_file: str = ""  # for the report; "": none
 
 
-def plan(seed: int, num_faults: int, space: FaultSpace) -> Sequence[Fault]:
-    """The faults, in order; the same for the same arguments."""
-    draw = random.Random(seed)
-    victims = _deal(draw, sorted(space.counts))
-    return [_fault(draw, number, next(victims), space) for number in range(num_faults)]
-
-
-def sweep(seed: int, space: FaultSpace, prefixes: Sequence[str] = ("",)) -> Sequence[Fault]:
-    """Every crash point of the first worker of each role, once; each process dies at the next.
+def plan(options: ChaosOptions, counts: Mapping[str, int]) -> Sequence[Fault]:
+    """The faults, in order; the same for the same arguments.
 
     Args:
-        prefixes: only points that begin with one of these.
+        counts: workers by role; model servers; each of the others counts 1.
     """
-    draw = random.Random(seed)
-    faults: list[Fault] = []
-    for role in sorted(space.counts.keys() & {*ROLES}):
-        for point in points_of(role):
-            if not point.startswith(tuple(prefixes)):
-                continue
-            is_rare = point.startswith("checkpoint")
-            fault = Fault(
-                number=len(faults),
-                role=role,
-                ordinal=0,
-                kind=FaultKind.ARMED,
-                wait_s=0.0,
-                crash_at=point if is_rare else f"{point}:{draw.randint(1, MAX_SWEEP_COUNT)}",
-            )
-            faults.append(fault)
-    return faults
+    draw = random.Random(options.seed)
+    victims = _deal(draw, sorted(counts))
+    return [
+        _fault(draw, number, next(victims), options, counts) for number in range(options.num_faults)
+    ]
 
 
 def injected_by_step(number: int, num_faults: int, first_step: int, step_target: int) -> int:
@@ -132,16 +113,18 @@ def _deal(draw: random.Random, roles: Sequence[str]) -> Iterator[str]:
         yield from draw.sample(roles, len(roles))
 
 
-def _fault(draw: random.Random, number: int, role: str, space: FaultSpace) -> Fault:
-    kind = _kind(draw, role, has_points=space.has_points)
+def _fault(
+    draw: random.Random, number: int, role: str, options: ChaosOptions, counts: Mapping[str, int]
+) -> Fault:
+    kind = _kind(draw, role, has_points=options.has_points)
     is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE)
     return Fault(
         number=number,
         role=role,
-        ordinal=draw.randrange(space.counts[role]),
+        ordinal=draw.randrange(counts[role]),
         kind=kind,
-        wait_s=space.every_s * draw.uniform(0.5, 1.5),
-        stop_s=_stop_s(draw, space.max_stop_s) if is_stop else 0.0,
+        wait_s=options.every_s * draw.uniform(0.5, 1.5),
+        stop_s=_stop_s(draw, options.max_stop_s) if is_stop else 0.0,
         crash_at=_crash_at(draw, role) if kind is FaultKind.POINT else "",
     )
 
@@ -175,7 +158,6 @@ class Injection:
     fault: Fault
     instance: str  # of the process; "" for what is no worker
     step: int  # done by then
-    at_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,15 +167,9 @@ class Journal:
     planned: Sequence[Fault]
     seed: int = 0
     started_s: float = 0.0  # of `up`; monotonic, as all times here
-    machine: Mapping[str, object] = field(default_factory=dict)  # that it ran on
     injections: list[Injection] = field(default_factory=list)
     woken_s: dict[str, float] = field(default_factory=dict)  # by instance
     left: deque[Fault] = field(init=False)  # in the order in which they strike
 
     def __post_init__(self) -> None:
-        self.left = deque(fault for fault in self.planned if fault.kind is not FaultKind.ARMED)
-
-    @property
-    def armed(self) -> list[Fault]:
-        """Faults that wait in their workers, each process of which is started with the next."""
-        return [fault for fault in self.planned if fault.kind is FaultKind.ARMED]
+        self.left = deque(self.planned)

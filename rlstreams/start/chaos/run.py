@@ -5,25 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from rlstreams.start.chaos.damage import Vandal
-from rlstreams.start.chaos.injector import FaultInjector
-from rlstreams.start.chaos.plan import (
-    BROKER,
-    RECORDS,
-    ROLES,
-    SERVER,
-    Fault,
-    FaultSpace,
-    Journal,
-    plan,
-    points_of,
-    sweep,
-)
-from rlstreams.start.chaos.verdict import machine
-from rlstreams.streams.log.crash_points import CrashPoint
+from rlstreams.start.chaos.injector import FaultInjector, Vandal
+from rlstreams.start.chaos.plan import BROKER, RECORDS, ROLES, SERVER, ChaosOptions, Journal, plan
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.supervisor.fault_hook import UpOptions
 from rlstreams.up.supervisor.fleet import num_workers
@@ -33,39 +18,14 @@ from rlstreams.workers.config.run import RunConfig
 NAMES = (*ROLES, BROKER, SERVER, RECORDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChaosOptions:
-    """What is to be broken, and how much."""
-
-    num_faults: int
-    seed: int = 0
-    roles: Sequence[str] = ()  # empty: all, and broker and model servers if they are ours
-    every_s: float = 5.0
-    max_stop_s: float = 40.0
-    has_points: bool = False
-    sweep: Sequence[str] = ()  # instead: once each crash point that begins with one of these
-    json_file: str = ""
-
-
 def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     """Run it; 0 only if the run is complete, every fault happened and no promise was broken.
 
-    Raises:
-        StreamsError: as `up`; a role that cannot be struck.
+    Raises StreamsError: as `up`; a role that cannot be struck.
     """
     config = up_options.config
-    space = FaultSpace(
-        counts=victims(config, options.roles),
-        every_s=options.every_s,
-        has_points=options.has_points,
-        max_stop_s=options.max_stop_s,
-    )
-    journal = Journal(
-        planned=_faults(options, space),
-        seed=options.seed,
-        started_s=time.monotonic(),
-        machine=machine(),
-    )
+    planned = plan(options, victims(config, options.roles))
+    journal = Journal(planned=planned, seed=options.seed, started_s=time.monotonic())
     _check_writable(options.json_file)
     hook = FaultInjector(
         journal,
@@ -76,30 +36,10 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     return up(up_options, hook)
 
 
-def _faults(options: ChaosOptions, space: FaultSpace) -> Sequence[Fault]:
-    """What is to happen.
-
-    Raises:
-        ConfigError: a beginning that no crash point of these roles has: it would prove nothing.
-    """
-    if not options.sweep:
-        return plan(options.seed, options.num_faults, space)
-    for prefix in options.sweep:
-        if not sweep(options.seed, space, [prefix]):
-            points = {point for role in space.counts.keys() & {*ROLES} for point in points_of(role)}
-            known = ", ".join(point for point in CrashPoint if point in points)
-            raise ConfigError(
-                f"--each-point: no place begins with {prefix!r}; "
-                + (f"those of these roles are {known}" if known else "these roles pass none")
-            )
-    return sweep(options.seed, space, options.sweep)
-
-
 def _check_writable(json_file: str) -> None:
     """Before the run, not after it, when all figures would be lost.
 
-    Raises:
-        ConfigError: the file's folder is not there, or cannot be written.
+    Raises ConfigError: the file's folder is not there, or cannot be written.
     """
     folder = Path(json_file).absolute().parent
     if json_file and not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -109,8 +49,7 @@ def _check_writable(json_file: str) -> None:
 def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
     """How many there are of each role that is to be struck.
 
-    Raises:
-        ConfigError: no such role, or a broker or model servers that are not ours.
+    Raises ConfigError: no such role, or a broker or model servers that are not ours.
     """
     counts = num_workers(config)
     others = {}

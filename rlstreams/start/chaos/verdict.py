@@ -1,16 +1,10 @@
-"""From the journal and the audit to the report of a run under faults, as text and as JSON.
-
-Pure but for `machine`: all that was seen is passed in.
-"""
+"""From the journal and the audit to the report of a run under faults, as text and as JSON. Pure."""
 
 from __future__ import annotations
 
-import os
-import platform
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rlstreams.start.chaos.plan import BROKER, RECORDS, SERVER, FaultKind, Journal
 from rlstreams.streams.audit.report import BreachKind
@@ -27,7 +21,6 @@ class ChaosReport:
 
     run: str
     seed: int
-    machine: Mapping[str, object]
     seconds: float
     faults_asked: int
     faults: Mapping[str, Mapping[str, int]]  # by role, by kind
@@ -70,23 +63,6 @@ class ChaosReport:
         )
 
 
-def machine() -> dict[str, object]:
-    """What the numbers were taken on."""
-    info = Path("/proc/cpuinfo")
-    names = [
-        line.partition(":")[2].strip()
-        for line in (info.read_text("utf-8").splitlines() if info.is_file() else ())
-        if line.startswith("model name")
-    ]
-    return {
-        "cpu": names[0] if names else platform.machine(),
-        "cores": os.cpu_count() or 0,
-        "load_average": [round(load, 1) for load in os.getloadavg()],
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
-    }
-
-
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
@@ -120,7 +96,6 @@ def report(
     return ChaosReport(
         run=ended.options.config.run.id,
         seed=journal.seed,
-        machine=journal.machine,
         seconds=round(now_s - journal.started_s, 1),
         faults_asked=len(journal.planned),
         faults={role: dict(sorted(faults[role].items())) for role in sorted(faults)},

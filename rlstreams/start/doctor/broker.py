@@ -120,7 +120,7 @@ def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
             return warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
         return ok("topics", f"all {len(have)} of run {run!r}, partitions as planned")
 
-    yield probed("topics", counts)
+    yield from probed("topics", counts)
     if lacking:
         yield fail(
             "topic settings", "; ".join(lacking),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.errors import BrokerError, StreamsError
 from rlstreams.workers.config.run import RunConfig
 
 
@@ -70,9 +70,17 @@ def fail(name: str, found: str, advice: str) -> Check:
     return Check(name=name, level=Level.FAIL, found=found, advice=advice)
 
 
-def probed(name: str, probe: Callable[[], Check], advice: str = "") -> Check:
-    """What `probe` answers; an error of ours that it raises becomes a failed check."""
+def probed(
+    name: str, probe: Callable[[], Check | Iterable[Check] | None], advice: str = ""
+) -> list[Check]:
+    """What `probe` finds, up to an error of ours, which becomes a failed check."""
+    checks: list[Check] = []
     try:
-        return probe()
+        found = probe()
+        for check in [found] if isinstance(found, Check) else found or ():
+            checks.append(check)  # not `extend`: those before an error count
     except StreamsError as err:
-        return fail(name, str(err), advice)
+        is_away = isinstance(err, BrokerError)
+        cure = "start the broker, or correct broker.bootstrap" if is_away else ""
+        checks.append(fail(name, str(err), advice or cure))
+    return checks

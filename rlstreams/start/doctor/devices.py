@@ -130,7 +130,7 @@ def placements(
     ours, engine = visible(gpus, named), config.engine
     is_served = config.rollout.engine != "builtin"
     samplers, replicas = (host.num_processes(config, role) for role in ("rollout", "logprob"))
-    asked = [("trainer", config.trainer.device, config.trainer.ranks, 1)]
+    asked = [("trainer", config.trainer.device, config.trainer.ranks_here, 1)]
     if config.logprob.place == "separate":
         asked.insert(0, ("logprob", config.logprob.device, config.logprob.ranks * replicas, 1))
     if not is_served:
@@ -232,7 +232,7 @@ def memory_checks(
         is_up: the run's own processes may be on the GPUs already.
     """
     by_role = sizes(model, config)
-    ranks = {"trainer": config.trainer.ranks, "logprob": config.logprob.ranks}
+    ranks = {"trainer": config.trainer.ranks_here, "logprob": config.logprob.ranks}
     here: list[Need] = []
     on: defaultdict[Gpu, list[Need]] = defaultdict(list)
     for role, _, gpus, num_wanted, processes in places:

@@ -29,7 +29,7 @@ from rlstreams.start.doctor.model import (
     model_checks,
     read_model,
 )
-from rlstreams.streams.log.errors import BrokerError, ConfigError, StreamsError
+from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker
 from rlstreams.workers.config.across import length_warning, start_warning
@@ -79,8 +79,7 @@ def secrets_check(config: RunConfig, host: Host) -> Check:
 def weights_check(config: RunConfig, host: Host) -> Check:
     """How versions get from the trainer to a role that `up` did not start.
 
-    Raises:
-        ConfigError: as the role's start does: no common secret, or no address of the trainer's.
+    Raises ConfigError: as the role's start does: no common secret, or no address of the trainer's.
     """
     channel, address = config.weights.channel, config.weights.host
     check_alone(config)
@@ -102,8 +101,7 @@ def data_checks(
 ) -> Iterator[Check]:
     """One check for each file that is named. A large file is indexed here, once for all starts.
 
-    Raises:
-        ConfigError: names field, file and line, and what is wrong there.
+    Raises ConfigError: names field, file and line, and what is wrong there.
     """
     problems = open_problems(config.data, prompt_encoder(config), model.longest, progress)
     yield ok("data.train", problems.told[0])
@@ -160,11 +158,11 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
     checks = [
         *machine(config, host, is_broker_up=bootstrap is not None, weights_mb=weights_mb),
         gpu_check(gpus, problem, places),
-        *_all("run.dir", lambda: _folder(config, host)),
-        probed("secrets", lambda: secrets_check(config, host)),
+        *probed("run.dir", lambda: _folder(config, host)),
+        *probed("secrets", lambda: secrets_check(config, host)),
     ]
     if host.is_alone and host.role != "prompts":
-        checks.append(probed("weights", lambda: weights_check(config, host)))
+        checks += probed("weights", lambda: weights_check(config, host))
     checks += of_folder
     if model is not None:
         is_up = bool(bootstrap or config.broker.bootstrap)
@@ -172,21 +170,18 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
         checks += _of_model(config, model, host)
     if host.has("rollout"):
         is_here = model is not None
-        checks += _all("engine", lambda: engine_checks(config, host, has_model=is_here))
-        checks.append(
-            probed("verifier", lambda: verifier_check(config, has_data=not host.is_alone))
-        )
+        checks += probed("engine", lambda: engine_checks(config, host, has_model=is_here))
+        checks += probed("verifier", lambda: verifier_check(config, has_data=not host.is_alone))
     return [*checks, *_broker(config, host, bootstrap)]
 
 
-def _folder(config: RunConfig, host: Host) -> Iterator[Check]:
+def _folder(config: RunConfig, host: Host) -> None:
     """Nothing, unless `up` would refuse the run's folder."""
     from rlstreams.workers.bootstrap.config_file import refuse_other_run, refuse_place
 
     if not host.is_alone:
         refuse_place(config)
         refuse_other_run(config)
-    yield from ()
 
 
 def _of_model(
@@ -202,15 +197,15 @@ def _of_model(
     """
     if host.has("prompts"):
         told = progress or (lambda _: None)
-        yield from _all("data", lambda: data_checks(config, model, told))
+        yield from probed("data", lambda: data_checks(config, model, told))
     if host.has("logprob"):
         is_start = progress is not None
-        yield from _all("reference", lambda: _reference(config, model, is_start=is_start))
+        yield from probed("reference", lambda: _reference(config, model, is_start=is_start))
     if host.has("trainer") and (warning := length_warning(config, model.longest)):
         yield warn("turns", warning, "")
     if host.has("logprob", "trainer"):
-        yield from _all("routing", lambda: _routing(config, model))
-        yield from _all("layout", lambda: _layouts(config, model, host))
+        yield from probed("routing", lambda: _routing(config, model))
+        yield from probed("layout", lambda: _layouts(config, model, host))
     if host.has("rollout") and (warning := start_warning(config)):
         yield warn("sampling", warning, "")
 
@@ -221,7 +216,7 @@ def _broker(config: RunConfig, host: Host, embedded: str | None) -> list[Check]:
     where = config.broker.bootstrap or embedded
     if not where and not host.is_alone:
         return [ok("broker", "none is named: `up` starts the embedded one")]
-    return _all("broker", lambda: broker_checks(where or bootstrap_of(config), config))
+    return probed("broker", lambda: broker_checks(where or bootstrap_of(config), config))
 
 
 def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -> None:
@@ -274,31 +269,18 @@ def _reference(config: RunConfig, model: ModelFolder, *, is_start: bool) -> Iter
         yield ok("reference", found)
 
 
-def _routing(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
+def _routing(config: RunConfig, model: ModelFolder) -> Check | None:
     check_routers(config, model)
-    if config.trainer.routing_replay:
-        yield ok("routing", "recorded routes are replayed by scorer and trainer")
+    told = "recorded routes are replayed by scorer and trainer"
+    return ok("routing", told) if config.trainer.routing_replay else None
 
 
-def _layouts(config: RunConfig, model: ModelFolder, host: Host) -> Iterator[Check]:
-    if found := check_layouts(config, model, host):
-        yield ok("layout", found)
+def _layouts(config: RunConfig, model: ModelFolder, host: Host) -> Check | None:
+    found = check_layouts(config, model, host)
+    return ok("layout", found) if found else None
 
 
 def _embedded(config: RunConfig) -> str | None:
     """Where the run's own broker serves; None: it does not run."""
     state = embedded_broker(config).status()
     return state.bootstrap if state else None
-
-
-def _all(name: str, found: Callable[[], Iterator[Check]]) -> list[Check]:
-    """The checks up to the first error, and that as a failed one."""
-    checks: list[Check] = []
-    try:
-        for check in found():
-            checks.append(check)  # not `extend`: those before an error count
-    except BrokerError as err:
-        checks.append(fail(name, str(err), "start the broker, or correct broker.bootstrap"))
-    except StreamsError as err:
-        checks.append(fail(name, str(err), ""))
-    return checks

@@ -33,8 +33,8 @@ def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator
     if config.engine.urls:
         yield from _running(config, ordinals)
         return
-    yield probed("engine", lambda: ok("engine", installed(config, has_model=has_model)))
-    yield probed("engine.port", lambda: _ports(config, host, ordinals))
+    yield from probed("engine", lambda: ok("engine", installed(config, has_model=has_model)))
+    yield from probed("engine.port", lambda: _ports(config, host, ordinals))
 
 
 def installed(config: RunConfig, *, has_model: bool) -> str:

@@ -10,7 +10,7 @@ from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, prob
 from rlstreams.workers.config.run import RunConfig
 
 LOG_MB = 2000  # of a run on a small model; a log grows with its samples
-_ONLY_NEEDED_FOR_EMBEDDED = "set broker.bootstrap to your own broker; then none is needed"
+_OR_YOURS = "or set broker.bootstrap to your own broker; then none is needed"
 
 
 def machine(
@@ -25,8 +25,8 @@ def machine(
     checks = []
     if not config.broker.bootstrap and not host.is_alone:
         checks += [
-            probed("java", java, f"or {_ONLY_NEEDED_FOR_EMBEDDED}"),
-            probed("jars", lambda: jars(config.broker.jars_dir), f"or {_ONLY_NEEDED_FOR_EMBEDDED}"),
+            *probed("java", java, _OR_YOURS),
+            *probed("jars", lambda: jars(config.broker.jars_dir), _OR_YOURS),
             port(config.broker.port, is_broker_up=is_broker_up),
         ]
     return [*checks, disk(config, weights_mb, host)]

@@ -31,6 +31,7 @@ from rlstreams.workers.model.families import (
     library_model,
 )
 from rlstreams.workers.model.folder import (
+    check_heads,
     eos_ids_of,
     max_tokens_of,
     num_experts_of,
@@ -57,8 +58,7 @@ class StoredTensor(NamedTuple):
 def tensors_of(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a model folder, of one file or of all that its index lists.
 
-    Raises:
-        ConfigError: a file is missing, damaged or of another format.
+    Raises ConfigError: a file is missing, damaged or of another format.
     """
     found = {}
     for file in _files(folder):
@@ -215,8 +215,7 @@ class ModelFolder:
 def read_model(path: str, field: str = "model.path") -> ModelFolder:
     """Read what is small, check that it fits together; a model of the hub is fetched first.
 
-    Raises:
-        ConfigError: names file and field, and what was found.
+    Raises ConfigError: names file and field, and what was found.
     """
     folder = model_folder(path)
     if folder.is_file():
@@ -262,8 +261,7 @@ def _read(folder: Path) -> ModelFolder:
 def check_reference(config: RunConfig, model: ModelFolder) -> str:
     """What the loss compares the model with; "": nothing, or itself.
 
-    Raises:
-        ConfigError: it is no model folder, or has another vocabulary.
+    Raises ConfigError: it is no model folder, or has another vocabulary.
     """
     path = config.logprob.reference
     if path == START or not config.trainer.loss.why_compared:
@@ -281,8 +279,7 @@ def check_reference(config: RunConfig, model: ModelFolder) -> str:
 def check_routers(config: RunConfig, model: ModelFolder) -> None:
     """Whether there is something to replay; of a family's routers the roles themselves find out.
 
-    Raises:
-        ConfigError: a dense model.
+    Raises ConfigError: a dense model.
     """
     if config.trainer.routing_replay and not num_experts_of(model.config):
         raise ConfigError(
@@ -292,7 +289,7 @@ def check_routers(config: RunConfig, model: ModelFolder) -> None:
 
 
 def check_layouts(config: RunConfig, model: ModelFolder, host: Host = EVERYTHING) -> str:
-    """How backend megatron cuts the model; "": nobody here asks for it, or it cannot be told yet.
+    """How layouts cut the model; "": nobody here asks for one, or it cannot be told yet.
 
     Args:
         host: whose roles are asked for; others need no library here.
@@ -302,6 +299,9 @@ def check_layouts(config: RunConfig, model: ModelFolder, host: Host = EVERYTHING
     """
     asked = config.trainer.layout
     layouts, checked = {}, []
+    if asked.cp > 1 and host.has("trainer"):
+        check_heads(model.config, asked.cp)
+        checked.append(f"trainer {config.trainer.ranks} ranks, cp {asked.cp}")
     if config.trainer.backend == MEGATRON and host.has("trainer"):
         layouts["trainer"] = Layout(
             ranks=config.trainer.ranks, tp=asked.tp, pp=asked.pp, ep=asked.ep

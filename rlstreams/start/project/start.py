@@ -1,29 +1,224 @@
-"""From what a newcomer has - a file, a data set's name, nothing - to the plan of a project."""
+"""From what a newcomer has - a file, a data set's name, nothing - to a project that runs as it is.
+
+Its columns are guessed from the first rows, by the names that data sets use. Written are
+configuration, reward with its test, twenty rows, a README, perhaps a model; nothing is overwritten.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from rlstreams.start.project.scaffold import (
-    DEMO_MODEL,
-    LOOKED_AT,
-    ColumnGuess,
-    Plan,
-    guess_columns,
-    relative,
-    value_at,
-)
+from jinja2 import StrictUndefined, Template
+
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.data import HUB
+from rlstreams.workers.config.data import HUB, ColumnsSection, DataSection
+from rlstreams.workers.config.here import CONFIG_FILE
 from rlstreams.workers.config.nearest import meant, meant_path
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.dataset.files import numbered_lines
-from rlstreams.workers.dataset.row import parse
+from rlstreams.workers.dataset.row import brief, parse
 from rlstreams.workers.dataset.sources import first_parquet_rows, refuse_table
 from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
+
+PROMPTS = ("prompt", "question", "problem", "query", "instruction", "input", "messages", "text")
+ANSWERS = (
+    "answer", "solution", "target", "ground_truth", "reward_model.ground_truth", "label", "output",
+    "response", "completion",
+)  # fmt: skip
+GSM8K_PATTERN = r"####\s*(.+)"  # the number behind the working, as openai/gsm8k writes it
+LOOKED_AT = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnGuess:
+    """The columns of a data set, as far as its first rows tell."""
+
+    data: DataSection  # its columns; names the file
+    is_numeric: bool  # every answer is a number
+    is_chat: bool  # prompts are lists of messages
+    others: Sequence[str]  # columns that go to the reward as metadata
+
+
+def guess_columns(
+    path: Path, rows: Sequence[Mapping[str, Any]], prompt: str, answer: str
+) -> ColumnGuess:
+    """Guess from `rows`; `prompt` and `answer` name columns, empty: guess.
+
+    Raises ConfigError: no row, or no column that could be it; lists what is there.
+    """
+    if not rows:
+        raise ConfigError(f"{path} has no rows")
+    for option, name in (("--prompt", prompt), ("--answer", answer)):
+        if name and all(value_at(row, name) is None for row in rows):
+            raise ConfigError(
+                f"{option} {name}: {path} has no such column; the first row: {_shown(rows[0])}"
+            )
+    prompt, answer = prompt or _guess(rows, PROMPTS), answer or _guess(rows, ANSWERS)
+    if not (prompt and answer):
+        raise ConfigError(_unknown(path, rows, prompt, answer))
+    answers = [str(value_at(row, answer)) for row in rows]
+    pattern = GSM8K_PATTERN if all(re.search(GSM8K_PATTERN, a) for a in answers) else ""
+    if pattern:
+        answers = [re.findall(pattern, a)[-1].strip() for a in answers]
+    columns = ColumnsSection(
+        prompt="" if prompt == "prompt" else prompt,
+        answer="" if answer == "answer" else answer,
+        answer_pattern=pattern,
+    )
+    used = {name.partition(".")[0] for name in (prompt, answer)}
+    return ColumnGuess(
+        data=DataSection(train=str(path), columns=columns),
+        is_numeric=all(is_number(a) for a in answers),
+        is_chat=any(isinstance(value_at(row, prompt), list) for row in rows),
+        others=sorted({name for row in rows for name in row} - used),
+    )
+
+
+def is_number(text: str) -> bool:
+    """Whether a numeric verifier can compare with it."""
+    try:
+        return Decimal(text.strip()).is_finite()
+    except InvalidOperation:
+        return False
+
+
+def value_at(row: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
+    """`a.b` is field `b` of column `a`; None: there is none."""
+    if name in row:
+        return row[name]
+    found: Any = row
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _guess(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """The first of `names` that every row has; "" if there is none."""
+    for name in names:
+        if all(value_at(row, name) not in (None, "", []) for row in rows):
+            return name
+    return ""
+
+
+def _unknown(path: Path, rows: Sequence[Mapping[str, Any]], prompt: str, answer: str) -> str:
+    """All that has to be named, with the row that tells what it is called."""
+    there = ", ".join(sorted({name for row in rows for name in row})) or "none"
+    kinds = [("problem", "--prompt", PROMPTS, prompt), ("answer", "--answer", ANSWERS, answer)]
+    missing = [kind for kind in kinds if not kind[-1]]
+    wanted = ", nor ".join(
+        f"{', '.join(names[:4])} or the like (the {what})" for what, _, names, _ in missing
+    )
+    options = " ".join(f"{option} COLUMN" for _, option, _, _ in missing)
+    them = "it" if len(missing) == 1 else "them"
+    return (
+        f"{path}: none of its columns ({there}) is called {wanted}; "
+        f"name {them}: {options}; the first row: {_shown(rows[0])}"
+    )
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}: {brief(value)}" for name, value in row.items()) or "empty"
+
+
+ROWS = 20
+DEMO_MODEL = "demo/model"
+_FILES = Path(__file__).with_name("files")
+_NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be written."""
+
+    folder: Path
+    columns: ColumnGuess
+    is_small: bool  # few rows to train on
+    rows: Sequence[Mapping[str, Any]]  # the first ones, as they are
+    model: str  # empty: the demo's, copied into the project
+    data_lines: Sequence[str]  # of [data]
+    has_held_out: bool
+    system_prompt: str = ""
+
+
+def write(plan: Plan) -> list[Path]:
+    """Write the project; the files, in the order in which to look at them.
+
+    Raises ConfigError: the folder is there and not empty, or cannot be written.
+    """
+    folder = plan.folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there and not empty; name a folder that is not")
+    values = {
+        "run_id": run_id(folder),
+        "data": "\n".join(plan.data_lines),
+        "is_small": plan.is_small,
+        "has_held_out": plan.has_held_out,
+    }
+    texts = {
+        CONFIG_FILE: _filled("run.toml", model=plan.model and json.dumps(plan.model), **values),
+        "reward.py": _text("numeric.py.tmpl" if plan.columns.is_numeric else "exact.py.tmpl"),
+        "test_reward.py": _text("test_reward.py.tmpl"),
+        "rows.jsonl": "".join(f"{json.dumps(row)}\n" for row in _rows_as_rewarded(plan)),
+        "README.md": _filled("README.md", model=plan.model, **values),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        if not plan.model:
+            shutil.copytree(example(DEMO_MODEL), folder / "model")
+    except OSError as err:
+        raise ConfigError(f"{folder} cannot be written: {err}") from err
+    return [folder / name for name in texts] + ([] if plan.model else [folder / "model"])
+
+
+def run_id(folder: Path) -> str:
+    """The folder's name as far as it can be a run id."""
+    return _NOT_IN_AN_ID.sub("-", folder.absolute().name).strip("-")[:100] or "run"
+
+
+def relative(path: Path, folder: Path) -> str:
+    """How a file of `folder` should name `path`: relative if it is near, so that both can move."""
+    near = os.path.relpath(path.absolute(), folder.absolute())
+    return near if near.count("..") <= 1 else str(path.absolute())
+
+
+def _rows_as_rewarded(plan: Plan) -> list[dict[str, Any]]:
+    """Problem and answer under our names; an answer that ends in `#### x` is x."""
+    columns = plan.columns.data.columns
+    pattern = re.compile(columns.answer_pattern) if columns.answer_pattern else None
+    found = []
+    for row in plan.rows[:ROWS]:
+        answer = value_at(row, columns.answer or "answer")
+        text = answer if isinstance(answer, str) else json.dumps(answer)
+        match = pattern.search(text) if pattern else None
+        found.append(
+            {
+                "prompt": value_at(row, columns.prompt or "prompt"),
+                "answer": match.group(1).strip() if match else text,
+            }
+        )
+    return found
+
+
+def _text(name: str) -> str:
+    return (_FILES / name).read_text(encoding="utf-8")
+
+
+def _filled(name: str, **values: object) -> str:
+    text, undefined = _text(name), StrictUndefined
+    template = Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=undefined)
+    filled: str = template.render(values)
+    return filled
+
 
 SMALL_MODEL = "hf:Qwen/Qwen2.5-0.5B-Instruct"
 MANY_ROWS = 200  # from here on a tenth is held out
@@ -46,8 +241,7 @@ def from_demo(folder: Path, model: str) -> Plan:
 def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) -> Plan:
     """Somebody's rows; `prompt` and `answer` name columns, empty: guess.
 
-    Raises:
-        ConfigError: no such file, no rows, or no column that could be the problem or the answer.
+    Raises ConfigError: no such file, no rows, or no column that could be the problem or the answer.
     """
     rows, count = read_rows(path)
     guess = guess_columns(path, rows, prompt, answer)
@@ -102,8 +296,7 @@ def _packaged(folder: Path, path: Path, model: str, lines: Sequence[str]) -> Pla
 def read_rows(path: Path) -> tuple[Rows, int]:
     """The first rows of a file of JSON lines or Parquet, and how many there are.
 
-    Raises:
-        ConfigError: names file and line.
+    Raises ConfigError: names file and line.
     """
     rows: Rows = []
     count = 0

@@ -55,8 +55,7 @@ class GivenFile:
 def rows_file(rows: Iterable[Mapping[str, Any]], folder: Path) -> GivenFile:
     """Rows as JSON lines.
 
-    Raises:
-        ConfigError: a row is no mapping, or holds what JSON cannot; names it.
+    Raises ConfigError: a row is no mapping, or holds what JSON cannot; names it.
     """
     lines = []
     for number, row in enumerate(rows):
@@ -75,8 +74,7 @@ def reward_place(function: Callable[..., object], folder: Path) -> tuple[str, Gi
     A function of a module is named where it is. Any other, of a script that runs or of a notebook,
     is pickled with what it uses: the module could not be imported without running all of it.
 
-    Raises:
-        ConfigError: one that uses what cannot be pickled, or a text that is named like a secret.
+    Raises ConfigError: one that uses what cannot be pickled, or a text that is named like a secret.
     """
     name = str(getattr(function, "__qualname__", type(function).__qualname__))
     module = sys.modules.get(function.__module__)

@@ -247,8 +247,7 @@ class Run:
         The deadlines are those of `up`: `deadlines.drain_s` for each role, longer for a checkpoint.
         Ctrl-C meanwhile kills the roles; nothing that was committed is lost.
 
-        Raises:
-            StreamsError: as an iteration does.
+        Raises StreamsError: as an iteration does.
         """
         is_going_on = not self.outcome and not self._is_over
         self._is_asked |= is_going_on

@@ -56,8 +56,7 @@ class Output:
     def write(self, text: str) -> int:
         """Into the log file, and to the reader.
 
-        Raises:
-            OSError: the reader is gone. A full disk loses the line for whoever is on that disk.
+        Raises OSError: the reader is gone. A full disk loses the line for whoever is on that disk.
         """
         self.note(text)
         try:

@@ -185,8 +185,7 @@ class BrokerKeeper:
     def _failed(self, why: str) -> float:
         """Note a failure; the pause before the next start. A full disk is none of the broker.
 
-        Raises:
-            BrokerError: it was one too many, or the disk has been full for too long.
+        Raises BrokerError: it was one too many, or the disk has been full for too long.
         """
         now_s = time.monotonic()
         lacks_room = self._broker.died_of_full_disk() or is_about_room(why)

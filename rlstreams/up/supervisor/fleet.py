@@ -297,9 +297,7 @@ class Fleet:
             worker.is_awaited = True
         elif decision.action is Action.STOP and self.failure is None:
             self.failure = Failure(
-                worker=worker.name,
-                reason=decision.reason,
-                last_lines=log_tail(worker.log),
+                worker=worker.name, reason=decision.reason, last_lines=log_tail(worker.log)
             )
 
 

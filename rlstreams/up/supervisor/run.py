@@ -164,8 +164,7 @@ class Supervisor:
     def _poll(self) -> None:
         """What is new in the topics, and of the broker.
 
-        Raises:
-            StreamsError: the broker is gone for good; while it is only away, nothing is new.
+        Raises StreamsError: the broker is gone for good; while it is only away, nothing is new.
         """
         keeper = self._broker
         if keeper is None:

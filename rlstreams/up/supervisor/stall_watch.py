@@ -53,8 +53,7 @@ def positions(bus: Bus) -> Mapping[str, Mapping[Partition, Committed]]:
 def held_by(bootstrap: str, config: RunConfig) -> tuple[Held, ...]:
     """Open transactions in the run's topics, one for each transactional id.
 
-    Raises:
-        BrokerError: the broker cannot be reached, or refused.
+    Raises BrokerError: the broker cannot be reached, or refused.
     """
     from rlstreams.streams.kafka.open_transactions import open_transactions
 

@@ -7,11 +7,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rlstreams.debug.inspect.words import spelling
-from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, Written, collect, write
+from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, collect, write
 from rlstreams.streams.audit.auditor import ReplayedError, audit
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.log.bus import Bus
@@ -44,9 +43,10 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
     """Write the report and print the summary; 0 if the run did not fail and its audit, if there is
     one, is clean."""
     breaches = () if ended.audit is None or ended.audit.ok else (ended.audit.text(),)
+    folder = Path(ended.options.config.folder)
     try:
-        written = _report(ended, log)
-        told = [f"report: {written.page}", f"curve:  {written.curve}"]
+        _report(ended, log, folder)
+        told = [f"report: {folder / PAGE_FILE}", f"curve:  {folder / CURVE_FILE}"]
     except OSError as err:  # a full disk ends no summary
         told = [f"report: not written, {err}"]
     show(
@@ -57,7 +57,7 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
         *breaches,
         f"run {ended.options.config.run.id}: {ended.outcome}{_RESUMABLE[ended.outcome]}",
         *told,
-        f"logs:   {Path(ended.options.config.folder) / LOGS}",
+        f"logs:   {folder / LOGS}",
         *model_lines(ended.options.config.folder, ended.step),
         "try next:",
         *(f"  {command}" for command in next_commands(ended)),
@@ -67,23 +67,20 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
     return 1 if ended.outcome is Outcome.FAILED or breaches else 0
 
 
-def _report(ended: Ended, log: RunLog) -> Written:
+def _report(ended: Ended, log: RunLog, folder: Path) -> None:
     config = ended.options.config
-    folder = Path(config.folder)
-    written = Written(page=folder / PAGE_FILE, curve=folder / CURVE_FILE)
-    if not ended.is_claimed and written.page.is_file():
-        return written  # of the start before, which got farther
+    if not ended.is_claimed and (folder / PAGE_FILE).is_file():
+        return  # of the start before, which got farther
     given = collect(
         log,
         config.run.id,
         spelling=spelling("", str(model_folder(config.model.path))),
-        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         audited=ended.audit,
         kills=ended.kills,
         stopped="" if ended.failure is None else ended.failure.reason,
         command=f"{NAME} {ended.options.command}",
     )
-    return write(given, folder)
+    write(given, folder)
 
 
 def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:

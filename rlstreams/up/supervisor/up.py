@@ -62,7 +62,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         # It imports torch while the broker starts.
         spawner = make_spawner()
         broker = stack.enter_context(_broker(config))
-        _topics(config)
+        apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
         _refuse_started(bus, options)
         with Watcher(bus, config, is_live=options.is_live, figures=options.figures) as watcher:
@@ -154,10 +154,6 @@ def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
     with owned(broker) as state:
         show(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
         yield broker
-
-
-def _topics(config: RunConfig) -> None:
-    apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
 
 
 def _refuse_started(bus: Bus, options: UpOptions) -> None:

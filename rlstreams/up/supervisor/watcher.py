@@ -10,11 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlstreams.schemas.events import (
-    ControlState,
-    Event,
-    StepsRedone,
-)
+from rlstreams.schemas.events import ControlState, Event, StepsRedone
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
@@ -45,12 +41,7 @@ class Watcher:
     """Folds the topics and draws them. Use it in a `with` block."""
 
     def __init__(
-        self,
-        bus: Bus,
-        config: RunConfig,
-        *,
-        is_live: bool,
-        figures: Figures | None = None,
+        self, bus: Bus, config: RunConfig, *, is_live: bool, figures: Figures | None = None
     ) -> None:
         self._config = config
         self._views = Views()
@@ -147,8 +138,7 @@ class Watcher:
     def catch_up(self) -> None:
         """Take all that the topics hold now.
 
-        Raises:
-            DeadlineError: the broker stopped delivering.
+        Raises DeadlineError: the broker stopped delivering.
         """
         self._feed.catch_up(CATCH_UP_S)
 
