@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import secrets
 import subprocess
@@ -45,6 +47,20 @@ def pytest_runtestloop() -> None:
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS)
     gc.enable()
+
+
+_ASYNC_S = 600.0  # only ends a hang
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is an `async def` has an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    asyncio.run(asyncio.wait_for(test, _ASYNC_S))
+    return True
 
 
 _seconds: Counter[str] = Counter()  # by folder; on several cores together

@@ -186,7 +186,6 @@ class KafkaNode(DockerContainer):
         self._net().connect(self.get_wrapped_container(), aliases=[self.alias])
 
     def _net(self) -> docker.models.networks.Network:
-        assert self._network is not None
         return self.get_docker_client().client.networks.get(self._network.id)
 
     def log_tail(self, num_lines: int = 15) -> str:

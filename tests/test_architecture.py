@@ -300,7 +300,6 @@ def test_no_two_folders_need_each_other() -> None:
 
 
 def test_roles_meet_in_topics_only() -> None:
-    """No role imports another."""
     assert roles_importing_roles(MODULES) == []
 
 

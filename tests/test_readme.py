@@ -138,7 +138,6 @@ def test_the_block_runs(
     ],
 )
 def test_a_block_that_nothing_runs_is_refused(shown: Block, expected: str) -> None:
-    """Line and reason are named."""
     with pytest.raises(ReadmeError, match=f"line 1: .*{expected}"):
         to_run([shown])
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from rlstreams.schemas import encode
-from rlstreams.schemas.binary import HEADER_BYTES
 from rlstreams.schemas.events import (
     ClosedGroups,
     Event,
@@ -45,9 +45,6 @@ PER_STEP = GROUP_SIZE * GROUPS_PER_STEP
 NUM_TOKENS = 1024
 NUM_WORKERS = 16
 POOL = 64  # different payloads that take turns
-# The last bytes of a score: its trajectory's partition and offset, when it was scored, window,
-# place and size of the window, along which experts. A byte each, as `_event` sets them.
-_BEHIND_OF = 7
 CONFIG = json.dumps({"trainer": {"max_staleness": 1}})
 
 
@@ -57,7 +54,6 @@ class SyntheticRun:
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
         self.num_steps = -(-num_samples // PER_STEP)
-        self._tails: dict[tuple[str, int, int], tuple[bytes, bytes]] = {}
 
     def version_of(self, number: int) -> int:
         """That sampled it: the one before the one that its step trains."""
@@ -69,24 +65,15 @@ class SyntheticRun:
         Args:
             of: of a score, partition and offset of its trajectory.
         """
+        event: Any = _event(topic, number % POOL, self.version_of(number))
         group, sample = divmod(number, GROUP_SIZE)
-        head, tail = self._pieces(topic, number)
-        digits = str(group).encode()
-        # Group id and sample stand first in all three events: a text, then a long (Avro 1.12).
+        names = {"group_id": str(group), "sample": sample}
         if topic is SCORED:
-            tail = tail[:-_BEHIND_OF] + b"".join(map(_zigzag, of)) + tail[-_BEHIND_OF + 2 :]
-        return b"".join((head, bytes((2 * len(digits),)), digits, bytes((2 * sample,)), tail))
-
-    def _pieces(self, topic: Topic, number: int) -> tuple[bytes, bytes]:
-        """Before and behind the ids; kept for the version at hand only."""
-        key = (topic.name, number % POOL, self.version_of(number))
-        if key not in self._tails:
-            if len(self._tails) > 6 * POOL:
-                self._tails.clear()
-            value = b"".join(encode(_event(topic, number % POOL, key[2])))
-            start = HEADER_BYTES + 3  # "7" with its length, the sample's byte
-            self._tails[key] = (value[:HEADER_BYTES], value[start:])
-        return self._tails[key]
+            at = {"trajectory_partition": of[0], "trajectory_offset": of[1]}
+            event = replace(event, trajectory=replace(event.trajectory, **names), **at)
+        else:
+            event = replace(event, **names)
+        return b"".join(encode(event))
 
     def weights(self) -> Iterator[tuple[Topic, Event]]:
         """Each version published, and loaded by every worker."""
@@ -145,15 +132,6 @@ class SyntheticRun:
         return event
 
 
-def _zigzag(number: int) -> bytes:
-    """A long in Avro's binary encoding."""
-    number, found = number << 1, bytearray()
-    while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*found, number))
-
-
 def _claim() -> Event:
     claim: Event = trainer_started(config=CONFIG, weight_hash=_hash(0))
     return claim
@@ -163,8 +141,9 @@ def _hash(version: int) -> str:
     return HASH[:32] + f"{version:032x}"
 
 
+@lru_cache(maxsize=6 * POOL)
 def _event(topic: Topic, number: int, version: int) -> Event:
-    """With the one-digit group "7" and sample 1, to be replaced."""
+    """Its group and sample are to be replaced."""
     if topic is PROMPTS:
         issued: Event = prompt(group_size=GROUP_SIZE)
         return issued
@@ -180,8 +159,6 @@ def _event(topic: Topic, number: int, version: int) -> Event:
     finished_ms = policy_loaded(version).loaded_at_ms
     event = replace(
         event,
-        group_id="7",
-        sample=1,
         segments=(first, policy),
         worker=worker,
         finished_at_ms=finished_ms,

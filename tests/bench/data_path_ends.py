@@ -93,7 +93,6 @@ def _sample(number: int, kind: Payload) -> Sample:
 def arrays_of(event: Trajectory) -> Arrays:
     """What a trainer would take: ids and log-probs of the policy's segment, experts if any."""
     segment = event.segments[-1]
-    assert segment.behavior_logprobs is not None
     found = (segment.token_ids.numpy(), segment.behavior_logprobs.numpy())
     return found if event.routed_experts is None else (*found, event.routed_experts.numpy())
 

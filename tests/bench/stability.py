@@ -110,7 +110,6 @@ def again(args: argparse.Namespace) -> list[dict[str, Any]]:
                 change=partial(changed_config, settings=settings),
             )
             assert found.is_equal
-            assert found.change is not None
             rows.append(
                 {"correction": name, "cosine": found.change.cosine}
                 | {metric: found.change.metrics.get(metric, 0.0) for metric in AGAIN}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench.hardware import hardware
 from tests.e2e.command import CONFIG, Workspace
 
 pytestmark = pytest.mark.e2e
@@ -22,6 +24,7 @@ SMALL = (
 )  # fmt: skip
 CHAOS_S = 900.0  # about 75 on two idle cores
 MANY = 200
+EACH_POINT = Path(__file__).with_name("each_point.py")
 RESULTS = Path(__file__).parents[1] / "bench/results/chaos-2026-11-21.json"
 
 
@@ -73,12 +76,14 @@ def test_nothing_is_lost_under_random_faults(workspace: Workspace) -> None:
 
 def test_nobody_is_hurt_by_a_death_inside_the_kafka_client(workspace: Workspace) -> None:
     """Every role dies before and after its commit and its offsets, in the real client."""
-    words = ("--each-point=commit,offsets", "--seed=1", "--steps=6", *SMALL)
-    done, figures = chaos(workspace, *words)
-    check(done, figures)
+    words = (CONFIG, "--demo.kills=[]", "--trainer.steps=6", *SMALL[:-1])
+    done = workspace.run(sys.executable, str(EACH_POINT), *words, timeout_s=CHAOS_S)
+    assert 0 == done.returncode, done.stdout
+    figures = json.loads(done.stdout.splitlines()[-1])
     assert {"commit.after": 4, "commit.before": 4, "offsets.after": 2, "offsets.before": 2} == (
-        figures["crash_points"]
+        figures["died"]
     )
+    assert (0, 0) == (figures["lost"], figures["trained_twice"])
 
 
 @pytest.mark.slow
@@ -88,7 +93,8 @@ def test_two_hundred_random_faults(workspace: Workspace) -> None:
         workspace, f"--kills={MANY}", "--seed=2026", "--every=4", "--points", f"--steps={MANY}",
         "--rollout.workers=2", "--logprob.workers=2", *SMALL, timeout_s=3600.0,
     )  # fmt: skip
-    RESULTS.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", "utf-8")
+    told = json.dumps({**figures, "machine": hardware()}, indent=2, sort_keys=True)
+    RESULTS.write_text(f"{told}\n", "utf-8")
     check(done, figures)
     for words in ("record runs/{run}", "replay recordings/{run} --into trainer"):
         again = workspace.run(

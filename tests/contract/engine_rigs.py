@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -356,18 +357,15 @@ def long_request(sample_id: str) -> SampleRequest:
     return request(sample_id, temperature=8.0, max_new_tokens=110)
 
 
-def drive(engine: E, scenario: Callable[[E], Coroutine[Any, Any, None]]) -> None:
-    """Run a scenario on an event loop, with a deadline, and close the engine."""
-
-    async def main() -> None:
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                await engine.start()
-                await scenario(engine)
-        finally:
-            await engine.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def driven(engine: E) -> AsyncIterator[E]:
+    """The engine, started; closed at the end, which comes by a deadline."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await engine.start()
+            yield engine
+    finally:
+        await engine.close()
 
 
 async def collect(engine: Engine, wanted: SampleRequest) -> list[GeneratedSegment]:

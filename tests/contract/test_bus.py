@@ -182,7 +182,6 @@ def test_a_refused_batch_says_that_again_would_not_help(cluster: Cluster):
 
 
 def test_headers_and_keys_travel(cluster: Cluster):
-    """Key, headers and value come back as they were sent, an empty value too."""
     cluster.create("t", 1)
     bus = cluster.bus()
     headers = {"rlstreams-id": b"7/0/0", "other": b"\x00\xff"}
@@ -320,7 +319,6 @@ def test_an_offset_that_is_gone_is_named(cluster: Cluster, asked: int):
 
 
 def test_a_topic_made_anew_has_another_id(cluster: Cluster):
-    """Ids tell a topic from its namesake; the cluster's id stays."""
     cluster.create("t", 2)
     bus = cluster.bus()
     before = bus.topic_ids(["t"])
@@ -332,7 +330,6 @@ def test_a_topic_made_anew_has_another_id(cluster: Cluster):
 
 
 def test_a_topic_that_is_not_there_is_named(cluster: Cluster):
-    """Questions about it and joining for it say so."""
     bus = cluster.bus()
     for question in (
         lambda: bus.partitions("no"),
@@ -346,7 +343,6 @@ def test_a_topic_that_is_not_there_is_named(cluster: Cluster):
 
 
 def test_polls_that_are_asked_for_nothing_return_in_time(cluster: Cluster):
-    """A poll without news keeps its timeout."""
     cluster.create("t", 1)
     with cluster.bus().reader({P0: 0}) as reader:
         began = time.monotonic()

@@ -28,7 +28,6 @@ from tests.contract.polling import (
 
 
 def test_positions_and_metadata_come_back(cluster: Cluster):
-    """Offsets and metadata, 4000 characters too, meet the next member and `committed`."""
     cluster.create("t", 2)
     bus = cluster.bus()
     long = "\u00e9" + "m" * 3999
@@ -47,7 +46,6 @@ def test_positions_and_metadata_come_back(cluster: Cluster):
 
 
 def test_metadata_that_is_too_long_is_refused(cluster: Cluster):
-    """Nothing of the transaction happens, and the producer stays usable."""
     cluster.create("t", 1)
     bus = cluster.bus()
     with bus.producer("p") as producer, bus.consumer("g", ["t"]) as consumer:
@@ -83,7 +81,6 @@ def test_a_group_shares_partitions_out(cluster: Cluster):
 
 
 def test_revoked_partitions_bring_no_more_records(cluster: Cluster):
-    """After a poll that revokes, no record of those partitions comes and no position is told."""
     cluster.create("t", 2)
     bus = cluster.bus()
     with bus.producer("p") as producer:
@@ -258,7 +255,6 @@ def test_positions_step_over_markers(cluster: Cluster):
 
 
 def test_what_was_not_delivered_is_no_position(cluster: Cluster):
-    """Polls for no records keep the membership and the position; then all comes, in order."""
     cluster.create("t", 1)
     bus = cluster.bus()
     with bus.producer("p") as producer, bus.consumer("g", ["t"]) as consumer:
@@ -273,7 +269,6 @@ def test_what_was_not_delivered_is_no_position(cluster: Cluster):
 
 
 def test_paused_partitions_wait(cluster: Cluster):
-    """Exactly the named partitions deliver nothing until pause is called again."""
     cluster.create("t", 2)
     bus = cluster.bus()
     with bus.producer("p") as producer, bus.consumer("g", ["t"]) as consumer:

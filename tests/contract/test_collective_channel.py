@@ -172,7 +172,6 @@ def test_who_did_not_ask_in_the_log_gets_nothing(
 
 
 def test_a_wrong_secret_is_refused(stand: Stand) -> None:
-    """By word, at once."""
     stranger = CollectiveWeightChannel("gloo", "a guess")
     with pytest.raises(WeightError, match="the secret is not this run's"):
         stand.pull(stranger, stand.publish(0))
@@ -181,7 +180,6 @@ def test_a_wrong_secret_is_refused(stand: Stand) -> None:
 
 
 def test_a_trainer_that_is_gone_is_named(channel: CollectiveWeightChannel) -> None:
-    """The address of the endpoint, and no long wait."""
     stand = serving()
     published = stand.publish(0)
     stand.server.close()
@@ -192,7 +190,6 @@ def test_a_trainer_that_is_gone_is_named(channel: CollectiveWeightChannel) -> No
 def test_a_layout_that_is_not_the_servers_is_refused(
     stand: Stand, channel: CollectiveWeightChannel
 ) -> None:
-    """Both sides are named, and nothing is sent."""
     published = stand.publish(0)
     wrong = dataclasses.replace(published, layout=published.layout.replace("[2,3]", "[3,2]"))
     with pytest.raises(WeightError, match=r"model.z.weight float32 \[3, 2\]"):
@@ -268,13 +265,6 @@ def test_a_sender_that_ended_is_told_to_the_trainer(stand: Stand) -> None:
         stand.server.publish(0, weights(0))
     with pytest.raises(WeightError, match="sender of weights ended"):
         stand.server.serve(factories.pull_requested(0, channel="gloo", address="any"))
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_the_server_listens_on_one_named_interface(host: str) -> None:
-    """Every interface is refused."""
-    with pytest.raises(ValueError, match="means every interface"):
-        CollectiveWeightServer("gloo", host=host, secret=SECRET, log=Log())
 
 
 class Full(FreshTensors):

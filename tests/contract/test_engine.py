@@ -11,7 +11,6 @@ import pytest
 
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.workers.engines.base import (
-    Engine,
     FinishReason,
     PromptTooLongError,
     SampleRequest,
@@ -25,7 +24,7 @@ from tests.contract.engine_rigs import (
     SERVED,
     Rig,
     collect,
-    drive,
+    driven,
     make_rig,
     request,
     rows_of,
@@ -44,10 +43,9 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     made.close()
 
 
-def test_nothing_is_sampled_before_the_first_pull(rig: Rig) -> None:
+async def test_nothing_is_sampled_before_the_first_pull(rig: Rig) -> None:
     """A loaded engine holds no version: a request waits until weights were checked."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         early = asyncio.create_task(collect(engine, request()))
         await asyncio.sleep(0.2)
         assert engine.policy_version == NO_VERSION
@@ -59,13 +57,10 @@ def test_nothing_is_sampled_before_the_first_pull(rig: Rig) -> None:
         assert {s.weight_hash for s in segments} == {pulled.weight_hash}
         assert engine.is_ready
 
-    drive(rig.engine(), scenario)
 
-
-def test_a_segment_says_why_it_ended_and_fits_its_fields(rig: Rig) -> None:
+async def test_a_segment_says_why_it_ended_and_fits_its_fields(rig: Rig) -> None:
     """One log-prob per token, a finish reason, and rows for all tokens but the last."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         (segment,) = await collect(engine, rig.long_request())
         assert segment.finish_reason is FinishReason.LENGTH
@@ -74,18 +69,14 @@ def test_a_segment_says_why_it_ended_and_fits_its_fields(rig: Rig) -> None:
         assert segment.logprobs.max() <= 0
         if not rig.captures_experts:
             return
-        assert segment.routed_experts is not None
         assert segment.routed_experts.dtype == np.uint8
         assert segment.routed_experts_start == 0
         assert len(segment.routed_experts) == len(PROMPT) + rig.long_tokens - 1
 
-    drive(rig.engine(), scenario)
 
-
-def test_an_answer_stops_behind_its_end_token(rig: Rig) -> None:
+async def test_an_answer_stops_behind_its_end_token(rig: Rig) -> None:
     """STOP means that the last token, and no other, is the end-of-sequence token."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         wanted = [
             request(f"{i}/0/0", temperature=rig.heat(64.0), max_new_tokens=50, token_ids=PROMPT[:5])
@@ -99,13 +90,10 @@ def test_an_answer_stops_behind_its_end_token(rig: Rig) -> None:
             assert stopped or len(segment.token_ids) == 50
         assert 0 < sum(s.finish_reason is FinishReason.STOP for (s,) in results) < 20
 
-    drive(rig.engine(), scenario)
 
-
-def test_every_token_that_was_sampled_is_counted(rig: Rig) -> None:
+async def test_every_token_that_was_sampled_is_counted(rig: Rig) -> None:
     """Those of an abandoned request too: it tells nobody of them, and they cost as much."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         assert engine.num_sampled == 0
         await engine.pull(rig.publish(0), rig.channel)
         wanted = [request(f"{i}/0/0", token_ids=PROMPT[: 1 + i]) for i in range(5)]
@@ -124,13 +112,9 @@ def test_every_token_that_was_sampled_is_counted(rig: Rig) -> None:
         assert told < counted <= told + 110
         assert len(tokens(await collect(engine, request("9/0/0")))) == engine.num_sampled - counted
 
-    drive(rig.engine(), scenario)
 
-
-def test_a_later_request_may_finish_first(rig: Rig) -> None:
-    """Requests do not wait for each other."""
-
-    async def scenario(engine: Engine) -> None:
+async def test_a_later_request_may_finish_first(rig: Rig) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         order: list[str] = []
 
@@ -146,26 +130,19 @@ def test_a_later_request_may_finish_first(rig: Rig) -> None:
         await first
         assert order == ["1/0/0", rig.long]
 
-    drive(rig.engine(), scenario)
 
-
-def test_more_requests_than_slots_all_finish(rig: Rig) -> None:
-    """Slots are refilled as sequences end, whatever their lengths."""
-
-    async def scenario(engine: Engine) -> None:
+async def test_more_requests_than_slots_all_finish(rig: Rig) -> None:
+    async with driven(rig.engine(slots=3)) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         wanted = [request(f"{i}/0/0", token_ids=PROMPT[: 1 + i % 7]) for i in range(30)]
         results = await asyncio.gather(*(collect(engine, one) for one in wanted))
         assert all(result[-1].finish_reason in ("stop", "length") for result in results)
         assert (num_running(engine), num_waiting(engine)) == (0, 0)
 
-    drive(rig.engine(slots=3), scenario)
 
-
-def test_tokens_do_not_depend_on_batch_mates(rig: Rig) -> None:
+async def test_tokens_do_not_depend_on_batch_mates(rig: Rig) -> None:
     """The draw at a position is keyed by seed, sample and position alone."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine(slots=5)) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         wanted = [
             request(f"{i}/0/0", token_ids=PROMPT[: 1 + i % 7], temperature=2.0, max_new_tokens=40)
@@ -177,13 +154,9 @@ def test_tokens_do_not_depend_on_batch_mates(rig: Rig) -> None:
             assert tokens(one) == tokens(other)
             np.testing.assert_allclose(one[0].logprobs, other[0].logprobs, atol=1e-4)
 
-    drive(rig.engine(slots=5), scenario)
 
-
-def test_another_seed_attempt_or_sample_draws_other_tokens(rig: Rig) -> None:
-    """Siblings of a group differ, and so does another attempt."""
-
-    async def scenario(engine: Engine) -> None:
+async def test_another_seed_attempt_or_sample_draws_other_tokens(rig: Rig) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         results = [
             tokens(await collect(engine, request(sample_id, temperature=rig.heat(8.0))))[:5]
@@ -191,13 +164,10 @@ def test_another_seed_attempt_or_sample_draws_other_tokens(rig: Rig) -> None:
         ]
         assert len({tuple(result) for result in results}) == 3
 
-    drive(rig.engine(), scenario)
 
-
-def test_temperature_zero_takes_the_likeliest_token(rig: Rig) -> None:
+async def test_temperature_zero_takes_the_likeliest_token(rig: Rig) -> None:
     """Greedy answers do not depend on the sample; top-k of one is the same choice."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         greedy = await collect(engine, request("0/0/0", temperature=0.0))
         again = await collect(engine, request("9/9/9", temperature=0.0))
@@ -206,15 +176,12 @@ def test_temperature_zero_takes_the_likeliest_token(rig: Rig) -> None:
         assert greedy[0].logprobs.min() < 0  # of temperature 1, not of certainty
         assert top_1[0].logprobs.tolist() == [0.0] * len(tokens(top_1))
 
-    drive(rig.engine(), scenario)
 
-
-def test_logprobs_are_those_of_the_scorer(rig: Rig) -> None:
+async def test_logprobs_are_those_of_the_scorer(rig: Rig) -> None:
     """Engine mismatch of equal weights in float32 is rounding: below 1e-4, 2e-6 on average."""
     scorer = rig.scorer()
     scorer.pull(rig.publish(0), rig.channel)
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         wanted = [
             request(f"{i}/0/0", token_ids=PROMPT[: 2 + i % 6], max_new_tokens=30, temperature=1.5)
@@ -235,13 +202,10 @@ def test_logprobs_are_those_of_the_scorer(rig: Rig) -> None:
         assert gaps.max() < 1e-4
         assert gaps.mean() < 2e-6
 
-    drive(rig.engine(), scenario)
 
-
-def test_logprobs_are_of_the_filtered_distribution(rig: Rig) -> None:
+async def test_logprobs_are_of_the_filtered_distribution(rig: Rig) -> None:
     """With top-k of three a token's probability counts among three only."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         wanted = [
             request(f"{i}/0/0", temperature=rig.heat(5.0), top_k=3, max_new_tokens=1)
@@ -251,8 +215,6 @@ def test_logprobs_are_of_the_filtered_distribution(rig: Rig) -> None:
         probability = {tokens(r)[0]: float(np.exp(r[0].logprobs[0])) for r in results}
         assert len(probability) == 3
         assert sum(probability.values()) == pytest.approx(1.0, abs=1e-5)
-
-    drive(rig.engine(), scenario)
 
 
 @pytest.mark.parametrize(
@@ -267,41 +229,33 @@ def test_logprobs_are_of_the_filtered_distribution(rig: Rig) -> None:
         (request(prompt_tokens=8), EngineError, "prompt_tokens"),
     ],
 )
-def test_what_cannot_be_sampled_is_refused_by_name(
+async def test_what_cannot_be_sampled_is_refused_by_name(
     rig: Rig, wanted: SampleRequest, error: type[Exception], message: str
 ) -> None:
-    """Refused before anything runs, without a version too; the engine stays usable."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         with pytest.raises(error, match=message):
             await collect(engine, wanted)
         await engine.pull(rig.publish(0), rig.channel)
         assert await collect(engine, request())
 
-    drive(rig.engine(), scenario)
 
-
-def test_a_prompt_that_nearly_fills_the_model_ends_by_length(rig: Rig) -> None:
+async def test_a_prompt_that_nearly_fills_the_model_ends_by_length(rig: Rig) -> None:
     """The model's longest sequence bounds an answer as max_new_tokens does."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         prompt = np.resize(PROMPT, engine.max_tokens - 1)
         (segment,) = await collect(engine, request(token_ids=prompt))
         assert len(segment.token_ids) == 1
         assert segment.finish_reason in ("length", "stop")
 
-    drive(rig.engine(), scenario)
 
-
-def test_a_later_turn_goes_on_behind_what_was_said(rig: Rig) -> None:
+async def test_a_later_turn_goes_on_behind_what_was_said(rig: Rig) -> None:
     """All that came before counts as given: its length is its own, its log-probs are those of the
     whole sequence, and expert rows come for the environment's tokens too.
     """
     scorer = rig.scorer()
     scorer.pull(rig.publish(0), rig.channel)
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         first = await collect(engine, request(max_new_tokens=5))
         said = np.array([9, 4, 8], np.int32)
@@ -317,13 +271,10 @@ def test_a_later_turn_goes_on_behind_what_was_said(rig: Rig) -> None:
         if rig.captures_experts:
             assert rows_of(segments) == list(range(len(whole) - 1))
 
-    drive(rig.engine(), scenario)
 
-
-def test_a_later_turn_that_was_aborted_is_resumed(rig: Rig) -> None:
+async def test_a_later_turn_that_was_aborted_is_resumed(rig: Rig) -> None:
     """The rest of the turn is what it would have been; no row of experts comes a second time."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         given = np.concatenate([PROMPT, np.array([EOS, 9, 4, 8], np.int32)])
         whole = await collect(engine, request(token_ids=given, temperature=0.0, max_new_tokens=8))
@@ -341,5 +292,3 @@ def test_a_later_turn_that_was_aborted_is_resumed(rig: Rig) -> None:
         if rig.captures_experts:
             num_tokens = len(given) + len(tokens(whole))
             assert rows_of(resumed) == list(range(len(given) + len(held) - 1, num_tokens - 1))
-
-    drive(rig.engine(), scenario)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlstreams.schemas.events import NO_VERSION
-from rlstreams.workers.engines.base import Engine, FinishReason, TokenSequence
+from rlstreams.workers.engines.base import FinishReason, TokenSequence
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import WeightError
 from tests.contract.engine_rigs import (
@@ -22,7 +22,7 @@ from tests.contract.engine_rigs import (
     SERVED,
     Rig,
     collect,
-    drive,
+    driven,
     make_rig,
     request,
     rows_of,
@@ -47,10 +47,9 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     made.close()
 
 
-def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
+async def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
     """Weights change between two tokens: each segment names the version of all of its tokens."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         rig.hold()
         running = asyncio.create_task(collect(engine, rig.endless_request()))
@@ -84,13 +83,10 @@ def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
             scored = scores.logprobs[start : start + len(segment.token_ids)]
             np.testing.assert_allclose(segment.logprobs, scored, atol=1e-4)
 
-    drive(rig.engine(), scenario)
 
-
-def test_a_pull_without_a_pause_disturbs_nobody(rig: Rig) -> None:
+async def test_a_pull_without_a_pause_disturbs_nobody(rig: Rig) -> None:
     """Requests in flight go on; every token is labelled by a version that was published."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         rig.hold()
         running = [
@@ -105,13 +101,10 @@ def test_a_pull_without_a_pause_disturbs_nobody(rig: Rig) -> None:
             assert versions == sorted(set(versions))
             assert all(s.weight_hash == hashes[s.policy_version - 1] for s in segments[1:])
 
-    drive(rig.engine(), scenario)
 
-
-def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
+async def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
     """Resumed with its tokens so far it gives the tokens and rows that it would have given."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         whole = await collect(engine, rig.long_request())
         wanted = rig.endless_request()
@@ -148,13 +141,10 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
         if rig.replays_draws:
             assert same.mean() > 0.99  # rounding may turn a near tie
 
-    drive(rig.engine(), scenario)
 
-
-def test_a_failed_pull_never_labels_a_token(rig: Rig) -> None:
+async def test_a_failed_pull_never_labels_a_token(rig: Rig) -> None:
     """Weights whose hash is not the published one are refused, and the engine goes on."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         bad = rig.publish(1)
         (path,) = rig.folder.glob("v00000001-*.safetensors")
@@ -168,14 +158,11 @@ def test_a_failed_pull_never_labels_a_token(rig: Rig) -> None:
         segments = await collect(engine, request())
         assert {s.policy_version for s in segments} == {2}
 
-    drive(rig.engine(), scenario)
 
-
-def test_who_slept_samples_nothing_before_it_holds_a_version_again(rig: Rig) -> None:
+async def test_who_slept_samples_nothing_before_it_holds_a_version_again(rig: Rig) -> None:
     """Sleep cuts what runs and keeps what comes; afterwards the same tokens are sampled as before,
     by an engine that lost its weights not before a pull."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         before = await collect(engine, rig.long_request())
         rig.hold()
@@ -196,13 +183,9 @@ def test_who_slept_samples_nothing_before_it_holds_a_version_again(rig: Rig) -> 
         assert {segment.policy_version for segment in after} == {0}
         np.testing.assert_array_equal(tokens(before), tokens(after))
 
-    drive(rig.engine(), scenario)
 
-
-def test_closing_ends_every_request(rig: Rig) -> None:
-    """Running and waiting requests end with ABORT, later ones are refused, twice is fine."""
-
-    async def scenario(engine: Engine) -> None:
+async def test_closing_ends_every_request(rig: Rig) -> None:
+    async with driven(rig.engine(slots=2)) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         rig.hold()
         open_ = [
@@ -218,13 +201,10 @@ def test_closing_ends_every_request(rig: Rig) -> None:
         with pytest.raises(EngineError, match="closed"):
             await collect(engine, request())
 
-    drive(rig.engine(slots=2), scenario)
 
-
-def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig) -> None:
+async def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig) -> None:
     """While all places are taken; what runs is not disturbed, and nothing was sampled for it."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine(slots=1)) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         rig.hold()
         running = asyncio.create_task(collect(engine, rig.endless_request()))
@@ -245,14 +225,11 @@ def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig) -> None:
         assert await collect(engine, request("3/0/0"))
         assert 0 == num_running(engine)
 
-    drive(rig.engine(slots=1), scenario)
 
-
-def test_requests_that_are_given_up_together_free_their_places(rig: Rig) -> None:
+async def test_requests_that_are_given_up_together_free_their_places(rig: Rig) -> None:
     """As after a rebalance: running and waiting ones, all at once, while another one goes on; as
     many as before can run."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine(slots=2)) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         rig.hold()
         given_up = [
@@ -275,13 +252,9 @@ def test_requests_that_are_given_up_together_free_their_places(rig: Rig) -> None
         both = [asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in (8, 9)]
         assert all(await asyncio.gather(*both))
 
-    drive(rig.engine(slots=2), scenario)
 
-
-def test_a_listener_that_leaves_frees_its_slot(rig: Rig) -> None:
-    """Cancelling a request takes it out of the batch."""
-
-    async def scenario(engine: Engine) -> None:
+async def test_a_listener_that_leaves_frees_its_slot(rig: Rig) -> None:
+    async with driven(rig.engine(slots=1)) as engine:
         await engine.pull(rig.publish(0), rig.channel)
         rig.hold()
         task = asyncio.create_task(collect(engine, rig.endless_request()))
@@ -292,5 +265,3 @@ def test_a_listener_that_leaves_frees_its_slot(rig: Rig) -> None:
         rig.hasten()
         assert await collect(engine, request("1/0/0"))
         assert num_running(engine) == 0
-
-    drive(rig.engine(slots=1), scenario)

@@ -42,7 +42,6 @@ def test_each_token_is_given_those_before_it(rig: Rig) -> None:
 
 
 def test_padding_changes_nothing(rig: Rig) -> None:
-    """A sequence scores the same alone and beside longer ones."""
     scorer = rig.scorer()
     scorer.pull(rig.publish(0), rig.channel)
     sequences = [TokenSequence(token_ids=np.resize(PROMPT, n)) for n in (1, 7, 3, 40)]
@@ -112,7 +111,6 @@ def test_versions_come_and_go_while_it_scores(rig: Rig) -> None:
 
 
 def test_a_failed_pull_leaves_what_is_held(rig: Rig) -> None:
-    """A broken file is refused."""
     scorer = rig.scorer()
     scorer.pull(rig.publish(0), rig.channel)
     before = score_one(scorer, PROMPT).logprobs.tolist()
@@ -137,7 +135,6 @@ def test_a_failed_pull_leaves_what_is_held(rig: Rig) -> None:
     ],
 )
 def test_what_cannot_be_scored_is_refused_by_name(rig: Rig, ids: list[int], message: str) -> None:
-    """An id outside the vocabulary or a sequence too long names itself."""
     scorer = rig.scorer()
     scorer.pull(rig.publish(0), rig.channel)
     with pytest.raises(EngineError, match=message):
@@ -145,7 +142,6 @@ def test_what_cannot_be_scored_is_refused_by_name(rig: Rig, ids: list[int], mess
 
 
 def test_nothing_to_score_is_no_error(rig: Rig) -> None:
-    """An empty window gives an empty answer."""
     scorer = rig.scorer()
     scorer.pull(rig.publish(0), rig.channel)
     assert list(scorer.score([], 0, 1.0)) == []

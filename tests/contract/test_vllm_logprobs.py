@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlstreams.workers.engines.base import Engine, TokenSequence
-from tests.contract.engine_rigs import PROMPT, RealRig, collect, drive, request
+from tests.contract.engine_rigs import PROMPT, RealRig, collect, driven, request
 
 pytestmark = pytest.mark.vllm
 PULLS = 10
@@ -44,10 +44,9 @@ async def gap(rig: RealRig, engine: Engine, version: int) -> float:
     )
 
 
-def test_logprobs_follow_ten_pulls(rig: RealRig) -> None:
+async def test_logprobs_follow_ten_pulls(rig: RealRig) -> None:
     """Every pull changes every tensor; what vLLM samples from is what was published."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         gaps = []
         for version in range(1, PULLS + 1):
             await engine.pull(rig.publish(version), rig.channel)
@@ -55,13 +54,10 @@ def test_logprobs_follow_ten_pulls(rig: RealRig) -> None:
         print(f"greatest differences: {', '.join(f'{g:.1e}' for g in gaps)}")  # noqa: T201
         assert max(gaps) < GREATEST
 
-    drive(rig.engine(), scenario)
 
-
-def test_an_update_with_equal_weights_changes_nothing(rig: RealRig) -> None:
+async def test_an_update_with_equal_weights_changes_nothing(rig: RealRig) -> None:
     """The identity update: greedy answers and their log-probs stay, to the last bit but few."""
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine()) as engine:
         published = rig.publish(0)
         await engine.pull(published, rig.channel)
         (before,) = await collect(engine, request(temperature=0.0, max_new_tokens=24))
@@ -72,5 +68,3 @@ def test_an_update_with_equal_weights_changes_nothing(rig: RealRig) -> None:
         await again.close()
         assert after.token_ids.tolist() == before.token_ids.tolist()
         assert np.abs(after.logprobs - before.logprobs).max() < 1e-5
-
-    drive(rig.engine(), scenario)

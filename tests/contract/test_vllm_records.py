@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rlstreams.workers.engines.base import Engine, FinishReason
+from rlstreams.workers.engines.base import FinishReason
 from rlstreams.workers.engines.served.vllm import VllmAdapter
 from rlstreams.workers.engines.served.wire import Answer, spans_of
-from tests.contract.engine_rigs import RealRig, collect, drive
+from tests.contract.engine_rigs import RealRig, collect, driven
 
 pytestmark = pytest.mark.vllm
 REQUESTS, PULLS = 12, 4
@@ -30,7 +30,7 @@ def rig(vllm_url: str, tmp_path: Path) -> Iterator[RealRig]:
     made.close()
 
 
-def test_records_name_the_versions_that_the_server_names(
+async def test_records_name_the_versions_that_the_server_names(
     rig: RealRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests of the first version stand still in the server until the next pull, so they surely
@@ -49,8 +49,7 @@ def test_records_name_the_versions_that_the_server_names(
 
     monkeypatch.setattr(VllmAdapter, "set_label", in_both)
     monkeypatch.setattr(VllmAdapter, "answer", staticmethod(compared))
-
-    async def scenario(engine: Engine) -> None:
+    async with driven(rig.engine(slots=REQUESTS)) as engine:
         running = []
         for version in range(PULLS):
             await engine.pull(rig.publish(version), rig.channel)
@@ -64,8 +63,6 @@ def test_records_name_the_versions_that_the_server_names(
         rig.hasten()
         for segments in await asyncio.gather(*running):
             assert segments[-1].finish_reason is FinishReason.LENGTH
-
-    drive(rig.engine(slots=REQUESTS), scenario)
     assert REQUESTS == len(told)
     assert all(answer.spans == spans for answer, spans in told)
     assert any(len(spans) > 1 for _, spans in told)

@@ -98,7 +98,6 @@ def test_what_is_pulled_is_what_was_published(site: Site) -> None:
 
 
 def test_training_on_does_not_change_what_is_served(site: Site) -> None:
-    """A snapshot is taken."""
     live = weights(0)
     published = site.publish(0, live)
     live["scale"].add_(1)
@@ -106,7 +105,6 @@ def test_training_on_does_not_change_what_is_served(site: Site) -> None:
 
 
 def test_a_number_never_gets_a_second_content(site: Site) -> None:
-    """The same content again is a no-op, another is refused."""
     first = site.server.publish(1, weights(1))
     assert site.server.publish(1, weights(1)) == first
     with pytest.raises(WeightError, match=r"version 1 was published .*; it cannot become"):
@@ -115,7 +113,6 @@ def test_a_number_never_gets_a_second_content(site: Site) -> None:
 
 
 def test_old_versions_are_retired(site: Site) -> None:
-    """A pull of one that is gone names those that are there."""
     announcements = [site.publish(version) for version in range(4)]
     site.server.retire(2)
     assert list(site.server.versions()) == [2, 3]
@@ -125,7 +122,6 @@ def test_old_versions_are_retired(site: Site) -> None:
 
 
 def test_a_version_without_an_endpoint_of_the_channel_cannot_be_pulled(site: Site) -> None:
-    """The channels that are offered are named."""
     endpoints = (Endpoint(channel="other", address="localhost:1"),)
     elsewhere = dataclasses.replace(site.publish(0), endpoints=endpoints)
     assert not site.channel.can_pull(elsewhere)
@@ -187,7 +183,6 @@ def test_a_layout_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_pull_ends_at_its_deadline(tmp_path: Path) -> None:
-    """A receiver that takes too long is told so."""
     published = publish(FileWeightServer(tmp_path, keep=1), 0)
     with pytest.raises(WeightError, match="not read within 0 s"):
         list(FileWeightChannel().pull(published, 0.0))

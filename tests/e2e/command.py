@@ -93,10 +93,14 @@ class Workspace:
 
     def start_up(self, *words: str, config: str = CONFIG) -> Started:
         """The same, on its way."""
-        log = self.folder / f"up-{secrets.token_hex(4)}.log"
+        return self.start("rlstreams", "up", config, *words)
+
+    def start(self, *words: str) -> Started:
+        """A command on its way."""
+        log = self.folder / f"{words[1]}-{secrets.token_hex(4)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                ["rlstreams", "up", config, *words], cwd=self.folder, env=self.environment,
+                words, cwd=self.folder, env=self.environment,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         return Started(process, log)

@@ -56,7 +56,6 @@ def steps(workspace: Workspace) -> list[StepCompleted | TrainerStarted]:
 
 
 def test_it_ends_well(finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]) -> None:
-    """Exit status 0, and all kills of the demo happened in front of the user."""
     _, done = finished_run
     assert 0 == done.returncode, done.stdout
     killed = re.findall(r"KILLED (\S+) \(process \d+\) with SIGKILL after step (\d+)", done.stdout)

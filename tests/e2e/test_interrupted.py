@@ -151,7 +151,6 @@ def test_ctrl_c_drains_and_says_how_to_go_on(drained: Stopped) -> None:
 
 
 def test_ctrl_c_leaves_nobody_behind(drained: Stopped) -> None:
-    """No worker, no fork server, no broker."""
     assert {} == drained.left
 
 

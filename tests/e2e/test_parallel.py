@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import UP_S, Started, Workspace
+from tests.containers import wait_until
+from tests.e2e.command import CONFIG, UP_S, Started, Workspace
+from tests.ports import free_ports
 
+END_S = 10.0  # of what dies with its parent
 BRIEF = ("--steps=8", "--demo.kills=[]", "--prompts.evaluate_every=0")
 
 
@@ -25,7 +28,7 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 
 
 def follower(workspace: Workspace, started: Started, before: int = 0) -> tuple[int, int]:
-    """The process of rank 1 and that of rank 0, once there is another one than `before`."""
+    """The process of rank 1 and its parent's, once there is another one than `before`."""
     deadline_s = time.monotonic() + UP_S
     while time.monotonic() < deadline_s:
         assert started.process.poll() is None, started.output
@@ -57,6 +60,12 @@ needs_megatron = pytest.mark.skipif(
             ("--trainer.ranks=2", *PIPELINE),
             marks=[pytest.mark.slow, needs_megatron],
         ),
+        pytest.param(
+            "trainer",
+            "trainer",
+            ("--trainer.ranks=2", "--trainer.layout.cp=2", "--trainer.routing_replay=true"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("logprob", "scorer", ("--logprob.ranks=2",), marks=pytest.mark.slow),
     ],
 )
@@ -78,6 +87,39 @@ def test_a_role_of_two_ranks_survives_the_death_of_each(
     audit = workspace.run("rlstreams", "audit", "runs/demo")
     assert 0 == audit.returncode, audit.stdout
     assert {} == {p: n for p, n in workspace.processes().items() if "python" in n}
+
+
+def test_a_trainer_of_two_hosts_survives_the_death_of_each_process(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the rank on the other host, of what started it there, and of rank 0, which it outlives."""
+    monkeypatch.setenv("RANKS_SECRET", "of both hosts")
+    (port,) = free_ports(1)
+    hosts = f'--trainer.hosts=["127.0.0.2:{port}"]'
+    asked = ("--trainer.ranks=2", hosts, "--weights.secret=env:RANKS_SECRET")
+    serve = ("rlstreams", "worker", "ranks", CONFIG, *asked)
+    other_host = workspace.start(*serve)
+    started = workspace.start_up(*BRIEF, '--demo.kills=[{role = "trainer", at = 0.75}]', *asked)
+    started.wait_for_step(2)
+    rank_1, serving = follower(workspace, started)
+    assert serving == other_host.process.pid
+    os.kill(rank_1, signal.SIGKILL)
+    started.wait_for_step(4)
+    _, serving = follower(workspace, started, before=rank_1)
+    assert serving == other_host.process.pid
+    os.kill(serving, signal.SIGKILL)
+    other_host.ended_within(UP_S)
+    other_host = workspace.start(*serve)
+    assert 0 == started.ended_within(UP_S), started.output
+    told = f"rank 1 of the trainer (on 127.0.0.2:{port}) closed its link"
+    assert 2 == started.output.count(told), started.output
+    assert "1 processes killed" in started.output
+    assert "lost 0, trained twice 0" in started.output
+    assert all_equal(started.output)
+    assert "rank_ended" in other_host.output
+    other_host.signal(signal.SIGTERM)
+    assert 0 == other_host.ended_within(UP_S), other_host.output
+    wait_until(lambda: "python" not in workspace.processes().values(), END_S, "the end of all")
 
 
 @pytest.mark.slow

@@ -27,7 +27,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
+from rlstreams.workers.config.trainer import (
+    LayoutSection,
+    LoraSection,
+    OptimizerSection,
+    TrainerSection,
+)
 from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.model.device import claim_devices
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
@@ -91,6 +96,7 @@ def training_of(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str,
     """The real one."""
     section = TrainerSection(
         ranks=args.ranks,
+        layout=LayoutSection(cp=args.cp),
         device=args.device,
         activation_checkpointing=args.checkpointing,
         redo=args.redo,
@@ -215,6 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="1.7b")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--cp", type=int, default=1, help="ranks that share each row")
     parser.add_argument("--folder", type=Path, required=True, help="of the model; made if absent")
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--length", type=int, default=4096, help="tokens of a sequence")

@@ -18,7 +18,7 @@ from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.process import end_left_servers, pid_file
 from rlstreams.workers.loop.context import Context
-from tests.contract.engine_rigs import collect, drive, request
+from tests.contract.engine_rigs import collect, driven, request
 from tests.heavy.test_spawned_server import ROOT, START_S, is_alive
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
@@ -49,10 +49,9 @@ def engine_of(folder: Path) -> ServedEngine:
         return served.make_served_engine(context)
 
 
-def work(folder: Path) -> None:
+async def work(folder: Path) -> None:
     """A worker that samples under version 5, and says so."""
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with driven(engine_of(folder)) as engine:
         world = World(folder / "worker")
         await engine.pull(world.publish(5), world.channel)
         assert await collect(engine, request())
@@ -60,16 +59,15 @@ def work(folder: Path) -> None:
         sys.stdout.flush()
         await asyncio.sleep(START_S)
 
-    drive(engine_of(folder), scenario)
-
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    script = f"from tests.heavy.test_adopted_server import *; work(Path({str(tmp_path)!r}))"
+    script = (
+        f"from tests.heavy.test_adopted_server import *; asyncio.run(work(Path({str(tmp_path)!r})))"
+    )
     started = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    assert started.stdout is not None
     with started:
         assert "sampled\n" == started.stdout.readline()
         yield started
@@ -77,7 +75,7 @@ def worker(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     end_left_servers(tmp_path / "logs")
 
 
-def test_the_server_of_a_killed_worker_samples_for_the_next_one(
+async def test_the_server_of_a_killed_worker_samples_for_the_next_one(
     worker: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     """The same process, and only once it has pulled; it ends with its second worker's good end."""
@@ -85,8 +83,7 @@ def test_the_server_of_a_killed_worker_samples_for_the_next_one(
     pid = int(file.read_text())
     worker.kill()
     worker.wait()
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with driven(engine_of(tmp_path)) as engine:
         await until(lambda: bool(up(engine)), "not adopted")
         assert NO_VERSION == engine.policy_version
         early = asyncio.create_task(collect(engine, request()))
@@ -97,25 +94,22 @@ def test_the_server_of_a_killed_worker_samples_for_the_next_one(
         await engine.pull(published, world.channel)
         assert {6} == {segment.policy_version for segment in await early}
         assert pid == int(file.read_text())
-
-    drive(engine_of(tmp_path), scenario)
     assert not is_alive(pid)
     assert not file.exists()
 
 
-def test_a_stopped_worker_keeps_its_server(worker: subprocess.Popen[str], tmp_path: Path) -> None:
+async def test_a_stopped_worker_keeps_its_server(
+    worker: subprocess.Popen[str], tmp_path: Path
+) -> None:
     """Woken, it would pull a version into what another one samples from. Its successor starts a
     server at another address; once the sleeper is killed, its own has nobody and ends at once."""
     file = pid_file(tmp_path / "logs" / "vllm-0.log")
     pid = int(file.read_text())
     worker.send_signal(signal.SIGSTOP)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with driven(engine_of(tmp_path)):
         await until(lambda: int(file.read_text()) != pid, "it started none of its own")
         other = int(file.read_text())
         assert is_alive(pid)
         os.kill(worker.pid, signal.SIGKILL)
         await until(lambda: not is_alive(pid), "it outlived its worker")
         assert other == int(file.read_text())
-
-    drive(engine_of(tmp_path), scenario)

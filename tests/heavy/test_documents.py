@@ -112,3 +112,15 @@ def test_documents_that_do_not_fit_a_row() -> None:
     with pytest.raises(ValueError, match=r"\[3, 0\]"):
         Documents.of([3, 0], 8)
     assert Documents.of([3, 2], 8).extent.tolist() == [3, 3]
+
+
+def test_a_row_grows_by_a_document() -> None:
+    """As if it had been given with the others."""
+    for lengths, rest in (([3, 2], 3), ([6, 2], 0)):
+        longer, expected = (
+            Documents.of(lengths, 8).longer(2),
+            Documents.of([*lengths, rest or 2], 10),
+        )
+        assert longer.inputs().keys() == expected.inputs().keys()
+        for name in ("positions_1T", "starts", "extent"):
+            assert torch.equal(getattr(longer, name), getattr(expected, name)), name

@@ -12,8 +12,7 @@ import pytest
 
 from rlstreams.__main__ import main
 from rlstreams.debug.inspect.words import Spelling
-from rlstreams.show.export.sample_table import SCHEMA, sample_rows
-from rlstreams.show.export.write import batches, write
+from rlstreams.show.export.sample_table import SCHEMA, batches, sample_rows, write
 from tests import factories as f
 from tests.unit.inspect import told_run
 
@@ -103,14 +102,12 @@ def test_the_command_writes_what_was_asked_for(
 
 
 def test_lines_go_to_standard_output(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """For pipes."""
     assert 0 == main(["export", folder, "--out", "-", "--step", "1"])
     lines = capsys.readouterr().out.splitlines()
     assert ["0/0", "0/1"] == [json.loads(line)["id"] for line in lines]
 
 
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a run."""
     assert 0 == main(["export", "--schema"])
     assert "under the policy that sampled, nats" in capsys.readouterr().out
 

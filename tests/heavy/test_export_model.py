@@ -23,7 +23,7 @@ from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manif
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from rlstreams.workers.weights.layout import weight_hash
 from tests import factories, families
-from tests.contract.engine_rigs import announced, collect, drive, request
+from tests.contract.engine_rigs import announced, collect, driven, request
 from tests.heavy.test_lora import LORA, learned, training
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
@@ -121,7 +121,7 @@ def test_beside_the_weights_lies_what_a_server_needs(moe: Stand) -> None:
         assert {"BF16"} == {file.get_slice(n).get_dtype() for n in file.keys()}  # noqa: SIM118
 
 
-def test_a_run_can_begin_with_it(moe: Stand, tmp_path: Path) -> None:
+async def test_a_run_can_begin_with_it(moe: Stand, tmp_path: Path) -> None:
     """The built-in engine samples from the folder, its version 0 being the exported weights."""
     out = tmp_path / "out"
     export_model(moe.bus, moe.folder, moe.model, out)
@@ -129,13 +129,10 @@ def test_a_run_can_begin_with_it(moe: Stand, tmp_path: Path) -> None:
     server = FileWeightServer(tmp_path / "weights", keep=2)
     published = announced(server, server.publish(0, weights))
     found: list[Any] = []
-
-    async def scenario(engine: Any) -> None:
+    async with driven(BuiltinEngine(out, slots=1)) as engine:
         await engine.pull(published, FileWeightChannel())
         prompt = np.array([1, 5, 9], np.int32)
         found.extend(await collect(engine, request("0/0/0", token_ids=prompt, max_new_tokens=3)))
-
-    drive(BuiltinEngine(out, slots=1), scenario)
     assert moe.manifest.weight_hash == published.weight_hash
     assert [0] == [segment.policy_version for segment in found]
 
@@ -144,7 +141,6 @@ def test_a_run_can_begin_with_it(moe: Stand, tmp_path: Path) -> None:
 def test_a_step_without_a_checkpoint_names_those_that_have_one(
     moe: Stand, step: int, tmp_path: Path
 ) -> None:
-    """So that the next try is the right one."""
     with pytest.raises(ConfigError, match=f"no checkpoint of step {step} to .*there is one of st"):
         export_model(moe.bus, moe.folder, moe.model, tmp_path / "out", step=step)
 

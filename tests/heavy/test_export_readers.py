@@ -8,8 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from rlstreams.show.export.sample_table import SCHEMA, sample_rows
-from rlstreams.show.export.write import write
+from rlstreams.show.export.sample_table import SCHEMA, sample_rows, write
 from tests.heavy.test_export import FATES, SPELLING
 from tests.unit.inspect import told_run
 

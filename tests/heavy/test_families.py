@@ -25,7 +25,7 @@ from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
-from tests.contract.engine_rigs import announced, collect, drive, request
+from tests.contract.engine_rigs import announced, collect, driven, request
 from tests.unit.trainer.trainer_builders import batch_of, random_samples
 
 TOLERANCE = 1e-4  # nats
@@ -52,11 +52,10 @@ def true_logprobs(model: Any, token_ids: list[int]) -> np.ndarray:
     return logprobs[:-1].gather(-1, ids[0, 1:, None])[:, 0].numpy()
 
 
-def sampled(engine: BuiltinEngine, published: Any) -> list[tuple[list[int], np.ndarray, Any]]:
+async def sampled(engine: BuiltinEngine, published: Any) -> list[tuple[list[int], np.ndarray, Any]]:
     """Whole sequences, log-probs of their answers, expert rows; requests share the batch."""
     found: list[tuple[list[int], np.ndarray, Any]] = []
-
-    async def scenario(engine: Any) -> None:
+    async with driven(engine):
         await engine.pull(published, FileWeightChannel())
         requests: list[SampleRequest] = [
             request(f"{n}/0/0", token_ids=np.array(prompt, np.int32), max_new_tokens=NEW_TOKENS)
@@ -66,15 +65,12 @@ def sampled(engine: BuiltinEngine, published: Any) -> list[tuple[list[int], np.n
         for prompt, (segment,) in zip(PROMPTS, answers, strict=True):
             whole = [*prompt, *segment.token_ids.tolist()]
             found.append((whole, segment.logprobs, segment.routed_experts))
-
-    drive(engine, scenario)
     return found
 
 
 def said_before_loading(folder: Path) -> bool:
     """Whether `doctor`, which reads sources, knows what the loaded class says of itself."""
     found, cls = library_model(read_config(folder)), model_class(folder)
-    assert found is not None
     said = (found.has_class, found.has_sdpa, found.has_expert_kernels)
     return said == (True, bool(cls._supports_sdpa), cls._can_set_experts_implementation())
 
@@ -88,13 +84,15 @@ def trained_hash(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", families.SAMPLED)
-def test_a_family_samples_and_is_scored_as_its_library_says(name: str, tmp_path: Path) -> None:
+async def test_a_family_samples_and_is_scored_as_its_library_says(
+    name: str, tmp_path: Path
+) -> None:
     """Log-probs of answers sampled in a shared batch, and scored in one: both the library's own."""
     folder = families.make(name, tmp_path / "model")
     engine, scorer, truth = BuiltinEngine(folder, slots=4), BuiltinScorer(folder), library(folder)
     server = FileWeightServer(tmp_path / "weights", keep=2)
     published = announced(server, server.publish(0, weights_of(load_model(folder))))
-    answers = sampled(engine, published)
+    answers = await sampled(engine, published)
     scorer.pull(published, FileWeightChannel())
     sequences = [TokenSequence(token_ids=np.array(whole, np.int32)) for whole, _, _ in answers]
     scores = scorer.score(sequences, 0, 1.0)
@@ -130,7 +128,6 @@ def test_a_family_with_states_is_scored_but_not_sampled(name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", families.REFUSED)
 def test_a_family_that_would_give_other_numbers_is_refused(name: str, tmp_path: Path) -> None:
-    """At the start, with its name."""
     folder = families.make(name, tmp_path)
     kind = name.removesuffix("ForCausalLM").lower()[:6]
     with pytest.raises(EngineError, match=rf"a {kind}"):

@@ -15,7 +15,7 @@ from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights import report_listener
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.report_listener import ReportListener
-from tests.contract.engine_rigs import collect, drive, long_request, request
+from tests.contract.engine_rigs import collect, driven, long_request, request
 from tests.heavy.test_spawned_server import START_S, Spawned
 from tests.served.test_gate import until_sampling
 from tests.servers.served import plugin_engine, up
@@ -44,14 +44,13 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportListener]:
 
 @pytest.mark.parametrize("has_plugin", [True, False])
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_a_running_server_that_hangs_is_shut_and_named(
+async def test_a_running_server_that_hangs_is_shut_and_named(
     world: World, listener: ReportListener, flavour: str, has_plugin: bool
 ) -> None:
     """Its requests end with an error, it takes no pull by whatever way, until somebody restarts
     it."""
     server = world.serve(flavour, has_plugin=has_plugin)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with driven(plugin_engine(server, listener, world.folder, probe_s=LONG_S)) as engine:
         way = engine._monitors[0].server
         await engine.pull(world.publish(0), world.channel)
         assert way.delivery_name.startswith("plugin" if has_plugin else "folder")
@@ -81,8 +80,6 @@ def test_a_running_server_that_hangs_is_shut_and_named(
         assert "" == engine.trouble
         assert {1} == {s.policy_version for s in await collect(engine, request())}
 
-    drive(plugin_engine(server, listener, world.folder, probe_s=LONG_S), scenario)
-
 
 def hurry(engine: ServedEngine, deadline_s: float = SHORT_S) -> None:
     """What is asked of a server that is known to hang need not take long."""
@@ -100,13 +97,11 @@ async def _pull_on(engine: ServedEngine, world: World) -> None:
         await engine.pull(world.publish(engine.policy_version + 1), world.channel)
 
 
-def test_a_spawned_server_that_hangs_is_started_again(tmp_path: Path) -> None:
+async def test_a_spawned_server_that_hangs_is_started_again(tmp_path: Path) -> None:
     """Its process is ended, and the next one is shut until it has pulled."""
     world, hangs = World(tmp_path), tmp_path / "hangs"
     spawned = Spawned(tmp_path, hangs=hangs)
-
-    async def scenario() -> None:
-        engine = spawned.engine
+    async with driven(spawned.engine) as engine:
         await engine.pull(world.publish(0), world.channel)
         first = spawned.server_pid
         hangs.touch()
@@ -126,6 +121,4 @@ def test_a_spawned_server_that_hangs_is_started_again(tmp_path: Path) -> None:
         await engine.pull(world.publish(9), world.channel)
         assert {9} == {s.policy_version for s in await early}
         assert any("does not answer since" in note for note in spawned.notes)
-
-    spawned.run(scenario)
     assert not spawned.process.is_running

@@ -72,6 +72,5 @@ def test_a_hub_that_does_not_answer_is_said_in_plain_words(tmp_path: Path) -> No
      ("hf:only-a-name", r"got 'hf:only-a-name'"), ("hf:a/b/c", "got 'hf:a/b/c'")],
 )  # fmt: skip
 def test_a_name_that_cannot_be_one(name: str, expected: str) -> None:
-    """Refused before anything is asked."""
     with pytest.raises(ConfigError, match=expected):
         found_folder(name)

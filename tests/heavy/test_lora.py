@@ -135,7 +135,6 @@ def test_adapters_of_other_weights_are_refused(dtype: str, tmp_path: Path) -> No
 
 
 def test_a_pattern_that_finds_no_layer_is_refused(tmp_path: Path) -> None:
-    """With the field's name."""
     folder = families.make("Qwen3ForCausalLM", tmp_path)
     with pytest.raises(ConfigError, match=r"trainer\.lora\.targets 'no_such' is no linear layer"):
         Adapters(load_model(folder), LoraSection(rank=4, targets="no_such"))

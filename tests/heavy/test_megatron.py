@@ -108,7 +108,6 @@ def test_log_probs_and_gradients_are_those_of_hugging_face(
     for name, parameter in theirs.named_parameters():
         part = rank_model.parts[name]
         gradient = view_of(gradients, part).reshape(part.shape)
-        assert parameter.grad is not None
         error = (gradient - parameter.grad).norm() / parameter.grad.norm()
         assert error < 1e-5, name
 

@@ -64,14 +64,12 @@ def test_weights_are_replaced_in_place_or_not_at_all() -> None:
 def test_a_folder_that_is_no_model_is_named(
     tmp_path: Path, config: dict[str, object], message: str
 ) -> None:
-    """Folder and reason are in the error."""
     with pytest.raises(EngineError, match=message) as caught:
         load_model(edited(tmp_path, **config))
     assert str(tmp_path) in str(caught.value)
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    """No config, or no weights beside it."""
     with pytest.raises(EngineError, match=r"config\.json"):
         load_model(tmp_path)
     folder = edited(tmp_path)

@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,7 @@ from rlstreams.workers.engines.served.process import ServerProcess, pid_file
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.model.base import EngineError
-from tests.contract.engine_rigs import collect, request
+from tests.contract.engine_rigs import collect, driven, request
 from tests.servers.served import model_folder, settings, up
 from tests.servers.world import World
 from tests.waiting import until
@@ -65,18 +63,6 @@ class Spawned:
             chosen, shape, longest_sequence(model), [(server, self.process)], self.notes.append
         )
 
-    def run(self, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Drive a scenario, and close the engine whatever came of it."""
-
-        async def main() -> None:
-            try:
-                await self.engine.start()
-                await scenario()
-            finally:
-                await self.engine.close()
-
-        asyncio.run(main())
-
     @property
     def server_pid(self) -> int:
         """Of the server itself, the child of its guard."""
@@ -90,12 +76,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_killed_server_is_started_again_and_shut_until_it_pulled(tmp_path: Path) -> None:
+async def test_a_killed_server_is_started_again_and_shut_until_it_pulled(tmp_path: Path) -> None:
     """Its log is kept, its death is told, and no request meets its random weights."""
     world, spawned = World(tmp_path), Spawned(tmp_path)
-
-    async def scenario() -> None:
-        engine, published = spawned.engine, world.publish(0)
+    async with driven(spawned.engine) as engine:
+        published = world.publish(0)
         await engine.pull(published, world.channel)
         assert await collect(engine, request())
         spawned.process._started_s -= 10 * START_S  # it had run for longer than a start may take
@@ -108,23 +93,18 @@ def test_a_killed_server_is_started_again_and_shut_until_it_pulled(tmp_path: Pat
         await engine.pull(published, world.channel)
         assert {s.policy_version for s in await early} == {0}
         assert any("status 137" in note for note in spawned.notes)
-
-    spawned.run(scenario)
     assert not spawned.process.is_running
 
 
-def test_a_server_that_cannot_start_is_told_with_its_last_lines(tmp_path: Path) -> None:
+async def test_a_server_that_cannot_start_is_told_with_its_last_lines(tmp_path: Path) -> None:
     """After some starts the worker is told, and ends with the reason."""
     script = "import sys; print('no room on the device', file=sys.stderr); sys.exit(3)"
     spawned = Spawned(tmp_path, (sys.executable, "-c", script))
-
-    async def scenario() -> None:
+    async with driven(spawned.engine) as engine:
         world = World(tmp_path)
         with pytest.raises(EngineError, match=r"3 starts failed.*status 3") as caught:
-            await spawned.engine.pull(world.publish(0), world.channel)
+            await engine.pull(world.publish(0), world.channel)
         assert "no room on the device" in str(caught.value)
-
-    spawned.run(scenario)
 
 
 def test_a_server_ends_with_its_worker_however_that_went(tmp_path: Path) -> None:
@@ -143,7 +123,6 @@ def test_a_server_ends_with_its_worker_however_that_went(tmp_path: Path) -> None
     worker = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    assert worker.stdout is not None
     guard = int(worker.stdout.readline())
     worker.kill()
     worker.wait()

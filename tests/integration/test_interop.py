@@ -49,7 +49,6 @@ def large_trajectory(sample: int) -> Trajectory:
 
 
 def test_the_stranger_knows_none_of_our_packages() -> None:
-    """Otherwise it would prove nothing."""
     tree = ast.parse(Path(stranger.__file__).read_text("utf-8"))
     imported = {
         name.split(".")[0]
@@ -100,7 +99,6 @@ def test_tensors_are_plain_arrays(broker: str, run_id: str, bus: KafkaBus) -> No
         (written.segments[1].token_ids, fields["segments"][1]["token_ids"]),
         (written.segments[1].behavior_logprobs, fields["segments"][1]["behavior_logprobs"]),
     ):
-        assert tensor is not None
         np.testing.assert_array_equal(tensor.numpy(), stranger.array(field), strict=True)
 
 
@@ -127,7 +125,6 @@ def test_parts_that_lie_between_others_are_joined(broker: str, run_id: str, bus:
 def test_a_commit_that_is_out_of_order_is_understood(
     broker: str, run_id: str, bus: KafkaBus
 ) -> None:
-    """Offset and done set of each partition."""
     sets = [
         {1000 + i for i in (1, 3, 5)},
         set(range(2500, 3500)) | set(range(4000, 9000)),
@@ -169,7 +166,6 @@ def test_what_a_stranger_writes_is_read(broker: str, run_id: str, bus: KafkaBus)
 
 
 def test_both_clients_choose_the_same_partition(broker: str, run_id: str, bus: KafkaBus) -> None:
-    """A key lies in one partition, whoever wrote it."""
     keys = [f"{group_id}" for group_id in range(8)]
     with bus.producer("writer") as producer:
         ours = producer.commit(

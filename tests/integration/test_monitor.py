@@ -154,7 +154,6 @@ def committed(broker: str, group: str, run_id: str) -> list[int]:
 
 
 def test_a_monitor_says_which_port_is_taken(broker: str, run_id: str, bus: KafkaBus) -> None:
-    """In one line, not in a traceback of Faust's."""
     from rlstreams.show.monitor.app import serve
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.workers.config.run import RunConfig, RunSection

@@ -118,6 +118,5 @@ def test_without_a_broker_the_command_says_how_to_start_one(
 
 
 def test_a_broker_that_is_down_is_named() -> None:
-    """The address that does not answer is in the message."""
     with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1: .*refused"):
         listing("127.0.0.1:1", "nobody")

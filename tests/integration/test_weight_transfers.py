@@ -66,14 +66,12 @@ class Stand:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.pullers.append(process)
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         return process
 
     def go(self, *pullers: subprocess.Popen[str]) -> None:
         """All connect; then all stand in the log, so that they share one broadcast."""
         for process in pullers:
-            assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
         for _ in pullers:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
 from tests.servers.world import World
@@ -156,11 +155,10 @@ SGLANG_SPOILED = {
 @pytest.mark.parametrize(
     ("flavour", "spoiled"), [("vllm-0.32.0", SPOILED), ("sglang-0.5.17", SGLANG_SPOILED)]
 )
-def test_a_wrong_answer_is_named(world: World, flavour: str, spoiled: dict[str, Any]) -> None:
+async def test_a_wrong_answer_is_named(world: World, flavour: str, spoiled: dict[str, Any]) -> None:
     """Server, request and field are in the message, and the next good answer is taken."""
     server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         for name, (spoil, message) in spoiled.items():
             server.spoil = spoil
@@ -173,14 +171,11 @@ def test_a_wrong_answer_is_named(world: World, flavour: str, spoiled: dict[str, 
                 await engine.pull(world.publish(1), world.channel)
             assert await collect(engine, request(max_new_tokens=4)), name
 
-    world.run(scenario)
 
-
-def test_a_server_with_weights_that_are_not_ours_is_shut(world: World) -> None:
+async def test_a_server_with_weights_that_are_not_ours_is_shut(world: World) -> None:
     """It was restarted or updated by somebody else: no request leaves before the next pull."""
     server = world.serve()
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         published = world.publish(0)
         await engine.pull(published, world.channel)
         server.core.label = "default"
@@ -191,14 +186,11 @@ def test_a_server_with_weights_that_are_not_ours_is_shut(world: World) -> None:
         await engine.pull(published, world.channel)
         assert await collect(engine, request(max_new_tokens=4))
 
-    world.run(scenario)
 
-
-def test_spans_are_not_guessed_where_weights_changed_meanwhile(world: World) -> None:
+async def test_spans_are_not_guessed_where_weights_changed_meanwhile(world: World) -> None:
     """A server that tells which version sampled a token, and once does not: its answer goes."""
     server = world.serve("vllm-0.32.0")
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         server.core.holds = True
         running = asyncio.create_task(collect(engine, request("3/1/0", max_new_tokens=40)))
@@ -208,30 +200,23 @@ def test_spans_are_not_guessed_where_weights_changed_meanwhile(world: World) -> 
         with pytest.raises(EngineError, match="weight_versions is missing"):
             await running
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("status", [400, 403, 500, 503])
-def test_a_refusal_is_an_error_with_its_status(world: World, status: int) -> None:
-    """The server's own words are in the message."""
+async def test_a_refusal_is_an_error_with_its_status(world: World, status: int) -> None:
     server = world.serve()
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         server.statuses = [status]
         with pytest.raises(EngineError, match=f'status {status}: {{"error": "no"}}'):
             await collect(engine, request())
         assert await collect(engine, request())
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", ["vllm-0.32.0", "vllm-0.25.1", "sglang-0.5.17"])
-def test_an_answer_that_breaks_off_is_an_error(world: World, flavour: str) -> None:
+async def test_an_answer_that_breaks_off_is_an_error(world: World, flavour: str) -> None:
     """Nothing of it is kept: which version its last tokens had is not known."""
     server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         server.breaks_off = True
         with pytest.raises(EngineError, match=f"{server.url}: request 0/0/0 .*connection failed"):
@@ -239,15 +224,12 @@ def test_an_answer_that_breaks_off_is_an_error(world: World, flavour: str) -> No
         server.breaks_off = False
         assert await collect(engine, request())
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", ["vllm-0.32.0", "vllm-0.25.1"])
-def test_an_answer_that_never_comes_is_an_error(world: World, flavour: str) -> None:
+async def test_an_answer_that_never_comes_is_an_error(world: World, flavour: str) -> None:
     """The deadline of a request names the server, and the server is free for others."""
     server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine(request_s=0.5) as engine:
         await engine.pull(world.publish(0), world.channel)
         server.hangs = True
         with pytest.raises(EngineError, match=f"{server.url}: request .*no answer within 0.5 s"):
@@ -255,14 +237,11 @@ def test_an_answer_that_never_comes_is_an_error(world: World, flavour: str) -> N
         server.hangs = False
         assert await collect(engine, request(max_new_tokens=1))
 
-    world.run(scenario, request_s=0.5)
 
-
-def test_a_server_that_breaks_off_while_it_is_looked_at_goes_on(world: World) -> None:
+async def test_a_server_that_breaks_off_while_it_is_looked_at_goes_on(world: World) -> None:
     """The look says that it lives; the one that waits for it meanwhile is told."""
     server = world.serve()
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine(silent_s=60.0) as engine:
         await engine.pull(world.publish(0), world.channel)
         server.slow_routes["/health"] = 0.2
         seen = server.num_looks
@@ -273,5 +252,3 @@ def test_a_server_that_breaks_off_while_it_is_looked_at_goes_on(world: World) ->
         server.breaks_off = False
         server.slow_routes.clear()
         assert await collect(engine, request())
-
-    world.run(scenario, silent_s=60.0)

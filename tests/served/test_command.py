@@ -135,7 +135,6 @@ def test_a_secret_of_the_servers_is_printed_as_the_reference_that_it_is() -> Non
 def test_a_configuration_that_cannot_work_is_refused(
     overrides: tuple[str, ...], message: str
 ) -> None:
-    """Before anything is started."""
     with pytest.raises(ConfigError, match=message):
         load([EXAMPLE], overrides)
 
@@ -196,7 +195,6 @@ def test_a_lock_for_each_gpu_of_a_server(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_several_servers_are_ours() -> None:
-    """Those that run already are each named."""
     with pytest.raises(ConfigError, match=r"engine\.servers is 2, but engine\.urls names 1"):
         load([EXAMPLE], ["engine.servers=2", 'engine.urls=["http://127.0.0.1:1"]'])
     with pytest.raises(ConfigError, match=r"engine\.servers"):

@@ -63,7 +63,6 @@ def free_port() -> int:
 
 
 def test_the_built_in_engine_has_no_server() -> None:
-    """Its checks are those of the model."""
     assert [] == found(load([DEMO]))
 
 
@@ -140,7 +139,6 @@ def test_ports_of_servers(tmp_path: Path) -> None:
 
 
 def test_a_server_that_runs_is_asked_what_it_is(world: World) -> None:
-    """Kind, version and health, by url."""
     server = world.serve()
     config = config_of(world.folder, urls(server))
     check = named(config, "engine.urls")

@@ -32,11 +32,10 @@ async def until_passed_by(engine: ServedEngine, server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize("flavour", VERSIONS)
-def test_a_restarted_server_is_shut_until_it_pulled(world: World, flavour: str) -> None:
+async def test_a_restarted_server_is_shut_until_it_pulled(world: World, flavour: str) -> None:
     """It answers at once, with random weights: nothing that it says then is asked for."""
     server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         published = world.publish(0)
         await engine.pull(published, world.channel)
         server.kill()
@@ -53,16 +52,13 @@ def test_a_restarted_server_is_shut_until_it_pulled(world: World, flavour: str) 
         await engine.pull(published, world.channel)
         assert {s.policy_version for s in await early} == {0}
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", VERSIONS)
-def test_a_pull_that_breaks_off_leaves_partial_segments(world: World, flavour: str) -> None:
+async def test_a_pull_that_breaks_off_leaves_partial_segments(world: World, flavour: str) -> None:
     """Old weights may be damaged: what ran is cut at the pause, what waits goes on waiting."""
     server = world.serve(flavour)
     load = "/collective_rpc" if server.kind == "vllm" else "/update_weights_from_disk"
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         running = asyncio.create_task(collect(engine, long_request(LONG)))
         await until_sampling(server)
@@ -82,14 +78,11 @@ def test_a_pull_that_breaks_off_leaves_partial_segments(world: World, flavour: s
         await engine.pull(world.publish(1), world.channel)
         assert {s.policy_version for s in await later} == {1}
 
-    world.run(scenario)
 
-
-def test_a_server_killed_in_the_middle_of_a_pull_comes_back_shut(world: World) -> None:
+async def test_a_server_killed_in_the_middle_of_a_pull_comes_back_shut(world: World) -> None:
     """The pull fails, its requests end with an error, and the gate opens after the next pull."""
     server = world.serve()
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         running = asyncio.create_task(collect(engine, long_request(LONG)))
         await until_sampling(server)
@@ -104,16 +97,15 @@ def test_a_server_killed_in_the_middle_of_a_pull_comes_back_shut(world: World) -
         await engine.pull(world.publish(1), world.channel)
         assert {s.policy_version for s in await collect(engine, request())} == {1}
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", VERSIONS)
 @pytest.mark.parametrize("mode", list(PauseMode))
-def test_running_requests_while_weights_change(world: World, flavour: str, mode: PauseMode) -> None:
+async def test_running_requests_while_weights_change(
+    world: World, flavour: str, mode: PauseMode
+) -> None:
     """They go on with a border, are cut, or finish first; no token has a wrong version."""
     server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine(on_pull=mode) as engine:
         await engine.pull(world.publish(0), world.channel)
         running = asyncio.create_task(collect(engine, long_request(LONG)))
         await until_sampling(server)
@@ -130,14 +122,11 @@ def test_running_requests_while_weights_change(world: World, flavour: str, mode:
         assert segments[-1].finish_reason == ("abort" if is_cut else "length")
         assert 0 <= pulled.paused_s <= pulled.seconds
 
-    world.run(scenario, on_pull=mode)
 
-
-def test_a_prefix_of_old_weights_is_not_shared_with_new_ones(world: World) -> None:
+async def test_a_prefix_of_old_weights_is_not_shared_with_new_ones(world: World) -> None:
     """Cached keys and values belong to one version: each request names its own."""
     server = world.serve()
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         for version in (0, 1):
             await engine.pull(world.publish(version), world.channel)
             await collect(engine, request())
@@ -145,17 +134,12 @@ def test_a_prefix_of_old_weights_is_not_shared_with_new_ones(world: World) -> No
         assert first.startswith("0-")
         assert second.startswith("1-")
 
-    world.run(scenario)
 
-
-def test_another_version_of_a_server_is_refused_by_name(world: World) -> None:
+async def test_another_version_of_a_server_is_refused_by_name(world: World) -> None:
     """Unless it is allowed: nobody ran these adapters with it."""
     world.serve().version = "0.99.0"
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine(allow_untested=False) as engine:
         with pytest.raises(EngineError, match=r"vllm/0\.99\.0.*engine\.allow_untested = true"):
             await engine.pull(world.publish(0), world.channel)
         with pytest.raises(EngineError, match="vllm/0"):
             engine.wants(world.publish(0))  # the worker asks, and ends with the reason
-
-    world.run(scenario, allow_untested=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -35,25 +34,21 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportListener]:
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_silence_is_no_absence_of_the_plugin(
+async def test_silence_is_no_absence_of_the_plugin(
     world: World, listener: ReportListener, flavour: str
 ) -> None:
     """Or a server that hangs would be given weights by a folder from then on."""
     server = world.serve(flavour, has_plugin=True)
-
-    async def main() -> None:
-        http = ServerHttp(server.url)
-        facts = await ask_facts(http, LONG_S)
-        model, versions = model_folder(world.folder), world.folder / "versions"
-        delivery = PluginDelivery(listener, model, versions, "0", probe_s=SHORT_S)
-        try:
-            server.is_stuck = True
-            with pytest.raises(ServerGoneError, match="no answer within"):
-                await delivery.prepare(ADAPTERS[facts.kind](http, facts, LONG_S))
-        finally:
-            await http.close()
-
-    asyncio.run(main())
+    http = ServerHttp(server.url)
+    facts = await ask_facts(http, LONG_S)
+    model, versions = model_folder(world.folder), world.folder / "versions"
+    delivery = PluginDelivery(listener, model, versions, "0", probe_s=SHORT_S)
+    try:
+        server.is_stuck = True
+        with pytest.raises(ServerGoneError, match="no answer within"):
+            await delivery.prepare(ADAPTERS[facts.kind](http, facts, LONG_S))
+    finally:
+        await http.close()
 
 
 def test_an_answer_without_a_report_is_not_waited_for_long(

@@ -27,11 +27,10 @@ LONG_S = 60.0
 
 
 @pytest.mark.parametrize("flavour", VERSIONS)
-def test_a_server_that_was_restarted_quickly_is_noticed(world: World, flavour: str) -> None:
+async def test_a_server_that_was_restarted_quickly_is_noticed(world: World, flavour: str) -> None:
     """Sooner than a silent one is given up: nobody listened, so its weights are gone."""
     server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine(silent_s=LONG_S) as engine:
         published = world.publish(0)
         await engine.pull(published, world.channel)
         server.kill()
@@ -41,26 +40,20 @@ def test_a_server_that_was_restarted_quickly_is_noticed(world: World, flavour: s
         await engine.pull(published, world.channel)
         assert await collect(engine, request())
 
-    world.run(scenario, silent_s=LONG_S)
 
-
-def test_a_vllm_whose_engine_core_is_dead_is_out_of_service(world: World) -> None:
+async def test_a_vllm_whose_engine_core_is_dead_is_out_of_service(world: World) -> None:
     """Its front end still answers, with 503."""
     server = world.serve("vllm-0.32.0")
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         server.broken_routes["/health"] = 503
         await until(lambda: not up(engine), "still in service")
 
-    world.run(scenario)
 
-
-def test_a_paused_sglang_stays_in_service(world: World) -> None:
+async def test_a_paused_sglang_stays_in_service(world: World) -> None:
     """It may answer 503 then."""
     server = world.serve("sglang-0.5.17")
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         server.broken_routes["/health"] = 503
         seen = len(server.called)
@@ -68,27 +61,26 @@ def test_a_paused_sglang_stays_in_service(world: World) -> None:
         assert len(server.called) > seen
         assert up(engine)
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", VERSIONS)
-def test_a_proxy_in_front_of_a_starting_server_is_outwaited(world: World, flavour: str) -> None:
+async def test_a_proxy_in_front_of_a_starting_server_is_outwaited(
+    world: World, flavour: str
+) -> None:
     """A 503 of any route says later, not never."""
     server = world.serve(flavour)
     route = "/v1/models" if server.kind == "vllm" else "/server_info"
     server.broken_routes[route] = 503
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         published = world.publish(0)
         pull = asyncio.create_task(engine.pull(published, world.channel))
         await until(lambda: server.called.count(route) > 1, "it was given up at once")
         server.broken_routes.clear()
         assert 0 == (await pull).policy_version
 
-    world.run(scenario)
 
-
-def test_another_process_at_the_port_is_not_taken_for_ours(world: World, tmp_path: Path) -> None:
+async def test_another_process_at_the_port_is_not_taken_for_ours(
+    world: World, tmp_path: Path
+) -> None:
     """It is never spoken to, and named once it has not left in time."""
     other = world.serve()
     model = model_folder(tmp_path)
@@ -97,21 +89,17 @@ def test_another_process_at_the_port_is_not_taken_for_ours(world: World, tmp_pat
     process = ServerProcess(StartCommand(argv=sleeping, environment={}), tmp_path / "server.log")
     server = Server(other.url, chosen, read_shape(model), FolderDelivery(model, tmp_path / "v"))
     engine = ServedEngine(chosen, read_shape(model), longest_sequence(model), [(server, process)])
-
-    async def main() -> None:
-        await engine.start()
-        try:
-            with pytest.raises(EngineError, match=r"another process listens there for 0\.1 s"):
-                await engine.pull(world.publish(0), world.channel)
-        finally:
-            await engine.close()
-
-    asyncio.run(main())
+    await engine.start()
+    try:
+        with pytest.raises(EngineError, match=r"another process listens there for 0\.1 s"):
+            await engine.pull(world.publish(0), world.channel)
+    finally:
+        await engine.close()
     assert not process.is_running
     assert [] == other.called
 
 
-def test_servers_on_one_gpu_start_one_after_the_other(world: World, tmp_path: Path) -> None:
+async def test_servers_on_one_gpu_start_one_after_the_other(world: World, tmp_path: Path) -> None:
     """Both would size their caches by the same free memory, and the second would die of it."""
     sleeping = StartCommand(
         argv=(sys.executable, "-c", "import time; time.sleep(600)"), environment={}
@@ -128,8 +116,7 @@ def test_servers_on_one_gpu_start_one_after_the_other(world: World, tmp_path: Pa
     engine = ServedEngine(
         chosen, read_shape(model), longest_sequence(model), [(server, second)], note=notes.append
     )
-
-    async def main() -> None:
+    try:
         assert first.take_turn()
         first.start()
         await engine.start()
@@ -141,19 +128,15 @@ def test_servers_on_one_gpu_start_one_after_the_other(world: World, tmp_path: Pa
         served.restart()
         await until(first.take_turn, "a server that answers still holds its GPU")
         await engine.close()
-
-    try:
-        asyncio.run(main())
     finally:
         first.close()
         second.close()
 
 
-def test_a_version_that_cannot_be_written_leaves_the_old_one_in_service(world: World) -> None:
+async def test_a_version_that_cannot_be_written_leaves_the_old_one_in_service(world: World) -> None:
     """A full disk of the worker's: the server goes on, and is not left paused."""
     world.serve("vllm-0.25.1")
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         shutil.rmtree(world.folder / "versions-0")
         (world.folder / "versions-0").write_text("in the way")
@@ -164,27 +147,21 @@ def test_a_version_that_cannot_be_written_leaves_the_old_one_in_service(world: W
         await engine.pull(world.publish(1), world.channel)
         assert {1} == {s.policy_version for s in await collect(engine, request())}
 
-    world.run(scenario)
 
-
-def test_versions_that_a_killed_predecessor_left_are_removed(world: World) -> None:
+async def test_versions_that_a_killed_predecessor_left_are_removed(world: World) -> None:
     """Each is as large as the model."""
     world.serve()
     left = world.folder / "versions-0" / "7-deadbeef"
     left.mkdir(parents=True)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         assert not left.exists()
 
-    world.run(scenario)
 
-
-def test_a_number_with_another_content_is_pulled_again(world: World) -> None:
+async def test_a_number_with_another_content_is_pulled_again(world: World) -> None:
     """A trainer that had been replaced announced it first; the ledger says who is right."""
     world.serve()
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         void = world.publish(3)
         await engine.pull(void, world.channel)
         assert not engine.wants(void)
@@ -194,5 +171,3 @@ def test_a_number_with_another_content_is_pulled_again(world: World) -> None:
         await engine.pull(right, world.channel)
         hashes = {s.weight_hash for s in await collect(engine, request())}
         assert {right.weight_hash} == hashes
-
-    world.run(scenario)

@@ -31,7 +31,7 @@ from rlstreams.workers.engines.served.process import (
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.loop.context import Context
-from tests.contract.engine_rigs import collect, drive, request
+from tests.contract.engine_rigs import collect, driven, request
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 from tests.servers.served import STAND_IN_BEAT_S, model_folder, settings, up
@@ -61,7 +61,6 @@ def started(log: Path, *, grace_s: float = LONG_S, note: str = "note") -> tuple[
 
 def die(process: ServerProcess) -> None:
     """Its worker, without a word."""
-    assert process._owned is not None
     process._owned.release()
 
 
@@ -98,7 +97,6 @@ def test_a_server_has_one_owner_at_a_time(log: Path) -> None:
     assert left_server(log) is None
     die(process)
     first = left_server(log)
-    assert first is not None
     assert "note" == first.note
     assert left_server(log) is None
     assert first.poll() is None
@@ -137,7 +135,6 @@ def test_the_server_of_a_stopped_worker_stays_its_own(log: Path) -> None:
     assert second == int(pid_file(log).read_text())
     die(successor)
     found = left_server(log)
-    assert found is not None
     found.close(60.0)
     assert not is_there(second)
     stopped.close()
@@ -171,7 +168,7 @@ def engine_of(
         def info(self, _: str, what: str) -> None:
             notes.append(what)
 
-    monkeypatch.setattr(served, "get", lambda *_: Log())
+    monkeypatch.setattr(Context, "log", Log())
     config = load([EXAMPLE], [f"run.dir={folder}", "rollout.engine=vllm", *words])
     return make_served_engine(
         Context(
@@ -189,7 +186,6 @@ def test_only_what_was_started_in_the_same_way_is_adopted(
     notes: list[str] = []
     one = engine_of(tmp_path, monkeypatch, notes)
     process = one._monitors[0]._process
-    assert process is not None
     process.start()
     seen(pid_file(log).exists, "not started")
     pid = int(pid_file(log).read_text())
@@ -199,7 +195,6 @@ def test_only_what_was_started_in_the_same_way_is_adopted(
         other = engine_of(tmp_path, monkeypatch, notes, *words)
         await other.start()
         successor = other._monitors[0]._process
-        assert successor is not None
         try:
             if not words:
                 assert one._servers[0].url == other._servers[0].url
@@ -221,7 +216,7 @@ def test_only_what_was_started_in_the_same_way_is_adopted(
 
 
 @pytest.mark.parametrize("trouble", ["", "its engine hangs", "it starts", "another starts"])
-def test_a_server_is_adopted_if_it_answers(world: World, log: Path, trouble: str) -> None:
+async def test_a_server_is_adopted_if_it_answers(world: World, log: Path, trouble: str) -> None:
     """What it held does not count, and what it was asked is ended. One that was starting is waited
     for, unless another server sizes its cache by the same memory."""
     server = world.serve()
@@ -241,31 +236,28 @@ def test_a_server_is_adopted_if_it_answers(world: World, log: Path, trouble: str
         server.kill()
     if trouble == "another starts":
         assert other.take_turn()
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with driven(engine):
         if trouble in ("its engine hangs", "another starts"):
             await until(lambda: bool(notes), "not given up")
             assert "not adopted from its last worker: " in notes[0]
             expected = "no answer within" if server.is_stuck else str(lock)
             assert expected in notes[0]
             await until(lambda: not is_there(pid), "it was not ended")
-            return
-        if trouble:
-            await until(lambda: bool(successor._held), "its GPU is free for others")
-            server.restart()
-        await until(lambda: bool(up(engine)), "not adopted")
-        assert f"server {server.url} is adopted from its last worker" in notes[0]
-        assert "/pause?mode=abort&clear_cache=true" in server.called
-        assert not successor._held
-        early = asyncio.create_task(collect(engine, request()))
-        published = world.publish(3)
-        assert engine.wants(published)
-        assert not early.done()
-        await engine.pull(published, world.channel)
-        assert {3} == {segment.policy_version for segment in await early}
-        assert is_there(pid)
-
-    drive(engine, scenario)
+        else:
+            if trouble:
+                await until(lambda: bool(successor._held), "its GPU is free for others")
+                server.restart()
+            await until(lambda: bool(up(engine)), "not adopted")
+            assert f"server {server.url} is adopted from its last worker" in notes[0]
+            assert "/pause?mode=abort&clear_cache=true" in server.called
+            assert not successor._held
+            early = asyncio.create_task(collect(engine, request()))
+            published = world.publish(3)
+            assert engine.wants(published)
+            assert not early.done()
+            await engine.pull(published, world.channel)
+            assert {3} == {segment.policy_version for segment in await early}
+            assert is_there(pid)
     assert not is_there(pid)
     other.close()
     other.end_turn()

@@ -72,7 +72,6 @@ def test_stages_of_a_pipeline_are_named_too() -> None:
     ],
 )
 def test_a_configuration_that_asks_for_them_is_refused(args: dict[str, Any], error: str) -> None:
-    """Before anything is started."""
     with pytest.raises(ConfigError, match=error):
         EngineSection(args=args)
     assert EngineSection(args=dict.fromkeys(args, 1)).args == dict.fromkeys(args, 1)

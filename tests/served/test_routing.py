@@ -32,7 +32,6 @@ def test_a_group_stays_together() -> None:
 
 
 def test_a_server_that_goes_moves_only_its_own_groups() -> None:
-    """The others keep their caches."""
     before, after = chosen((0, 0, 0), 200), chosen((0, 0), 200)
     assert all(a == b for a, b in zip(before, after, strict=True) if b != "s2" and a != "s2")
 
@@ -48,11 +47,10 @@ def test_nobody_is_given_more_than_its_limit() -> None:
     assert [None, None] == chosen((4, 4), 1, limit=4) + chosen((), 1)
 
 
-def test_a_full_server_takes_no_more_than_its_limit(world: World) -> None:
+async def test_a_full_server_takes_no_more_than_its_limit(world: World) -> None:
     """Requests beyond it wait in the worker, in order."""
     server = world.serve()
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine(limit=2) as engine:
         await engine.pull(world.publish(0), world.channel)
         server.core.holds = True
         tasks = [asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in range(9)]
@@ -65,14 +63,11 @@ def test_a_full_server_takes_no_more_than_its_limit(world: World) -> None:
             await asyncio.sleep(0)
         assert most <= 2
 
-    world.run(scenario, limit=2)
 
-
-def test_work_of_a_dead_server_goes_to_the_others(world: World) -> None:
+async def test_work_of_a_dead_server_goes_to_the_others(world: World) -> None:
     """Its requests end with an error that names it; asked again, they are answered elsewhere."""
     servers = [world.serve() for _ in range(3)]
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await _all_hold(engine, world.publish(0), world, 3)
         servers[0].core.holds = True
         ids = [f"{i}/0/0" for i in range(36)]  # some of so many go there, whatever its port
@@ -86,14 +81,11 @@ def test_work_of_a_dead_server_goes_to_the_others(world: World) -> None:
         assert [await _ask(engine, sample_id) for sample_id in lost] == [""] * len(lost)
         assert engine.policy_version == 0
 
-    world.run(scenario)
 
-
-def test_a_slow_pull_of_one_server_keeps_nobody_waiting(world: World) -> None:
+async def test_a_slow_pull_of_one_server_keeps_nobody_waiting(world: World) -> None:
     """New requests go to those that hold the newest version, and to no other."""
     servers = [world.serve(), world.serve()]
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await _all_hold(engine, world.publish(0), world, 2)
         servers[1].slow_routes["/collective_rpc"] = 60.0
         await engine.pull(world.publish(1), world.channel)
@@ -102,14 +94,11 @@ def test_a_slow_pull_of_one_server_keeps_nobody_waiting(world: World) -> None:
         assert {s.policy_version for segments in results for s in segments} == {1}
         assert not servers[1].asked
 
-    world.run(scenario)
 
-
-def test_no_request_goes_back_to_an_older_version(world: World) -> None:
+async def test_no_request_goes_back_to_an_older_version(world: World) -> None:
     """When the only server with the newest version dies, the others are shut until they have it."""
     servers = [world.serve(), world.serve()]
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await _all_hold(engine, world.publish(0), world, 2)
         servers[1].broken_routes["/pause"] = 500
         await engine.pull(world.publish(1), world.channel)
@@ -121,8 +110,6 @@ def test_no_request_goes_back_to_an_older_version(world: World) -> None:
         await until(lambda: engine.wants(published), "its pull that failed has not ended")
         await engine.pull(published, world.channel)
         assert {s.policy_version for s in await collect(engine, request())} == {1}
-
-    world.run(scenario)
 
 
 async def _all_hold(

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from rlstreams.schemas.events import NO_VERSION
-from rlstreams.workers.engines.served.engine import ServedEngine
 from tests.contract.engine_rigs import collect, request
 from tests.servers.served import holding, up
 from tests.servers.world import World
@@ -17,11 +16,12 @@ FLAVOURS = ("vllm-0.25.1", "sglang-0.5.17")
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_who_comes_up_while_its_role_rests_is_put_to_sleep(world: World, flavour: str) -> None:
+async def test_who_comes_up_while_its_role_rests_is_put_to_sleep(
+    world: World, flavour: str
+) -> None:
     """A server that died asleep and was started again has memory, and is to give it up at once."""
     server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         published = world.publish(0)
         await engine.pull(published, world.channel)
         await engine.sleep()
@@ -38,19 +38,16 @@ def test_who_comes_up_while_its_role_rests_is_put_to_sleep(world: World, flavour
         await engine.pull(published, world.channel)
         assert {segment.policy_version for segment in await early} == {0}
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_who_is_falling_asleep_is_woken_once_it_sleeps(world: World, flavour: str) -> None:
+async def test_who_is_falling_asleep_is_woken_once_it_sleeps(world: World, flavour: str) -> None:
     """Else it would sleep on, and be pulled to without memory."""
     server = world.serve(flavour)
     sleep, wake = {
         "vllm": ("/sleep", "/wake_up"),
         "sglang": ("/release_memory_occupation", "/resume_memory_occupation"),
     }[server.kind]
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         server.slow_routes[sleep] = 0.1
         falling = asyncio.create_task(engine.sleep())
         await until(lambda: server.called[-1:] and sleep in server.called[-1], "not told to")
@@ -60,15 +57,12 @@ def test_who_is_falling_asleep_is_woken_once_it_sleeps(world: World, flavour: st
         await engine.pull(world.publish(0), world.channel)
         assert {segment.policy_version for segment in await collect(engine, request())} == {0}
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_who_does_not_wake_is_not_taken_for_asleep(world: World, flavour: str) -> None:
+async def test_who_does_not_wake_is_not_taken_for_asleep(world: World, flavour: str) -> None:
     """Else its next sleep would be over at once, while it comes up again with all its memory."""
     server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         assert engine.is_up
         await engine.sleep()
@@ -77,15 +71,12 @@ def test_who_does_not_wake_is_not_taken_for_asleep(world: World, flavour: str) -
         assert not engine.is_up
         assert not any(monitor.server.is_asleep for monitor in engine._monitors)
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_all_servers_of_a_worker_rest_in_one_turn(world: World, flavour: str) -> None:
+async def test_all_servers_of_a_worker_rest_in_one_turn(world: World, flavour: str) -> None:
     """The turn is over once the last has no memory; each wakes at no version, and is pulled by."""
     servers = [world.serve(flavour) for _ in range(3)]
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         await until(lambda: len(up(engine)) == 3, "not all up")
         await engine.sleep()
@@ -98,5 +89,3 @@ def test_all_servers_of_a_worker_rest_in_one_turn(world: World, flavour: str) ->
         await engine.pull(published, world.channel)
         await until(lambda: len(holding(engine, 1)) == 3, "one was not pulled by")
         await asyncio.gather(*(collect(engine, request(f"{n}/0/0")) for n in range(6)))
-
-    world.run(scenario)

@@ -68,13 +68,12 @@ async def begun(
 
 
 @pytest.mark.parametrize("flavour", TELLING)
-def test_the_next_pull_after_one_that_failed_borders_what_was_sampled_since(
+async def test_the_next_pull_after_one_that_failed_borders_what_was_sampled_since(
     world: World, flavour: str
 ) -> None:
     """The server holds no version that we vouch for, and samples all the same."""
     server = world.serve(flavour, step_s=STEP_S)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         running, job = await begun(engine, world, server)
         server.broken_routes[pause_route(server)] = 500
         with pytest.raises(WeightError, match="status 500"):
@@ -87,17 +86,14 @@ def test_the_next_pull_after_one_that_failed_borders_what_was_sampled_since(
         assert sampled(job) == told(segments)
         assert [0, 1, 2] == [segment.policy_version for segment in segments]
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", TELLING)
-def test_a_resumption_whose_answer_is_lost_is_under_the_new_version(
+async def test_a_resumption_whose_answer_is_lost_is_under_the_new_version(
     world: World, flavour: str
 ) -> None:
     """The pull failed for us, and the server goes on with what it took."""
     server = world.serve(flavour, step_s=STEP_S)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         running, job = await begun(engine, world, server)
         server.broken_routes[resume_route(server)] = 500
         with pytest.raises(WeightError, match="status 500"):
@@ -107,15 +103,12 @@ def test_a_resumption_whose_answer_is_lost_is_under_the_new_version(
         assert sampled(job) == told(segments)
         assert [0, 1, 2] == [segment.policy_version for segment in segments]
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", TELLING)
-def test_a_pull_that_fails_untouched_makes_no_border(world: World, flavour: str) -> None:
+async def test_a_pull_that_fails_untouched_makes_no_border(world: World, flavour: str) -> None:
     """The same version before and after it is one segment."""
     server = world.serve(flavour, step_s=STEP_S)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         running, job = await begun(engine, world, server)
         gone = world.publish(2)
         world.weights.retire(0)
@@ -125,11 +118,9 @@ def test_a_pull_that_fails_untouched_makes_no_border(world: World, flavour: str)
         assert sampled(job) == told(segments)
         assert [0, 1] == [segment.policy_version for segment in segments]
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", TELLING)
-def test_an_answer_that_was_whole_when_its_server_was_lost_is_kept(
+async def test_an_answer_that_was_whole_when_its_server_was_lost_is_kept(
     world: World, flavour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both may come up in one turn of the loop; what the server held is forgotten by then."""
@@ -141,7 +132,7 @@ def test_an_answer_that_was_whole_when_its_server_was_lost_is_kept(
         self.lose("did not answer /health")
         return answer
 
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine(beat_s=60.0) as engine:
         monkeypatch.setattr(Server, "_heard", heard_and_lost)
         running, job = await begun(engine, world, server)
         server.core.holds = False
@@ -151,14 +142,11 @@ def test_an_answer_that_was_whole_when_its_server_was_lost_is_kept(
         assert job.token_ids == tokens(segments)
         assert "did not answer /health" == engine._monitors[0].server.trouble
 
-    world.run(scenario, beat_s=60.0)
 
-
-def test_a_server_that_was_lost_during_its_pull_holds_nothing(world: World) -> None:
+async def test_a_server_that_was_lost_during_its_pull_holds_nothing(world: World) -> None:
     """It may be up again by the end, and another process."""
     server = world.serve("vllm-0.25.1")
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         delivery = engine._monitors[0].server._delivery
         deliver = delivery.deliver
@@ -179,28 +167,22 @@ def test_a_server_that_was_lost_during_its_pull_holds_nothing(world: World) -> N
         await engine.pull(world.publish(1), world.channel)
         assert 1 == engine.policy_version
 
-    world.run(scenario)
 
-
-def test_tokens_under_weights_that_nobody_named_are_refused(world: World) -> None:
+async def test_tokens_under_weights_that_nobody_named_are_refused(world: World) -> None:
     """Our plugin forgets the label as an update begins; a server that samples on is shut."""
     server = world.serve("vllm-0.25.1", step_s=STEP_S)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         running, _ = await begun(engine, world, server)
         server.core.label, server.core.holds = "", False
         with pytest.raises(EngineError, match="version ''"):
             await running
         assert -1 == engine.policy_version
 
-    world.run(scenario)
 
-
-def test_a_server_that_names_no_versions_is_cut_at_each_pull(world: World) -> None:
+async def test_a_server_that_names_no_versions_is_cut_at_each_pull(world: World) -> None:
     """An answer in one piece without versions is of the weights that it began with, or of none."""
     server = world.serve("sglang-0.5.17", step_s=STEP_S)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         running = asyncio.create_task(collect(engine, long_request(LONG)))
         await until_sampling(server)
@@ -212,5 +194,3 @@ def test_a_server_that_names_no_versions_is_cut_at_each_pull(world: World) -> No
         server.core.label = "default"
         with pytest.raises(EngineError, match="weight_version is 'default'"):
             await collect(engine, long_request(LONG))
-
-    world.run(scenario)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.contract.engine_rigs import collect, request
@@ -39,13 +38,12 @@ class BrokenChannel(FileWeightChannel):
 
 @pytest.mark.parametrize("flavour", VERSIONS)
 @pytest.mark.parametrize("error", UNREADABLE.values(), ids=UNREADABLE)
-def test_what_cannot_be_read_leaves_the_old_version_in_service(
+async def test_what_cannot_be_read_leaves_the_old_version_in_service(
     world: World, flavour: str, error: Exception
 ) -> None:
     """The server was not touched: it goes on."""
     server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         with pytest.raises(WeightError, match="policy version 1 cannot be read"):
             await engine.pull(world.publish(1), BrokenChannel(error))
@@ -53,17 +51,14 @@ def test_what_cannot_be_read_leaves_the_old_version_in_service(
         assert not server.core.paused
         assert {0} == {s.policy_version for s in await collect(engine, request())}
 
-    world.run(scenario)
-
 
 @pytest.mark.parametrize("flavour", VERSIONS)
-def test_what_nobody_foresaw_shuts_the_server_until_a_pull_succeeds(
+async def test_what_nobody_foresaw_shuts_the_server_until_a_pull_succeeds(
     world: World, flavour: str
 ) -> None:
     """Its weights may be damaged, for all that is known."""
     server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
+    async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)
         with pytest.raises(WeightError, match=r"policy version 1: ZeroDivisionError\('by what'\)"):
             await engine.pull(world.publish(1), BrokenChannel(ZeroDivisionError("by what")))
@@ -72,5 +67,3 @@ def test_what_nobody_foresaw_shuts_the_server_until_a_pull_succeeds(
         await until_passed_by(engine, server)
         await engine.pull(world.publish(1), world.channel)
         assert {1} == {s.policy_version for s in await early}
-
-    world.run(scenario)

@@ -68,7 +68,6 @@ class Served:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def _stop(self) -> None:
-        assert self._runner is not None
         await self._runner.cleanup()
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
-from tests.contract.engine_rigs import announced, drive
+from tests.contract.engine_rigs import announced, driven
 from tests.fake_engine import fake_weights
 from tests.servers.fake_server import FakeServer
 from tests.servers.served import served_engine
@@ -37,11 +37,9 @@ class World:
         """With the weights of another version."""
         return announced(self.weights, self.weights.publish(version, fake_weights(seed)))
 
-    def run(
-        self, scenario: Callable[[ServedEngine], Coroutine[Any, Any, None]], **changes: Any
-    ) -> None:
-        """Drive an engine of all servers through a scenario."""
-        drive(served_engine(self.servers, self.folder, **changes), scenario)
+    def engine(self, **changes: Any) -> AbstractAsyncContextManager[ServedEngine]:
+        """An engine of all servers, while it runs."""
+        return driven(served_engine(self.servers, self.folder, **changes))
 
     def close(self) -> None:
         for server in self.servers:

@@ -36,7 +36,6 @@ def test_a_second_writer_is_refused_with_the_process_of_the_first(tmp_path: Path
     folder = tmp_path / "r"
     command = [sys.executable, "-c", HOLD, str(folder)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as first:
-        assert first.stdout is not None
         assert "held\n" == first.stdout.readline()
         told = re.escape(
             f"{folder} is being written by another `rlstreams record` (process {first.pid})"

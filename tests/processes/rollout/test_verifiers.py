@@ -42,7 +42,6 @@ def rewards(one: Verifier, cases: list[tuple[str, str]], **metadata: Any) -> lis
     ],
 )
 def test_numeric_compares_the_last_number(completion: str, answer: str, reward: float) -> None:
-    """The last number decides, whatever stands before it."""
     assert [reward] == rewards(verifier("numeric"), [(completion, answer)])
 
 
@@ -62,7 +61,6 @@ def test_the_bound_holds_for_every_verifier() -> None:
 
 
 def test_exact_ignores_white_space_around_and_case_if_asked() -> None:
-    """Equality is of the stripped texts."""
     cases = [(" a b\n", "a b"), ("ab", "a b"), ("Paris", "paris")]
     assert [1.0, 0.0, 0.0] == rewards(verifier("exact"), cases)
     assert [1.0] == rewards(verifier("exact", ignore_case=True), [("Paris ", "paris")])
@@ -156,7 +154,6 @@ def test_what_cannot_be_made_is_refused(make: Any, told: str) -> None:
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the line that installs it."""
     import sys
 
     monkeypatch.setitem(sys.modules, "math_verify", None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from rlstreams.workers.sandbox.environment import PolicyTurn, UserEnvironment, UserEpisode
 from tests import factories
@@ -60,10 +58,6 @@ class Game:
         await asyncio.sleep(3600)
 """
 World = Callable[..., UserEnvironment]
-
-
-def drive(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, DEADLINE_S))
 
 
 def turn(text: str, number: int = 1, *, is_last: bool = False) -> PolicyTurn:

@@ -140,7 +140,6 @@ def test_calls_of_an_async_def_wait_side_by_side(tmp_path: Path, kind: str) -> N
 
 
 def test_answers_are_not_mixed_up(tmp_path: Path, kind: str) -> None:
-    """Of calls that overlap, over two processes."""
     texts = [f"time.sleep(0.002) or {number}" for number in range(16)]
     with Either(tmp_path, kind, processes=2) as one:
         found = one.ask_all(texts)
@@ -194,7 +193,6 @@ def test_all_that_it_started_ends_when_the_worker_is_killed(tmp_path: Path, kind
     )
     command = [sys.executable, "-c", worker, str(tmp_path), kind, DETACHED, UNTIL_ORPHANED]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
         pid = int(running.stdout.readline())
         assert not has_ended(pid)()
         os.kill(running.pid, signal.SIGKILL)
@@ -240,7 +238,6 @@ def test_a_system_without_room_for_a_process_is_an_error_in_words(
 def test_code_that_cannot_be_loaded_is_refused(
     tmp_path: Path, kind: str, source: str, message: str
 ) -> None:
-    """At the start, with file and line."""
     with pytest.raises(ConfigError, match=message):
         Either(tmp_path, kind, source)
 
@@ -264,6 +261,5 @@ _INIT = "class code:\n    def __init__(self, *a): pass\n"
 def test_code_that_cannot_be_called_is_refused(
     tmp_path: Path, kind: str, source: str, message: str
 ) -> None:
-    """At the start, with how to write it."""
     with pytest.raises(ConfigError, match=message):
         Either(tmp_path, kind, source)

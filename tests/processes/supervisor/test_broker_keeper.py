@@ -110,7 +110,6 @@ def until(keeper: BrokerKeeper, reached: Callable[[], object]) -> None:
 
 
 def test_a_dead_broker_is_started_again(small: SmallBroker) -> None:
-    """And said, at its death and when it serves."""
     said: list[str] = []
     with kept(small, said.append) as keeper:
         small.die()

@@ -26,7 +26,6 @@ def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_that_ends_well_stays_ended(tmp_path: Path) -> None:
-    """Exit 0 is the end of it."""
     with fleet_of(tmp_path, {"trainer": "pass"}) as (fleet, spawner, _):
         until(fleet, lambda: fleet.is_done("trainer"))
         fleet.tick()
@@ -121,7 +120,6 @@ def test_a_model_server_of_a_killed_worker_ends_with_the_fleet(tmp_path: Path) -
         process.start()
         until(fleet, pid_file(process.log).exists)
         server = int(pid_file(process.log).read_text())
-        assert process._owned is not None
         process._owned.release()  # as a kill does
         fleet.close()
         with pytest.raises(ProcessLookupError):
@@ -141,7 +139,6 @@ def test_fenced_twice_through_our_own_stops_does_not_end_the_run(tmp_path: Path)
         for number in (1, 2):
             until(fleet, lambda n=number: len(log_tail(worker.log)) == n)  # type: ignore[misc]
             child = fleet.sleep(worker)
-            assert child is not None
             child.signal(signal.SIGCONT)
             until(fleet, lambda n=number: len(fleet.exits) == n)  # type: ignore[misc]
             worker.restart_at_s = 0.0  # the pause is tested elsewhere
@@ -211,7 +208,6 @@ def test_a_worker_that_never_works_stops_the_run(tmp_path: Path) -> None:
         _,
     ):
         until(fleet, lambda: fleet.failure is not None)
-        assert fleet.failure is not None
         assert fleet.failure.worker == "logprob-0"
         assert list(fleet.failure.last_lines) == ["no such model"] * 3
         assert len(spawner.started) == 3
@@ -245,7 +241,6 @@ def test_a_worker_that_is_told_to_end_as_it_starts_is_excused(tmp_path: Path) ->
 
 
 def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
-    """At its deadline, and named."""
     with fleet_of(tmp_path, {"rollout": DEAF}) as (fleet, _, said):
         until(fleet, lambda: all_up(fleet))
         drain = Drain(fleet, -9.9, said.append, save_s=120.0)

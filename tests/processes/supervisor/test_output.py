@@ -59,7 +59,6 @@ def test_the_log_file_has_every_line_and_nothing_that_was_drawn(
     ours, theirs = pty.openpty() if is_terminal else os.pipe()
     process = started(log, theirs)
     os.close(theirs)
-    assert process.stdin is not None
     process.stdin.write(b"\n" * NUM_TURNS)
     process.stdin.close()
     read = b""

@@ -82,7 +82,6 @@ def test_a_step_has_its_batch_and_the_command_to_do_it_again(client: httpx.Clien
 
 
 def test_dead_letters_by_reason(client: httpx.Client) -> None:
-    """With what user code said."""
     assert "&lt;b&gt;reward" in client.get("/r/run/letters").text
     assert "0 newest by other" in client.get("/r/run/letters?reason=other").text
 
@@ -99,7 +98,6 @@ def test_dead_letters_by_reason(client: httpx.Client) -> None:
     ],
 )
 def test_what_is_not_there_is_said(client: httpx.Client, path: str, status: int, said: str) -> None:
-    """In a sentence."""
     answer = client.get(path)
     assert (status, True) == (answer.status_code, said in answer.text), answer.text
 

@@ -23,7 +23,6 @@ from tests.memory.log import MemoryLog, State
 from tests.processes.web.made_run import MadeRun, Opened, wait_read
 
 AT = Partition(f"run.{TRAJECTORIES.name}", 0)
-OURS = Partition(TRAJECTORIES.name, 0)
 
 
 @contextmanager
@@ -53,7 +52,6 @@ def sample(page: RunReader, name: str) -> Lineage:
 
 def offset(found: Lineage) -> int:
     """Where its trajectory lies."""
-    assert found.trajectory is not None
     return found.trajectory.position.offset
 
 
@@ -66,32 +64,6 @@ def test_what_retention_removed_is_passed_by() -> None:
         gone, there = sample(page, "1/3"), sample(page, "1/4")
     assert (True, True) == (gone.trajectory is None, gone.scored is not None)
     assert there.trajectory is not None
-
-
-class Removing(MemoryBus):
-    """Retention removes records right after the page asked where the topic begins."""
-
-    def __init__(self, log: MemoryLog, begin: int) -> None:
-        super().__init__(log, "run")
-        self._removed = log, begin
-
-    def beginnings(self, topic: str) -> Mapping[Partition, int]:
-        """As they were."""
-        found = super().beginnings(topic)
-        if topic == TRAJECTORIES.name:
-            log, begin = self._removed
-            log.trim(AT, begin)
-        return found
-
-
-def test_what_is_removed_while_it_is_read_is_passed_by() -> None:
-    """What lies behind it is found all the same."""
-    run = MadeRun()
-    run.make_step(1)
-    with page_of(run, Removing(run.log, run.bus.ends(OURS.topic)[OURS] - 2)) as page:
-        there = sample(page, "1/7")  # the last one
-        gone = sample(page, "1/6")
-    assert (True, True) == (there.trajectory is not None, gone.trajectory is None)
 
 
 class OneByOne(MemoryBus):

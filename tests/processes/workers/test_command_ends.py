@@ -42,7 +42,6 @@ def test_a_signal_unwinds_what_a_command_began(number):
 
 
 def test_a_hang_up_that_is_ignored_stays_so():
-    """As under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with unwound_by_signals():
@@ -103,7 +102,6 @@ def test_a_file_that_cannot_be_used_is_one_line(error, told):
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, capsys):
-    """Status 1 and no traceback."""
     (tmp_path / "file").write_text("")
     assert 1 == main(["broker", "start", "--dir", str(tmp_path / "file" / "broker")])
     assert f"NotADirectoryError: {tmp_path}/file" in capsys.readouterr().err
@@ -125,7 +123,6 @@ def test_a_worker_without_its_file_says_so(tmp_path, capsys):
 
 @pytest.mark.parametrize("port", ["-1", "65536", "99999"])
 def test_a_port_out_of_range_is_refused(tmp_path, capsys, port):
-    """By the option's own name, before a folder is made."""
     with pytest.raises(SystemExit) as ended:
         main(["broker", "start", "--dir", str(tmp_path / "broker"), "--port", port])
     assert (2, False) == (ended.value.code, (tmp_path / "broker").exists())

@@ -14,7 +14,7 @@ from rlstreams.workers.rollout.turns import make_environment
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox.environment import Ends
 from rlstreams.workers.sandbox.reward import Judgement, Sample
-from tests.processes.sandbox.games import begin, drive, turn
+from tests.processes.sandbox.games import begin, turn
 from tests.unit.roles.stand import EXAMPLE
 
 GRADE = """
@@ -63,7 +63,7 @@ def test_a_verifier_is_called_with_what_its_options_name(code: Path) -> None:
         assert 1.0 == verifier.judge(Sample("1+1=", "sk-123!", "2", {})).reward
 
 
-def test_an_environment_is_made_with_what_its_options_name(code: Path) -> None:
+async def test_an_environment_is_made_with_what_its_options_name(code: Path) -> None:
     """Its processes are told, nobody else."""
     config = load(
         [EXAMPLE],
@@ -72,12 +72,8 @@ def test_an_environment_is_made_with_what_its_options_name(code: Path) -> None:
     assert "sk-123" not in resolved_json(config)
     with closing(make_environment(config)) as made:
         assert not [line for line in command_lines() if "sk-123" in line]
-
-        async def play() -> None:
-            ends = await begin(made).step(turn("sk-123"))
-            assert Ends(Judgement(reward=1.0, parts={})) == ends
-
-        drive(play())
+        ends = await begin(made).step(turn("sk-123"))
+        assert Ends(Judgement(reward=1.0, parts={})) == ends
 
 
 @pytest.mark.parametrize(
@@ -106,7 +102,6 @@ def test_a_secret_in_plain_is_refused(name: str) -> None:
     ],
 )
 def test_a_secret_that_is_not_set_is_told_before_a_start(override: str, field: str) -> None:
-    """By field and variable."""
     more = ["reward.verifier=sum"] if "parts" in override else ["environment.name=game.py:Game"]
     loaded = load_with_origins([EXAMPLE], [*more, override])
     with pytest.raises(ConfigError, match=f"NOT_SET is not set .wanted by {field} ="):

@@ -71,7 +71,6 @@ def test_a_function_of_a_notebook_takes_along_what_it_uses(
 ) -> None:
     """Modules, names from modules, values, functions, also inner ones, and classes."""
     place, file = reward_place(cell["reward"], tmp_path)
-    assert file is not None
     assert f"{file.path}:reward" == place
     file.write()
     asks = (

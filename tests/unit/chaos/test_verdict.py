@@ -26,11 +26,9 @@ from rlstreams.workers.config.run import RunConfig
 from tests.factories import steps_redone
 
 
-def injection(
-    at_s: float, role: str, kind: FaultKind, instance: str = "", **more: Any
-) -> Injection:
+def injection(role: str, kind: FaultKind, instance: str = "", **more: Any) -> Injection:
     fault = Fault(number=0, role=role, ordinal=0, kind=kind, wait_s=1.0, **more)
-    return Injection(fault=fault, instance=instance, step=1, at_s=at_s)
+    return Injection(fault=fault, instance=instance, step=1)
 
 
 def exited(worker: str, instance: str, status: int, seen_s: float, **more: Any) -> Exited:
@@ -72,9 +70,9 @@ def test_a_run_that_nobody_can_audit_proves_nothing() -> None:
 def test_what_died_is_counted() -> None:
     """By role and kind; crash points by name, with the processes that they ended."""
     injections = [
-        injection(1.0, "rollout", FaultKind.POINT, "r1", crash_at="commit.before:3"),
-        injection(2.0, SERVER, FaultKind.KILL),
-        injection(3.0, BROKER, FaultKind.KILL),
+        injection("rollout", FaultKind.POINT, "r1", crash_at="commit.before:3"),
+        injection(SERVER, FaultKind.KILL),
+        injection(BROKER, FaultKind.KILL),
     ]
     exits = [
         exited("rollout-0", "r1", -9, 1.1),
@@ -89,8 +87,8 @@ def test_what_died_is_counted() -> None:
 def test_a_zombie_must_notice() -> None:
     """Fenced is well; one that lives on long after it woke is a problem."""
     injections = [
-        injection(1.0, "trainer", FaultKind.ZOMBIE, "t1", stop_s=5.0),
-        injection(2.0, "rollout", FaultKind.ZOMBIE, "r1", stop_s=5.0),
+        injection("trainer", FaultKind.ZOMBIE, "t1", stop_s=5.0),
+        injection("rollout", FaultKind.ZOMBIE, "r1", stop_s=5.0),
     ]
     exits = [exited("trainer-0", "t1", 75, 8.0, was_replaced=True)]
     made = reported(journal(injections, woken_s={"t1": 6.0, "r1": 7.0}), exits=exits)
@@ -101,7 +99,7 @@ def test_a_zombie_must_notice() -> None:
 
 def test_fewer_faults_than_asked_are_said() -> None:
     """Never silently: it is a problem, and the way out is named."""
-    one = injection(1.0, "rollout", FaultKind.KILL, "r1")
+    one = injection("rollout", FaultKind.KILL, "r1")
     made = reported(Journal(planned=[one.fault] * 3, injections=[one]))
     assert "only 1 of 3 faults were possible" in made.problems[0]
     assert "--steps" in made.problems[0]
@@ -127,7 +125,7 @@ def test_an_end_that_no_fault_accounts_for_is_listed() -> None:
 def test_damaged_steps_are_a_breach_unless_they_were_written_on_purpose() -> None:
     """Another breach is one all the same."""
     audit = replace(AUDIT, breach_counts={"unreadable step": 2})
-    struck = journal([injection(1.0, RECORDS, FaultKind.DAMAGE)])
+    struck = journal([injection(RECORDS, FaultKind.DAMAGE)])
     assert reported(struck, audit=audit).ok
     (problem,) = reported(journal([]), audit=audit).problems
     assert "its audit found unreadable step" in problem
@@ -138,7 +136,7 @@ def test_damaged_steps_are_a_breach_unless_they_were_written_on_purpose() -> Non
 
 def test_the_report_is_json_and_text() -> None:
     """All figures in both."""
-    made = reported(journal([injection(1.0, "rollout", FaultKind.KILL, "r1")], seed=5))
+    made = reported(journal([injection("rollout", FaultKind.KILL, "r1")], seed=5))
     assert made.ok
     told = json.loads(made.to_json())
     assert (True, 5, {"rollout": {"kill": 1}}) == (told["ok"], told["seed"], told["faults"])

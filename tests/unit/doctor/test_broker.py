@@ -77,7 +77,6 @@ def test_topics_that_keep_less_than_planned(
 
 
 def test_partitions_that_are_not_as_planned() -> None:
-    """Both counts are named."""
     config = load([], ["--rollout.workers=3"])
     checks = {check.name: check for check in broker.checks_of("b:1", facts(), config)}
     assert Level.FAIL == checks["topics"].level

@@ -148,6 +148,19 @@ def test_a_family_without_a_table(tmp_path: Path) -> None:
         check_layouts(config, foreign)
 
 
+def test_slices_that_do_not_fit_the_heads(tmp_path: Path) -> None:
+    """Told with all numbers and what would fit, where the trainer runs."""
+    config = demo(tmp_path, "--trainer.ranks=4", "--trainer.layout.cp=4")
+    model = read_model(config.model.path)
+    assert "trainer 4 ranks, cp 4" == check_layouts(config, model)
+    fields = {**model.config, "num_attention_heads": 12, "num_key_value_heads": 6}
+    odd = replace(model, config=fields)
+    told = r"cp is 4, .* num_attention_heads, 12, and num_key_value_heads, 6: .* 1, 2, 3, 6, 12$"
+    with pytest.raises(ConfigError, match=told):
+        check_layouts(config, odd)
+    assert "" == check_layouts(config, odd, Host(role="logprob"))
+
+
 def test_a_layout_is_checked_where_its_role_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +182,6 @@ def test_a_layout_is_checked_where_its_role_runs(
 
 
 def test_a_weight_file_that_is_cut_or_foreign(tmp_path: Path) -> None:
-    """The file is named, with what is wrong with it."""
     file = model_with(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ConfigError, match=rf"{file} is no whole safetensors file: .*not fully cov"):
@@ -201,7 +213,6 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use() -> None:
-    """Named, with both ways out; a free one and the run's own broker's are fine."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -228,7 +239,7 @@ def test_jars_that_are_not_cached_are_a_warning(
     monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path))
     assert 46 == num_missing()
     assert Level.WARN == machine.jars("").level
-    check = probed("jars", lambda: machine.jars(str(tmp_path)))
+    (check,) = probed("jars", lambda: machine.jars(str(tmp_path)))
     assert (Level.FAIL, True) == (check.level, "does not exist" in check.found)
 
 

@@ -65,7 +65,8 @@ def test_a_worker_by_itself_needs_a_broker(
 
 
 def asked(*words: str, role: str) -> Check:
-    return probed("weights", lambda: weights_check(load([DEMO], words), Host(role=role)))
+    (found,) = probed("weights", lambda: weights_check(load([DEMO], words), Host(role=role)))
+    return found
 
 
 def test_how_weights_reach_other_hosts() -> None:

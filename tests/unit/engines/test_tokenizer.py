@@ -63,13 +63,11 @@ def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
 
 
 def test_messages_without_a_template_are_refused() -> None:
-    """The message says what to do instead."""
     with pytest.raises(TokenizerError, match="give `prompt` as text"):
         Tokenizer(DEMO_MODEL).encode_prompt([{"role": "user", "content": "7"}])
 
 
 def test_broken_folders_are_named(tmp_path: Path) -> None:
-    """A missing tokenizer, or a configuration that is not JSON."""
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         Tokenizer(tmp_path)
     folder = edited(tmp_path)

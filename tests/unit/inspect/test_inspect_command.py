@@ -55,7 +55,6 @@ def test_a_group_is_a_list(folder: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_worst_are_listed(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In their order."""
     assert 0 == main(["inspect", folder, "--worst", "reward", "--limit", "2"])
     out = capsys.readouterr().out
     assert ["0/1", "2/0"] == re.findall(r"^(\d/\d) ", out, re.MULTILINE)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rlstreams.debug.inspect.stages import stages, staleness
+from rlstreams.debug.inspect.sample_detail import stages, staleness
 from rlstreams.schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
 from rlstreams.streams.lineage.fold import Lineage, LineageFold, Outcome, SampleId, is_group
 from rlstreams.streams.log.topics import TOPICS
@@ -33,7 +33,6 @@ def lineage_of(sample: str) -> Lineage:
 
 @pytest.mark.parametrize(("sample", "expected"), FATES.items())
 def test_every_fate_is_told(sample: str, expected: Outcome) -> None:
-    """What became of a sample, whatever it was."""
     assert expected == lineage_of(sample).outcome
 
 
@@ -56,7 +55,6 @@ def test_a_trained_sample_leads_from_its_prompt_to_who_uses_the_result() -> None
 def test_later_records_of_a_sample_are_copies() -> None:
     """The first by offset counts; of a later one only the place is told."""
     found = lineage_of("1/0")
-    assert found.trajectory is not None
     assert 3 == len(found.trajectory.event.segments)
     assert ["trajectories"] == [position.topic for position in found.copies]
 
@@ -75,7 +73,6 @@ def test_all_samples_of_a_group() -> None:
 
 
 def test_topics_may_come_in_any_order() -> None:
-    """The fold needs the order within a topic only."""
     log = told_run.bus_log()
     by_topic = [list(log.read_topic(topic, skip_unreadable=True)) for topic in TOPICS[:-1]]
     told = set()
@@ -90,7 +87,6 @@ def test_topics_may_come_in_any_order() -> None:
 
 
 def test_the_fold_keeps_nothing_of_others() -> None:
-    """However many samples a step has."""
     fold = LineageFold([SampleId("0", 1)])
     for kind in (Prompt, StepCompleted, PolicyLoaded):
         for record in told_run.bus_log().read(kind):
@@ -131,7 +127,6 @@ def test_hops_are_in_the_order_of_time() -> None:
 
 @pytest.mark.parametrize("text", ["12", "12/", "/3", "e1/2", "-1/0", "12/3/0", ""])
 def test_a_sample_that_is_written_wrongly_is_refused(text: str) -> None:
-    """With an example of how it is written."""
     with pytest.raises(ValueError, match="GROUP/SAMPLE, as 12/3"):
         SampleId.parse(text)
 

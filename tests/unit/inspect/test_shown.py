@@ -68,7 +68,6 @@ def said(word: str) -> Callable[[Sequence[int]], str]:
 
 
 def test_what_is_missing_is_told() -> None:
-    """In a sentence."""
     trajectory = told_run.rollout("7", 0, 0)[1]
     (found,) = told_run.bus_log([trajectory]).samples("7/0")
     shown = sample_detail(found, SPELLING)
@@ -86,7 +85,6 @@ def test_a_narrow_terminal_has_the_places_too() -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_every_fate_can_be_shown(sample: str) -> None:
-    """Also of what was never sampled."""
     assert sample in printed(whole(details(sample)[0]))
 
 

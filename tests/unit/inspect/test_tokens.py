@@ -55,7 +55,6 @@ def test_mismatch_is_of_one_version(anchor: str, expected: float) -> None:
 
 
 def test_numbers_that_do_not_fit_their_segment_are_refused() -> None:
-    """Lengths are named."""
     event = f.scored(scored_of(0).trajectory, scores=(f.score(2, 0),))
     with pytest.raises(TensorError, match=r"a segment of 3 tokens has numbers of shape \(2,\)"):
         token_table(event.trajectory, event)
@@ -64,7 +63,6 @@ def test_numbers_that_do_not_fit_their_segment_are_refused() -> None:
 
 
 def test_a_trajectory_without_tokens() -> None:
-    """Empty arrays, not an error."""
     event = Trajectory(**{**_fields(scored_of(0).trajectory), "segments": ()})
     assert 0 == len(token_table(event).ids_N)
 

@@ -220,7 +220,6 @@ def test_an_evaluation_that_lacks_answers_is_the_last_row() -> None:
 
 
 def test_following_a_run_without_evaluation_ends_with_its_last_step() -> None:
-    """Nobody waits for what will not come."""
     kept = Kept()
     read_rows(MemoryBus(begun(1), "run"), kept, MetricRows(has_held_out=False), follow=True)
     assert [1] == [row.step for row in kept.rows]
@@ -293,7 +292,6 @@ def test_an_empty_run_has_figures_too() -> None:
 def test_what_cannot_be_is_told_before_a_broker_starts(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what to do instead."""
     from rlstreams.__main__ import main
 
     assert 78 == main(words)

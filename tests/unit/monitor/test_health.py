@@ -296,7 +296,6 @@ def test_topics_with_payloads_are_not_read() -> None:
 
 
 def test_without_faust_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What to install, instead of an ImportError."""
     monkeypatch.setitem(sys.modules, "faust", None)
     config = RunConfig(run=RunSection(id="run"))
     with pytest.raises(ConfigError, match=r"pip install 'rlstreams\[monitor\]'"):

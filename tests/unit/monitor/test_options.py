@@ -25,7 +25,6 @@ def test_a_login_is_mapped() -> None:
 
 
 def test_tls_checks_the_host_unless_told_not_to() -> None:
-    """As librdkafka does."""
     lax = {"ssl.endpoint.identification.algorithm": "none"}
     for options, checks in (({}, True), (lax, False)):
         found = credentials({"security.protocol": "SSL", **options})

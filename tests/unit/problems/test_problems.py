@@ -49,13 +49,11 @@ def test_rows_are_read_by_number(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, told: str) -> None:
-    """Field of the configuration, file, line and what is there are in the message."""
     with pytest.raises(ConfigError, match="data.train: .*" + told):
         dataset(tmp_path, '{"prompt": "fine"}', line)
 
 
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
-    """Empty, missing and unnamed files are told apart."""
     with pytest.raises(ConfigError, match="has no rows"):
         dataset(tmp_path, "", "")
     with pytest.raises(ConfigError, match="there is no file 'nowhere'"):
@@ -125,7 +123,6 @@ def test_a_missing_column_lists_what_is_there(tmp_path: Path) -> None:
     ("pattern", "told"), [("(", "unterminated subpattern"), ("a+", "has no group: put")]
 )
 def test_a_pattern_that_cannot_cut_is_refused(tmp_path: Path, pattern: str, told: str) -> None:
-    """Before any row is read."""
     with pytest.raises(ConfigError, match=rf"data\.columns\.answer_pattern: .*{told}"):
         dataset(tmp_path, {"prompt": "?"}, columns=ColumnsSection(answer_pattern=pattern))
 
@@ -203,6 +200,5 @@ def test_first_rows_need_no_pass(tmp_path: Path) -> None:
 
 
 def test_a_template_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """By its field."""
     with pytest.raises(ConfigError, match=r"data\.template: cannot read '.*no\.jinja'"):
         dataset(tmp_path, {"prompt": "a"}, template=str(tmp_path / "no.jinja"))

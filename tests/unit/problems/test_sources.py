@@ -72,7 +72,6 @@ def test_verl_files_are_read_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_column_that_no_parquet_file_has(tmp_path: Path) -> None:
-    """The columns that are there are listed; a file that is no Parquet is named."""
     file = parquet(tmp_path / "rows.parquet", ROWS)
     with pytest.raises(ConfigError, match=r"no column 'source' \(columns: prompt, answer, level\)"):
         problems(train=file, columns=ColumnsSection(metadata=("source",)))
@@ -95,13 +94,11 @@ def test_bytes_are_refused_with_a_way_out(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_no_data_set(tmp_path: Path) -> None:
-    """What it should hold is said."""
     with pytest.raises(ConfigError, match="has neither Parquet files nor"):
         problems(train=str(tmp_path))
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the line that installs it."""
     for name in ("reasoning_gym", "datasets"):
         monkeypatch.setitem(sys.modules, name, None)  # what an import of it then fails on
     with pytest.raises(ConfigError, match=r"needs a package .* pip install 'rlstreams\[gym\]'"):

@@ -50,7 +50,6 @@ def test_copies_never_end_on_both_sides(tmp_path: Path) -> None:
     ],
 )
 def test_an_empty_split_is_refused(tmp_path: Path, share: dict[str, Any], told: str) -> None:
-    """With the numbers."""
     with pytest.raises(ConfigError, match=told):
         problems(train=write(tmp_path, *ROWS), **share)
 
@@ -67,7 +66,6 @@ def test_files_that_overlap_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_ways_to_hold_out_are_one_too_many(tmp_path: Path) -> None:
-    """The fields that are set are named."""
     with pytest.raises(
         ConfigError, match=r"data\.held_out_rows and data\.held_out_fraction are both"
     ):

@@ -16,8 +16,13 @@ import pyarrow.parquet
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.start.project.scaffold import guess_columns
-from rlstreams.start.project.start import SMALL_MODEL, from_file, from_gsm8k, read_rows
+from rlstreams.start.project.start import (
+    SMALL_MODEL,
+    from_file,
+    from_gsm8k,
+    guess_columns,
+    read_rows,
+)
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.load import load
@@ -179,7 +184,6 @@ def test_a_table_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
 
 
 def test_rows_may_be_parquet(tmp_path: Path) -> None:
-    """As `data.train` may be."""
     file = tmp_path / "my.parquet"
     lines = "".join(f'{{"question": "{n}+1=", "target": {n + 1}}}\n' for n in range(30))
     table = pyarrow.json.read_json(pyarrow.BufferReader(lines.encode()))
@@ -274,7 +278,6 @@ def test_lines_for_gpus_need_only_be_uncommented(tmp_path: Path) -> None:
     ],
 )
 def test_rows_that_cannot_be_read(tmp_path: Path, content: bytes, told: str) -> None:
-    """File and line are named; nothing is written."""
     file = tmp_path / "my.jsonl"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=told):

@@ -81,7 +81,6 @@ def test_a_predecessor_is_fenced(tmp_path: Path) -> None:
 
 
 def test_a_paused_run_issues_nothing(tmp_path: Path) -> None:
-    """Paused by `control`, it goes on when `control` says so."""
     world = World(tmp_path)
     world.says(control_state(state="paused"), topic=CONTROL)
     world.says(started())

@@ -97,7 +97,6 @@ def test_a_file_that_is_not_as_it_was_is_named(three: Path, damage: object, mess
 
 
 def test_a_file_too_many_is_named(three: Path) -> None:
-    """And not read."""
     shutil.copy(three / "000001.parquet", three / "000003.parquet")
     assert f"{three}/000003.parquet is no file of this recording" in verify(three)[0]
     assert [0, 1, 2, 3, 4, 5] == offsets(three)
@@ -154,7 +153,6 @@ def test_whatever_is_damaged_it_is_one_kind_of_error(tmp_path: Path, seed: int) 
 
 
 def test_folders_of_other_formats_are_refused_by_name(tmp_path: Path) -> None:
-    """With what is there instead."""
     with pytest.raises(ForeignFileError, match="no recording"):
         Recording(tmp_path)
     record(tmp_path / "new", trajectories(1))

@@ -59,7 +59,6 @@ def test_every_kind_of_record_comes_back_bit_for_bit(tmp_path: Path) -> None:
 def test_any_event_comes_back_bit_for_bit(
     tmp_path_factory: pytest.TempPathFactory, some: list[Event]
 ) -> None:
-    """Whatever the fields hold."""
     folder = tmp_path_factory.mktemp("any") / "r"
     raws = record(folder, [raw_of(event, offset) for offset, event in enumerate(some)])
 
@@ -139,7 +138,6 @@ def test_a_record_is_found_by_position(tmp_path: Path) -> None:
 
 
 def test_a_start_within_a_partition_begins_there(tmp_path: Path) -> None:
-    """Seek by offset."""
     raws = record(tmp_path / "r", trajectories(100), each=8)
     start = {Partition("trajectories", 1): 37}
 

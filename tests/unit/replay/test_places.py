@@ -46,7 +46,6 @@ def test_what_is_there_passes() -> None:
 
 
 def test_a_folder_that_is_not_there_is_answered_with_those_that_are() -> None:
-    """The nearest name first."""
     assert (
         "runs/demi is not there; did you mean runs/demo? "
         "there are runs: runs/demo, runs/other; recordings: recordings/demo"
@@ -81,7 +80,6 @@ def test_a_models_folder_is_no_run(here: Path) -> None:
 def test_an_empty_place_says_where_they_would_be(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And that none is there."""
     (here / "bare").mkdir()
     monkeypatch.chdir(here / "bare")
     assert "x is not there; there is no run in runs/ and no recording in recordings/ here" == (

@@ -72,7 +72,6 @@ def test_records_arrive_byte_for_byte_where_they_lay(tmp_path: Path) -> None:
 
 
 def test_a_partition_keeps_its_order(tmp_path: Path) -> None:
-    """Whatever the batches."""
     record(tmp_path / "r", trajectories(50))
     bus = make_bus()
     with Recording(tmp_path / "r") as recording:

@@ -76,7 +76,6 @@ def test_what_differs_is_named(stand: Stand, tmp_path: Path) -> None:
     stand.send(outgoing(SCORED, replace(one, trajectory=sample, scores=(wrong,), **stranger)))
     made = again(stand, tmp_path / "recording")
     assert (NUM, 1, False) == (made.scores.num_equal, made.scores.num_different, made.is_equal)
-    assert made.scores.first is not None
     assert made.scores.first.about.endswith("/15")
 
 
@@ -100,7 +99,6 @@ def test_windows_without_weights_or_a_part_are_passed_by(stand: Stand, tmp_path:
 
 
 def test_a_role_that_scored_nothing_is_named(stand: Stand, tmp_path: Path) -> None:
-    """There is nothing to compare with."""
     logprob = replace(stand.config.logprob, place="off")
     stand.config = replace(stand.config, logprob=logprob)
     with pytest.raises(NotRecordedError, match=r"logprob\.place is 'off'"):

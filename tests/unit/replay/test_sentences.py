@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -14,7 +13,6 @@ from rlstreams.debug.replay.diff import Summary
 from rlstreams.debug.replay.player import Played
 from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
 from rlstreams.debug.replay.scores_again import ScoreReplay
-from rlstreams.debug.replay.target import Target
 from rlstreams.streams.recording import Manifest
 from rlstreams.streams.recording.recorder import Progress
 from rlstreams.workers.config.run import RunConfig
@@ -51,8 +49,7 @@ def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None
 def test_a_replay_says_what_it_wrote(capsys: Said) -> None:
     """One record is one record."""
     played = Played(num_records=1, num_bytes=10, seconds=1.0, by_topic={"steps": 1})
-    target = Target(config=RunConfig(), bus=cast("Any", None))
-    replay_command._tell(played, target)
+    replay_command._tell(played, RunConfig())
     assert "\n1 record, 0.0 MB in 1.0 s (1 a second) into run" in capsys.readouterr().out
 
 
@@ -81,6 +78,5 @@ def test_scores_again_say_what_was_equal(capsys: Said) -> None:
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(capsys: Said, words: str, told: str) -> None:
-    """By its name, before anything is read."""
     assert 78 == main(["replay", "no-such-recording", *words.split()])
     assert told in capsys.readouterr().err

@@ -117,7 +117,6 @@ def test_a_narrow_terminal_shows_who_does_what() -> None:
 
 
 def test_an_empty_run_has_a_screen_too() -> None:
-    """Before the first record."""
     given = live_input(views=ViewState(), processes=(), kills=(), message="")
     text = "\n".join(drawn(given))
     assert "step 0/60" in text

@@ -82,7 +82,6 @@ def test_dead_letters_are_shown_by_reason_and_spoil_the_verdict() -> None:
         view.apply(factories.dead_letter(reason=reason, detail=f"my/{reason}.py:3: KeyError"))
     views = dataclasses.replace(views_at(5), dead=view.state)
     given = report_input(views=views)
-    assert given.audit is not None
     audit = dataclasses.replace(given.audit, dead_lettered=given.audit.issued // 2)
     page = render(dataclasses.replace(given, audit=audit))
     assert "my/reward.py:3: KeyError" in page
@@ -131,7 +130,6 @@ def test_a_breach_is_shown_as_one() -> None:
 
 
 def test_what_a_model_wrote_is_not_html() -> None:
-    """Answers are escaped."""
     page = render(report_input(decode=lambda _: "<script>alert(1)</script>\x1b[2J\u202e"))
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J\\u202e" in page
@@ -213,7 +211,6 @@ def test_only_new_steps_are_sent_again() -> None:
 
 
 def test_the_steps_are_a_table_for_others() -> None:
-    """A row each, with every metric."""
     head, *rows = steps_csv(views_at(5).run.steps).splitlines()
     assert {"step", "reward", "entropy", "lr"} <= set(head.split(","))
     assert [1, 2, 3, 4, 5] == [int(row.split(",")[1]) for row in rows]
@@ -241,7 +238,6 @@ def test_text_can_be_read() -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    """It names the folder and what is missing."""
     with pytest.raises(ConfigError, match=r"no config\.json"):
         configuration([str(tmp_path)], [])
 
@@ -264,7 +260,6 @@ def test_a_run_that_never_started_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_runs_folder_brings_its_own_configuration(tmp_path: Path) -> None:
-    """Wherever it lies now."""
     (tmp_path / "config.json").write_text(json.dumps({"run": {"id": "demo", "dir": "elsewhere"}}))
     config = configuration([str(tmp_path)], [])
     assert (config.run.id, config.folder) == ("demo", str(tmp_path))

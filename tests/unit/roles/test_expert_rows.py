@@ -50,7 +50,6 @@ def test_a_row_is_of_the_version_that_first_passed_its_token(
 ) -> None:
     """Behind a prompt of two tokens; -1 where none is recorded."""
     whole, mask = stitch_experts(said, 2)
-    assert whole is not None
     found = whole[:, 0, 0].astype(int)
     assert expected == (found if mask is None else np.where(mask == 0, -1, found)).tolist()
 

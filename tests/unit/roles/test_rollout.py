@@ -69,12 +69,10 @@ def test_nothing_is_sampled_before_a_version_is_loaded(tmp_path: Path) -> None:
         assert loads[segment.load_id].policy_version == segment.policy_version == 0
         assert loads[segment.load_id].weight_hash == segment.weight_hash
         assert trajectory.reward == trajectory.reward_parts["length"]
-        assert trajectory.routed_experts is not None
         assert trajectory.routed_experts.shape == (3 + 6 - 1, 1, 2)
 
 
 def test_a_prompt_waits_for_the_version_that_it_asks_for(tmp_path: Path) -> None:
-    """`min_policy_version` holds a sample back; others pass it."""
     stand = Stand(tmp_path)
     stand.publish(0)
     rollout = make_rollout(stand)

@@ -75,11 +75,9 @@ def test_fingerprint_is_the_published_algorithm():
 
 
 def test_fingerprints_differ():
-    """No two events can be taken for each other."""
     assert len(EVENTS) == len({fingerprint(schema_text(cls.__name__)) for cls in EVENTS})
 
 
 def test_exports_exist():
-    """Every promised name is there, and promised once."""
     assert len(set(schemas.__all__)) == len(schemas.__all__)
     assert [] == [name for name in schemas.__all__ if not hasattr(schemas, name)]

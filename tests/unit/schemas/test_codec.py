@@ -104,7 +104,6 @@ def test_impossible_lengths_are_refused_before_memory_is_asked_for(length):
     ],
 )
 def test_foreign_bytes_are_named(value, message):
-    """The message says what stands there instead."""
     with pytest.raises(DecodeError, match=message.replace("+", r"\+")):
         decode(value)
 
@@ -129,7 +128,6 @@ def test_longs_beyond_64_bits_are_refused(n, extra):
 
 @pytest.mark.parametrize("changes", [{"row": 1.5}, {"text": 7}, {"text": None}, {"token_ids": 3}])
 def test_wrong_types_are_refused(changes):
-    """A field with a value of another type does not reach the log."""
     with pytest.raises((TypeError, AttributeError)):
         encode(prompt(**changes))
 
@@ -148,7 +146,6 @@ def written_with(text: str, event) -> bytes:
 
 
 def test_older_schema_gets_the_default():
-    """A record from before a field existed is read with the field's default."""
     older = without(schema_text("Trajectory"), "engine")
     event = trajectory()
     read = decode(written_with(older, event), {fingerprint(older): older})
@@ -158,7 +155,6 @@ def test_older_schema_gets_the_default():
 
 
 def test_truncation_under_another_schema():
-    """The slow path through fastavro keeps the same promise."""
     older = without(schema_text("ScoredTrajectory"), "worker")
     wire = written_with(older, scored())
     for cut in range(10, len(wire)):

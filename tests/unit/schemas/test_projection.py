@@ -79,7 +79,6 @@ def test_a_record_of_another_event_is_refused() -> None:
     ],
 )
 def test_fields_that_cannot_be_read_are_named(fields: list[str], message: str) -> None:
-    """When the projection is made, not at its first record."""
     with pytest.raises(ValueError, match=message):
         Projection(Trajectory, *fields)
 

@@ -13,7 +13,6 @@ from tests.readme_blocks import schemas_page
 
 
 def test_every_event_is_read():
-    """Name and fields of each kind of event."""
     page = schemas_page()
     schemas = page["load_schemas"](FOLDER)
     for name, event in one_of_each().items():

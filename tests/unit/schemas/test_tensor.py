@@ -15,7 +15,6 @@ from tests.factories import prompt
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (4, 0, 2), (3, 2, 2)])
 def test_round_trip(dtype, codec, shape):
-    """Dtype, shape and values survive the wire."""
     array = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
     event = decode(b"".join(encode(prompt(token_ids=Tensor.of(array, codec)))))
     read = event.token_ids.numpy()
@@ -36,7 +35,6 @@ def test_decoded_arrays_are_views_of_the_record(kind):
 
 
 def test_wrapping_does_not_copy():
-    """A contiguous array is wrapped where it lies."""
     array = np.arange(10, dtype=np.float32)
     tensor = Tensor.of(array)
     array[0] = 7
@@ -44,7 +42,6 @@ def test_wrapping_does_not_copy():
 
 
 def test_other_layouts_are_brought_in_order():
-    """Strided and big-endian arrays come out with the same values."""
     array = np.arange(12, dtype=np.int32).reshape(3, 4)
     assert array.T.tolist() == Tensor.of(array.T).numpy().tolist()
     assert array.tolist() == Tensor.of(array.astype(">i4")).numpy().tolist()
@@ -64,7 +61,6 @@ def test_other_layouts_are_brought_in_order():
     ],
 )
 def test_parts_that_do_not_fit_are_refused(changes, message):
-    """The message names dtype, shape and lengths."""
     good = {"dtype": "int32", "shape": (3,), "codec": "raw", "data": bytes(12)}
     with pytest.raises(TensorError, match=message):
         Tensor(**{**good, **changes}).numpy()
@@ -114,6 +110,5 @@ def test_a_frame_is_unpacked_no_further_than_it_declares():
     [("float64", "raw", "got 'float64'"), ("int32", "lz4", "got 'lz4'")],
 )
 def test_unknown_kinds_are_not_wrapped(dtype, codec, message):
-    """What the wire does not know is refused before it is sent."""
     with pytest.raises(TensorError, match=message):
         Tensor.of(np.zeros(2, dtype), codec)

@@ -82,7 +82,6 @@ def test_hanging_transactions_are_breaches() -> None:
 
 
 def test_following_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line a round; exit status 0."""
     run = Run()
     run.issue()
     run.write(STEPS, heartbeat(state="done"))
@@ -92,7 +91,6 @@ def test_following_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_following_ends_at_the_first_breach(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 1 and the ids."""
     run = Run()
     run.issue()
     run.write(PROMPTS, prompt(group_id="9", sample=0, group_size=1))

@@ -106,7 +106,6 @@ def test_what_was_missing_is_found_when_the_topic_grows(
 
 
 def test_only_what_is_new_is_read(bus: CountingBus) -> None:
-    """From the offset where the last look ended."""
     publish(bus, [Prompt])
     catalogue = Catalogue(bus)
     assert catalogue.get(PROMPT)

@@ -10,6 +10,5 @@ from rlstreams.streams.log.errors import ConfigError
 
 @pytest.mark.parametrize("text", ["commit", "commit.before:x", "commit.before:1:explode"])
 def test_what_is_no_point_is_refused(text):
-    """The error quotes the text and lists the points."""
     with pytest.raises(ConfigError, match="commit"):
         arm_from(text)

@@ -28,7 +28,6 @@ def test_the_lock_pins_every_jar_by_its_own_hash() -> None:
 
 @pytest.mark.parametrize("line", ["a:b sha256:" + "0" * 64, "a:b:1", "a:b:1 sha256:00"])
 def test_a_malformed_line_of_the_lock_is_named(line: str) -> None:
-    """The number of the line is in the message."""
     with pytest.raises(ConfigError, match="line 2"):
         locked("\n" + line)
 

@@ -69,7 +69,6 @@ def test_an_aborted_transaction_may_be_sent_again_or_not(code: int, kind: type[E
 
 
 def test_a_broker_without_the_group_protocol_is_named():
-    """The message says what is needed."""
     error = broker_error(KafkaError(KafkaError._UNSUPPORTED_FEATURE, "no"), "joining g", "h:1")
     assert "h:1" in str(error)
     assert "KIP-848" in str(error)

@@ -156,7 +156,6 @@ def test_a_message_ends_an_outage(brought: list[Message], is_out: bool) -> None:
 
 
 def test_events_that_pass_lose_no_message() -> None:
-    """Those around one arrive in order."""
     client = Queue(message(0), event(NOISE), message(1), event(KafkaError._PARTITION_EOF))
     assert [b"0", b"1"] == values(reader_of(client, P0).poll(10, 0.0))
 

@@ -12,7 +12,7 @@ import pytest
 
 import rlstreams
 from rlstreams import open_run
-from rlstreams.debug.inspect.stages import stages
+from rlstreams.debug.inspect.sample_detail import stages
 from rlstreams.schemas.events import DeadLetter, Prompt, StepCompleted, TrainerHeartbeat, Trajectory
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
@@ -37,7 +37,6 @@ def test_importing_the_package_costs_nothing() -> None:
 
 
 def test_a_recording_is_opened_by_its_folder(tmp_path: Path) -> None:
-    """Typed events, and the history of a sample."""
     folder = told_run.recorded(tmp_path / "r", told_run.memory_bus())
     with open_run(folder) as log:
         assert [1, 2] == [event.step for event in log.steps()]
@@ -114,7 +113,6 @@ def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.broker
 def test_a_run_that_a_broker_does_not_have_is_refused(broker: str, run_id: str) -> None:
-    """With those that it has."""
     with pytest.raises(ConfigError, match=f"there is no run '{run_id}': .*; runs there: "):
         open_run(run_id, bootstrap=broker)
 
@@ -133,7 +131,6 @@ def test_a_run_folder_says_where_its_log_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"run": {}}', '{"run": 3, "broker": 4}'])
 def test_a_configuration_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
-    """The file is named."""
     (tmp_path / "config.json").write_text(text, "utf-8")
     with pytest.raises(ConfigError, match=r"config\.json is no configuration of a run"):
         RunPlace.of_folder(tmp_path)

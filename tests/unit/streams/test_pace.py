@@ -34,7 +34,6 @@ def test_means_are_over_the_last_ten_steps() -> None:
     assert (few.num_steps, few.step_s, few.wait_samples_s) == (3, 2.0, 0.0)
     slow = made(5, mfu=0.1) + made(20, mfu=0.4)[5:]
     found = pace(slow)
-    assert found is not None
     assert (found.num_steps, found.step_s, found.padding, found.mfu) == (
         10,
         2.0,
@@ -63,6 +62,8 @@ def test_who_holds_whom_back(waits: dict[str, float], told: str) -> None:
         "last 10 steps: 2.00 s a step, 250 tokens/s of trained answers, 250 with prompts on each"
     )
     assert line.endswith(bottleneck(steps))
+    assert ", padding 1.10; " in line
+    assert "" == pace_line(steps[:1]) == bottleneck(steps[:1])
 
 
 def test_what_is_sampled_and_not_trained_is_told() -> None:

@@ -75,7 +75,6 @@ def test_parts_are_the_value_in_order(pieces: list[bytes], part_bytes: int):
 
 
 def test_a_single_piece_that_fits_is_not_copied():
-    """The very bytes object goes to the client."""
     value = b"x" * 100
     (part,) = split([value])
     assert part is value

@@ -194,6 +194,7 @@ def test_a_logprob_worker_without_a_process() -> None:
     found = run.blocked()
     assert ("logprob", ("logprob-0",)) == told(found)
     assert "logprob-0 is not running" in found.sentence
+    assert ("logprob", ("logprob-0",)) == told(run.blocked(replace(LIMITS, stall_s=90.0)))
 
 
 def test_a_trainer_that_has_everything() -> None:

@@ -31,7 +31,6 @@ def test_no_more_than_the_end_is_read(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
-    """Its process wrote nothing."""
     assert () == tail(tmp_path / "log", 2)
 
 

@@ -36,7 +36,6 @@ def make_record(*offsets: int) -> RawRecord:
     tries=st.integers(0, 999_999),
 )
 def test_a_done_set_survives_its_text(low: int, gaps: set[int], tries: int) -> None:
-    """What is written is what is read, whatever the pattern."""
     done = {low + gap for gap in gaps}
     text = encode_done(low, done, tries)
     assert decode_done(low, text) == done

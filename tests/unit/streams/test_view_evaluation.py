@@ -41,6 +41,7 @@ def test_training_samples_are_no_evaluation() -> None:
     """Purpose decides."""
     view = EvaluationView()
     view.apply(trajectory())
+    view.apply(answer(0, purpose="train"))
     view.apply(trajectory(group_id="broken", purpose="evaluate"))
     assert view.state.points == ()
 

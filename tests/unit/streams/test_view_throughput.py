@@ -33,7 +33,6 @@ def test_rates_are_per_second_over_the_window() -> None:
 
 
 def test_totals_are_summed_over_the_workers_of_a_role() -> None:
-    """Two rollout workers, one trainer."""
     view = ThroughputView()
     fold(view, reports(0, 10))
     fold(view, reports(0, 30, worker="rollout-1"))

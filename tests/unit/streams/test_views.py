@@ -86,7 +86,6 @@ def test_a_version_knows_the_step_that_made_it() -> None:
 
 
 def test_a_snapshot_does_not_change() -> None:
-    """It keeps its values."""
     view = RunView()
     view.apply(step_completed(1))
     before = view.state
@@ -159,7 +158,6 @@ def test_a_problem_that_was_learnt_comes_first() -> None:
 
 
 def test_finished_pulls_are_summed() -> None:
-    """What finished pulls cost."""
     view = PullsView()
     view.apply(pull_requested(2))
     pulls = [policy_loaded(2, seconds=0.25, num_bytes=100, paused_s=0.125)] * NEWEST_PULLS

@@ -50,7 +50,6 @@ def test_the_last_visitor_stops_what_was_started_for_a_look(broker: FakeBroker) 
 
 
 def test_a_broker_that_runs_is_left_running(broker: FakeBroker) -> None:
-    """Somebody started it to stay."""
     broker.folder.mkdir()
     broker.attach_or_start()
     with visited(broker):
@@ -59,7 +58,6 @@ def test_a_broker_that_runs_is_left_running(broker: FakeBroker) -> None:
 
 
 def test_a_visit_that_fails_stops_what_it_started(broker: FakeBroker) -> None:
-    """An error in the block is no reason to leave it behind."""
     with pytest.raises(ZeroDivisionError), visited(broker):
         raise ZeroDivisionError
     assert broker.status() is None

@@ -56,7 +56,8 @@ def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryBus:
         yield None
 
     monkeypatch.setattr(module, "_broker", no_broker)
-    monkeypatch.setattr(module, "_topics", lambda _: None)
+    for name in ("apply", "bootstrap_of"):
+        monkeypatch.setattr(module, name, lambda *_: "")
     monkeypatch.setattr(module, "open_bus", given)
     monkeypatch.setattr(module, "make_spawner", lambda **_: None)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

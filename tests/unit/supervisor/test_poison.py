@@ -117,12 +117,21 @@ def test_a_letter_that_is_read_after_its_group_closed_is_not_counted_twice() -> 
     assert "lost with their group 4" in folded.problem
 
 
+def test_a_sample_counts_once() -> None:
+    """Whoever writes its letter twice, and whether a step names it as well."""
+    assert "" == feed(watch(window_samples=2), *letters(0, 1, 1)).problem
+    both = feed(watch(window_samples=6), *letters(0, 0, 1), trained(0, absent=(0, 1)))
+    assert "" == both.problem
+
+
 def test_groups_that_are_dropped_for_staleness_are_no_poison() -> None:
     """They ended, but nothing was wrong with them."""
     assert "" == feed(watch(max_share=0.1), *(dropped(n, "stale") for n in range(4))).problem
 
 
-@pytest.mark.parametrize("changes", [{"group_id": ""}, {"group_id": "e3-1", "purpose": "evaluate"}])
+@pytest.mark.parametrize(
+    "changes", [{"group_id": ""}, {"group_id": "e3-1"}, {"purpose": "evaluate"}]
+)
 def test_foreign_records_and_evaluations_do_not_count(changes: dict[str, str]) -> None:
     """A stranger who writes into the topics cannot stop the run."""
     assert "" == feed(watch(), *(dead_letter(sample=n, **changes) for n in range(30))).problem
@@ -136,6 +145,11 @@ def test_a_share_of_one_never_stops() -> None:
 
 def test_what_was_before_a_resumption_is_not_held_against_it() -> None:
     """The verifier may be mended: the window of a resumed run is empty."""
-    events = [letter for group in range(4) for letter in letters(group, 0, 1, 2, 3)]
-    folded = feed(watch(since_ms=NOW_MS + 1_000_000), *events, dropped(0))
-    assert ("", "") == (folded.problem, folded.news)
+    before = (
+        [letter for group in range(4) for letter in letters(group, 0, 1, 2, 3)],
+        [trained(group, absent=(0, 1, 2)) for group in range(4)],
+        [dropped(group) for group in range(4)],
+    )
+    for events in before:
+        folded = feed(watch(since_ms=NOW_MS + 1_000_000), *events)
+        assert ("", "") == (folded.problem, folded.news)

@@ -13,55 +13,70 @@ KILLS = [-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP]
 CRASHES = [-signal.SIGSEGV, -signal.SIGABRT]
 
 
-def ended(
-    policy: RestartPolicy, status: int, now_s: float = 0.0, *, committed: bool, **more: object
-) -> Decision:
-    return policy.after(end(status, seen_s=now_s, committed=committed, **more))
-
-
 def end(status: int, **more: Any) -> Exited:
     values = {"worker": "rollout-0", "instance": "one", "seen_s": 0.0, "uptime_s": 1.0, **more}
-    return Exited(status=status, **values)
+    return Exited(status=status, **{"committed": False, **values})
+
+
+def ended(policy: RestartPolicy, status: int, now_s: float = 0.0, **more: Any) -> Decision:
+    return policy.after(end(status, seen_s=now_s, **more))
 
 
 def policy() -> RestartPolicy:
     return RestartPolicy("rollout-0", "rollout.0")
 
 
-def test_done_is_done() -> None:
-    """Exit 0 is not started again."""
-    assert ended(policy(), 0, committed=False).action is Action.DONE
+def done_about(decision: Decision) -> str:
+    later = decision.action is Action.RESTART and decision.delay_s > 0
+    return "later" if later else decision.action.name.lower()
 
 
-def test_what_a_restart_cannot_cure_stops_the_run() -> None:
-    """A bad configuration ends the run at once, with its sentence."""
-    decision = ended(policy(), 78, committed=True, cause="ConfigError: model.path: no such folder")
-    assert decision.action is Action.STOP
-    assert "configuration (exit 78) after 1.0 s: ConfigError: model.path" in decision.reason
+BROKEN = {"committed": True, "cause": "ConfigError: model.path: no such folder"}
+AS_PLANNED = {"excuse": "was suspended and resumed as planned"}
+# How a worker ended, time after time; what is done about it each time; what the last one says.
+ENDS = {
+    "a good end": ([end(0)], "done", ""),
+    "what a restart cannot cure": ([end(78, **BROKEN)], "stop", "n (exit 78) after 1.0 s: ConfigE"),
+    "an owner that stays": (
+        [end(76, seen_s=1), end(76, seen_s=1 + OWNER_S)],
+        "later stop",
+        "exit 76",
+    ),
+    "fenced twice": ([end(75), end(75, seen_s=500.0)], "later stop", "'rollout.0'"),
+    "fenced, and again long after": ([end(75), end(75, seen_s=700.0)], "later later", ""),
+    "fenced as asked, then fenced": ([end(75, **AS_PLANNED), end(75)], "later later", ""),
+    "killed as asked": ([end(-9, excuse="was killed as asked")] * 5, "restart " * 5, "as asked"),
+    "no start, though as asked": ([end(78, excuse="was killed as asked")], "stop", "exit 78"),
+    "work between kills": ([end(-9), end(-9, committed=True)] * 5, "later restart " * 5, "KILL"),
+    "work between failures": (
+        [end(1), end(1), end(1, committed=True), end(1), end(1)],
+        "later later restart later later",
+        "exit 1",
+    ),
+}
 
 
-def test_an_owner_that_stays_ends_the_run() -> None:
-    """One of an `up` that was killed is gone when it has drained; until then it is looked for."""
+@pytest.mark.parametrize("case", ENDS)
+def test_what_is_done_about_an_end(case: str) -> None:
+    ends, expected, says = ENDS[case]
     one = policy()
-    actions = [ended(one, 76, now_s=1 + now_s, committed=False).action for now_s in (0.0, OWNER_S)]
-    assert [Action.RESTART, Action.STOP] == actions
+    found = [one.after(end) for end in ends]
+    assert expected.split() == [done_about(decision) for decision in found]
+    assert says in found[-1].reason
 
 
-def test_fenced_twice_within_ten_minutes_ends_the_run() -> None:
-    """The first time gets a pause; the second names the transactional id."""
-    one = policy()
-    first = ended(one, 75, now_s=100.0, committed=True)
-    assert (first.action, first.delay_s > 0) == (Action.RESTART, True)
-    second = ended(one, 75, now_s=600.0, committed=True)
-    assert second.action is Action.STOP
-    assert "'rollout.0'" in second.reason
-
-
-def test_fenced_again_after_a_long_time_is_a_first_time() -> None:
-    """Ten minutes of peace are forgiven."""
-    one = policy()
-    ended(one, 75, now_s=100.0, committed=True)
-    assert ended(one, 75, now_s=800.0, committed=True).action is Action.RESTART
+@pytest.mark.parametrize(
+    ("status", "what", "says"),
+    [
+        (0, {"may_leave": False}, "the run goes on"),  # somebody drained it from outside
+        (76, {"is_owner_gone": True}, "that one has ended"),  # its last words come into sight late
+    ],
+)
+def test_an_end_that_is_none_is_followed_by_a_start(
+    status: int, what: dict[str, bool], says: str
+) -> None:
+    decision = policy().after(end(status), **what)
+    assert (Action.RESTART, True) == (decision.action, says in decision.reason)
 
 
 def test_three_quick_failures_in_a_row_stop_the_run() -> None:
@@ -70,16 +85,6 @@ def test_three_quick_failures_in_a_row_stop_the_run() -> None:
     decisions = [ended(one, 1, committed=False) for _ in range(3)]
     assert [d.action for d in decisions] == [Action.RESTART, Action.RESTART, Action.STOP]
     assert 0 < decisions[0].delay_s < decisions[1].delay_s
-
-
-def test_a_worker_that_committed_something_is_always_started_again() -> None:
-    """A failure after real work clears the count, and needs no pause."""
-    one = policy()
-    for _ in range(5):
-        ended(one, -9, committed=False)
-        decision = ended(one, -9, committed=True)
-        assert (decision.action, decision.delay_s) == (Action.RESTART, 0.0)
-        assert "SIGKILL" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -120,30 +125,3 @@ def test_a_full_disk_is_waited_for_with_a_deadline() -> None:
     ended(one, 1, 200.0, committed=True)
     again = ended(one, 1, 200.0, committed=False, cause=cause, is_disk_full=True)
     assert Action.RESTART is again.action
-
-
-def test_our_own_kill_is_no_failure() -> None:
-    """However often a user kills a worker, it comes back at once."""
-    one = policy()
-    decisions = [one.after(end(-9, excuse="was killed as asked"))] * 5
-    assert {(Action.RESTART, 0.0)} == {(d.action, d.delay_s) for d in decisions}
-
-
-def test_a_fencing_that_was_asked_for_is_forgiven() -> None:
-    """It gets the pause of any fencing, and does not count as the first of two."""
-    one = policy()
-    asked_for = one.after(end(75, excuse="was suspended and resumed as planned"))
-    assert (Action.RESTART, True) == (asked_for.action, asked_for.delay_s > 0)
-    assert ended(one, 75, committed=True).action is Action.RESTART
-
-
-def test_a_good_end_too_early_is_no_end() -> None:
-    """A worker that somebody drained from outside is started again."""
-    decision = policy().after(end(0), may_leave=False)
-    assert (Action.RESTART, True) == (decision.action, "the run goes on" in decision.reason)
-
-
-def test_an_owner_that_we_reaped_is_not_alive() -> None:
-    """Its last words may come into sight late; the next start takes over."""
-    decision = policy().after(end(76), is_owner_gone=True)
-    assert (Action.RESTART, True) == (decision.action, decision.delay_s > 0)

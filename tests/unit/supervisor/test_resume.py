@@ -19,7 +19,6 @@ def test_every_change_is_told() -> None:
 
 
 def test_another_seed_is_another_run() -> None:
-    """The field, both values and the way out are named."""
     before, now = RunConfig(), RunConfig(run=RunSection(seed=5))
     with pytest.raises(ConfigError, match=r"run\.seed is 5, .* started with 0: restore it, or"):
         changes(resolved_json(before), resolved_json(now))

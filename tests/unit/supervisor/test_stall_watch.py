@@ -186,7 +186,6 @@ def test_a_redo_that_fell_silent_counts() -> None:
 
 
 def test_a_step_in_between_is_no_stall() -> None:
-    """The count begins anew with each."""
     world = World()
     for step in range(1, 6):
         assert "" == world.tick_for(STALL_S / 2)

@@ -79,7 +79,6 @@ def test_who_writes_a_checkpoint_is_who_said_so_last() -> None:
 
 
 def test_the_owner_is_who_claimed_last() -> None:
-    """An older claim does not count."""
     bus = make_bus()
     say(bus, STEPS, trainer_started(epoch=1, instance="a"), trainer_started(epoch=2, instance="b"))
     with watching(bus) as watcher:
@@ -153,7 +152,6 @@ def test_an_evaluation_that_lacks_answers_is_written_at_the_end() -> None:
 
 
 def test_control_is_what_was_said_last() -> None:
-    """Running until something else is said."""
     bus = make_bus()
     follower = ControlFollower(bus)
     assert follower.poll().state == "running"

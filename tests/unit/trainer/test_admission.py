@@ -33,7 +33,6 @@ def reasons(planner, version=0, now_s=0.0):
 
 
 def test_evaluation_never_enters():
-    """Samples and dead letters of an evaluation are passed by."""
     planner = admission()
     assert not planner.add(seen(0, 0, purpose=EVALUATE), 0.0)
     assert not planner.dead(dead("e3-7", 0, purpose=""), 0.0)
@@ -53,7 +52,6 @@ def test_a_stale_segment_is_masked():
 
 
 def test_a_group_without_a_fresh_segment_is_dropped():
-    """Under "mask" a group goes when nothing of it could be trained."""
     planner = filled(0, versions=(1, 2), max_staleness=1)
     assert planner.plan(4) is None
     drop = planner.drops(4, 0.0)[0]
@@ -100,7 +98,6 @@ def test_a_group_that_bears_a_dead_sample_is_planned():
     planner.add(seen(0, 2, size=3), 0.0)
     assert reasons(planner) == []
     plan = planner.plan(0)
-    assert plan is not None
     assert (AbsentSample(group_id="0", sample=1, reason="reward"),) == plan.absent
 
 
@@ -123,7 +120,6 @@ def test_a_sample_that_is_also_alive_counts_as_alive(letter_first):
         fact()
     planner.add(seen(0, 1), 0.0)
     plan = planner.plan(0)
-    assert plan is not None
     assert (len(plan.samples), plan.absent) == (2, ())
 
 
@@ -192,7 +188,6 @@ def test_a_planned_group_is_out_of_reach():
 
 
 def test_a_group_closes_once():
-    """Closing a group twice is refused."""
     planner = filled(0, 1)
     planner.close(["1"])
     assert ClosedGroups(watermark=0, above=(1,)) == planner.closed

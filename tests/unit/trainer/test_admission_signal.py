@@ -74,10 +74,8 @@ def test_truncated_samples_are_masked_on_demand():
     """They stay in the batch, for their siblings are compared with them, and out of the loss."""
     samples = with_rewards(1.0, 0.0, truncated=(1,))
     by_default = planner_of(samples).plan(0)
-    assert by_default is not None
     assert by_default.masked == ()
     plan = planner_of(samples, loss=LossSection(mask_truncated=True)).plan(0)
-    assert plan is not None
     assert plan.masked == (MaskedSegment(group_id="0", sample=1, segment=1, staleness=0),)
     assert [p.oldest_policy_version for p in plan.samples] == [0, -1]
 
@@ -108,7 +106,6 @@ def test_a_plan_that_cannot_be_trained_is_given_back():
     assert (drop.group_id, drop.reason, drop.permanent) == ("0", "numerics", False)
     assert drop.detail.endswith("; sample 1: loss is nan")
     again = planner.plan(0)
-    assert again is not None
     assert again.group_ids == ("1", "2")
 
 

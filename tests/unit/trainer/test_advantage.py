@@ -25,6 +25,5 @@ def test_the_largest_rewards_give_finite_advantages(normalize_std):
     ],
 )
 def test_unusable_rewards_are_refused(rewards, message):
-    """The index and the value are named."""
     with pytest.raises(ValueError, match=message):
         group_advantages(rewards, ["a", "b"])

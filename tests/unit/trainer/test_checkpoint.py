@@ -42,7 +42,7 @@ def names(folder):
 
 
 def reasons(found):
-    return [(passed.name, passed.reason) for passed in found.passed_over]
+    return [(passed.checkpoint, passed.reason) for passed in found.passed_over]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,6 @@ def reasons(found):
 def test_the_highest_step_is_the_newest(tmp_path, keys, newest):
     """An earlier epoch may have come further; of equal steps the later epoch's is taken."""
     found = store_with(tmp_path, *keys).newest(lambda _: "")
-    assert found.manifest is not None
     assert found.manifest.name == newest
 
 
@@ -65,7 +64,6 @@ def test_a_damaged_file_is_noticed(tmp_path, name):
     content[-1] ^= 1
     path.write_bytes(content)
     found = store.newest(lambda _: "")
-    assert found.manifest is not None
     assert found.manifest.step == 3
     assert f"{name} has hash" in found.passed_over[0].reason
 
@@ -107,7 +105,6 @@ def test_what_a_dead_writer_left_is_cleaned(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     store.clean(epoch=2)
     found = store.newest(lambda _: "")
-    assert found.manifest is not None
     assert (found.manifest.step, found.passed_over) == (3, ())
     assert names(tmp_path) == ["000001-00000003", "notes.txt"]
 
@@ -127,8 +124,6 @@ def test_prune_keeps_what_was_written_last(tmp_path):
     store = store_with(tmp_path, (1, 10), (1, 40), (2, 15), (2, 20))
     assert store.prune(2, epoch=2) == ["000001-00000040", "000001-00000010"]
     assert names(tmp_path) == ["000002-00000015", "000002-00000020"]
-    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
-        store.prune(0, epoch=2)
 
 
 def test_a_fenced_writer_prunes_only_its_own_and_older_ones(tmp_path):

@@ -27,6 +27,5 @@ def test_an_event_that_is_not_compact_is_read():
 
 
 def test_a_negative_number_is_refused():
-    """Issue numbers start at 0."""
     with pytest.raises(ValueError, match="got -1"):
         ClosedSet().add(-1)

@@ -29,6 +29,5 @@ def test_each_micro_batch_is_dealt_once_and_every_rank_passes_as_often() -> None
 
 
 def test_totals_add_up_but_for_maxima() -> None:
-    """In the order of the ranks."""
     one, other = LossTotals(tokens=3, loss=1.5, ratio_max=2.0), LossTotals(tokens=4, ratio_max=3.0)
     assert added([one, other]) == LossTotals(tokens=7, loss=1.5, ratio_max=3.0)

@@ -174,12 +174,10 @@ def test_what_a_teacher_cannot_have_said(field: str, values: Any, message: str) 
     ],
 )
 def test_what_cannot_be_meant_is_refused(section: dict[str, Any], message: str) -> None:
-    """With field and value."""
     with pytest.raises(ConfigError, match=rf"trainer.loss.{message}"):
         LossSection(**section)
 
 
 def test_the_likeliest_tokens_are_compared_on_one_rank() -> None:
-    """With both values."""
     with pytest.raises(ConfigError, match=r"distill_top_k is 4, trainer.ranks is 2 and .*'fsdp2'"):
         TrainerSection(loss=LossSection(**ON, distill_top_k=4), ranks=2)

@@ -132,13 +132,11 @@ def test_a_given_cut_is_kept():
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(options, message):
-    """Borders, masks and samples of different plans do not silently make a batch."""
     with pytest.raises(ValueError, match=message):
         packed([scored(), two_turns()], **options)
 
 
 def test_advantages_are_one_per_sample():
-    """A wrong number of advantages is refused."""
     with pytest.raises(ValueError, match="1 advantages for 2 samples"):
         pack([scored(), two_turns()], np.ones(1), [], policy_version=2, token_budget=99)
 

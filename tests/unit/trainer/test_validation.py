@@ -112,6 +112,5 @@ def test_good_ones_pass():
     ],
 )
 def test_bad_ones_are_named(bad, message):
-    """Each unusable field is refused with its name and its value."""
     with pytest.raises(ValueError, match=message):
         validate(bad, VOCAB_SIZE, MAX_TOKENS)

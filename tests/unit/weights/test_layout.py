@@ -16,7 +16,6 @@ from rlstreams.workers.weights.layout import (
 
 
 def test_differences_are_named() -> None:
-    """The first few names, what should be and what is."""
     expected = layout_of({n: torch.zeros(2) for n in "abcdef"})
     found = layout_of({"a": torch.zeros(3), "b": torch.zeros(2), "x": torch.zeros(2)})
     assert layout_difference(expected=expected, found=expected) == ""
@@ -38,7 +37,6 @@ def test_differences_are_named() -> None:
     ],
 )
 def test_what_is_no_layout_is_refused(layout: str) -> None:
-    """Not JSON, not triples, not in name order, or a name twice."""
     with pytest.raises(WeightError):
         parse_layout(layout)
 

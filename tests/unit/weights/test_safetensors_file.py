@@ -50,7 +50,6 @@ def test_other_content_is_named_with_both_hashes(file: Path) -> None:
 
 
 def test_a_file_cut_anywhere_is_refused(file: Path) -> None:
-    """In its length, its header, its data."""
     whole = file.read_bytes()
     for size in (0, 4, 8, 9, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:size])

@@ -30,7 +30,6 @@ def test_overrides_are_told_from_options():
 
 
 def test_config_show(tmp_path, capsys):
-    """The printed TOML is the configuration, and says who set what."""
     file = tmp_path / "run.toml"
     file.write_text("[run]\nid = 'shown'\n[[demo.kills]]\nrole = 'rollout'\nat = 0.5\n")
     words = ["config", "show", str(file), "--trainer.steps", "7"]
@@ -98,7 +97,6 @@ def test_a_word_that_is_not_known_is_answered_with_what_was_meant(words, usage, 
     ],
 )
 def test_a_number_that_makes_no_sense_is_refused(words, told, capsys):
-    """By its option, with what was given."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert (2, True) == (ended.value.code, told in capsys.readouterr().err)

@@ -13,6 +13,7 @@ from rlstreams.streams.log.record import Committed, Outgoing, Partition
 from rlstreams.streams.log.topics import PROMPTS, WORKER_EVENTS
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import StageLoop
 from tests import factories
 from tests.memory.bus import Ended, MemoryBus, MemoryProducer
@@ -35,7 +36,6 @@ class Held:
         return self._ended is not None
 
     def result(self) -> None:
-        assert self._ended is not None
         self._ended.result()
 
 
@@ -77,7 +77,7 @@ def started(
     issue(log, *names)
     bus = SlowBus(log)
     context = Context(config=RunConfig(), bus=bus, role="rollout", ordinal=0, instance="i")
-    loop = StageLoop(context, bus, stage, PROMPTS.name, interval_s=0.0)
+    loop = StageLoop(context, bus, stage, PROMPTS.name, reporter=Reporter(context), interval_s=0.0)
     turn_until(loop, lambda: sorted(stage.begun) == sorted(names))
     return log, stage, bus, loop
 
@@ -169,12 +169,9 @@ def test_new_work_is_taken_between_two_transactions() -> None:
 
 
 class Parting(HeldStage):
-    """Has a last word."""
+    """Says that it was closed."""
 
     is_closed = False
-
-    def last_report(self) -> Sequence[Outgoing]:
-        return [outgoing(WORKER_EVENTS, factories.worker_report())]
 
     def close(self) -> None:
         self.is_closed = True

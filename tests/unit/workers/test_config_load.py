@@ -108,6 +108,15 @@ def test_overrides_of_text_need_no_quotes(override, section, expected):
         ),
         ("[trainer.loss]\nkl_weight = 'ratio'", r"kl_weight is 'ratio', but .*kl_coef is 0"),
         ("[trainer.loss]\noverlong_tokens = 9000", r"overlong_tokens is 9000 .* most \d+ tokens"),
+        (
+            "[trainer]\nranks = 3\nhosts = ['b:29400']",
+            r"trainer.ranks is 3, which 2 hosts \(the trainer's, and trainer.hosts\) do not share",
+        ),
+        ("[trainer]\nhosts = ['b']\nranks = 2", r"hosts must be like host:port, got 'b'"),
+        (
+            "[trainer]\nranks = 2\nhosts = ['b:29400']",
+            r"hosts is \['b:29400'\], but weights.secret is empty: whoever reaches a rank",
+        ),
         ("[trainer]\nminibatches = 3", r":2:1: trainer.minibatches is 3, which does not divide"),
         ("[trainer.optimizer]\nschedule = 'cosine'", r"'cosine' and .*decay_steps is 0: the one n"),
         (
@@ -144,7 +153,6 @@ def test_bad_files_are_refused(tmp_path, text, message):
     ],
 )
 def test_bad_overrides_are_refused(overrides, message):
-    """The message names the override."""
     with pytest.raises(ConfigError, match=message):
         load([], overrides)
 

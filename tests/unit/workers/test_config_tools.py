@@ -119,7 +119,7 @@ def test_why_tells_every_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ] == lines[-4:]
     assert 0 == main(["config", "show", str(run), "--why", "reward.timeout_s"])
     out = capsys.readouterr().out
-    assert "Time limit for one call of user code, or one request to a judge. (seconds)" in out
+    assert "Time limit for one call of user code, or one request to a judge." in out
     assert "not set: this is the default" in out
     assert 78 == main(["config", "show", str(run), "--why", "reward.timeout"])
     assert "did you mean reward.timeout_s?" in capsys.readouterr().err
@@ -150,7 +150,7 @@ def test_the_schema_knows_what_we_know(capsys: pytest.CaptureFixture[str]) -> No
     assert not validator.is_valid({"trainer": {"stps": 3}})
     assert not validator.is_valid({"trainer": {"steps": "3"}})
     described = schema["$defs"]["TrainerSection"]["properties"]["steps"]["description"]
-    assert "Optimizer steps after which the run ends. [steps]" == described
+    assert "Optimizer steps after which the run ends." == described
 
 
 def test_every_field_is_explained() -> None:

@@ -90,7 +90,6 @@ def test_only_what_is_wrong_with_a_prompt_is_permanent(
     ],
 )
 def test_a_prompt_that_no_run_issues_is_refused(changes: dict[str, Any], told: str) -> None:
-    """Field and value are named."""
     with pytest.raises(ValueError, match=told):
         check_prompt(prompt(**changes))
 

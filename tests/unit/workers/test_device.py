@@ -40,7 +40,6 @@ def test_a_role_sees_its_gpu_only(
 
 
 def test_a_gpu_that_was_not_given_is_refused(gpus: pytest.MonkeyPatch) -> None:
-    """With the field, and how many there are."""
     gpus.setenv(VISIBLE, "4,6")
     with pytest.raises(ConfigError, match=r"logprob\.device is 'cuda:2', but .* leaves 2 GPUs"):
         claim_device("logprob.device", "cuda:2")
@@ -56,6 +55,5 @@ def test_a_machine_without_a_gpu_says_so(gpus: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("field", ["rollout", "logprob", "trainer"])
 def test_a_device_that_is_none_is_refused_with_its_name(field: str) -> None:
-    """When the configuration is read."""
     with pytest.raises(ConfigError, match=rf"{field}\.device must be .*, got 'gpu'"):
         load([], [f"{field}.device=gpu"])

@@ -88,5 +88,13 @@ def test_ranks_together_have_every_number_of_every_tensor(
 def test_a_layout_without_its_backend_and_adapters_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.layout is .*tp=2.* set trainer\.backend"):
         TrainerSection(ranks=2, layout=LayoutSection(tp=2))
+    with pytest.raises(
+        ConfigError, match=r"layout\.cp is 2, which trainer\.backend is 'megatron' d"
+    ):
+        TrainerSection(ranks=2, backend="megatron", layout=LayoutSection(cp=2))
+    with pytest.raises(
+        ConfigError, match=r"cp is 4, but trainer\.ranks is 6, .* may be 1, 2, 3, 6"
+    ):
+        TrainerSection(ranks=6, layout=LayoutSection(cp=4))
     with pytest.raises(ConfigError, match=r"trainer\.lora\.rank is 4"):
         TrainerSection(backend="megatron", lora=LoraSection(rank=4))

@@ -56,7 +56,6 @@ def test_a_number_with_the_same_content_brings_new_endpoints() -> None:
     assert (1, "a") == site.newest
     assert [] == list(site.follower.view.disputed)
     found = site.follower.view.get(1)
-    assert found is not None
     assert 2 == found.epoch
 
 

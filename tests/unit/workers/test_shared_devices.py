@@ -41,6 +41,11 @@ ON_CARD = ["--trainer.device=cuda:0", "--logprob.device=cuda:0"]
         (CARD, ["--trainer.backend=megatron"], "trainer.backend is 'megatron', but the role"),
         (
             CARD,
+            ["--trainer.ranks=2", '--trainer.hosts=["b:29400"]', "--weights.secret=env:SECRET"],
+            r"trainer.hosts is \('b:29400',\), but the role shares device 'card'",
+        ),
+        (
+            CARD,
             ["--logprob.place=trainer", "--trainer.loss.proximal=step_start"],
             "logprob.place is 'trainer', but the role shares device 'card': .* leave it out of",
         ),

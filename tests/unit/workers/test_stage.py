@@ -11,11 +11,12 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.errors import OutcomeUnknownError
-from rlstreams.streams.log.record import Outgoing, Partition, RawRecord, Record
+from rlstreams.streams.log.record import Outgoing, Partition, Record
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop import stage as stage_module
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import Finished, StageLoop
 from tests import factories
 from tests.logs import made_log
@@ -50,13 +51,7 @@ class HeldStage:
     def give_up(self, partitions: Set[Partition]) -> None:
         """A test releases what it likes; what went is dropped behind the stage."""
 
-    def isolating(self, raw: RawRecord, tries: int) -> None:
-        """Nothing to report."""
-
     def announcements(self) -> Sequence[Outgoing]:
-        return []
-
-    def last_report(self) -> Sequence[Outgoing]:
         return []
 
     @property
@@ -86,7 +81,7 @@ def make_loop(log: MemoryLog, stage: HeldStage, ordinal: int = 0) -> StageLoop:
     context = Context(
         config=RunConfig(), bus=bus, role="rollout", ordinal=ordinal, instance=f"i{id(stage)}"
     )
-    return StageLoop(context, bus, stage, PROMPTS.name, interval_s=0.0)
+    return StageLoop(context, bus, stage, PROMPTS.name, reporter=Reporter(context), interval_s=0.0)
 
 
 def issue(log: MemoryLog, *names: str, partition: int = 0) -> None:

@@ -25,6 +25,7 @@ from rlstreams.workers.loop.agreement import (
     user_code_hashes,
 )
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.standalone import StandaloneRole
 from rlstreams.workers.trainer import facts
@@ -62,7 +63,9 @@ class Scene:
         """Started now."""
         bus = MemoryBus(self.log, "run")
         context = Context(config=config, bus=bus, role="rollout", ordinal=0, instance="i1")
-        loop = StageLoop(context, bus, self.stage, "prompts", interval_s=0.0)
+        loop = StageLoop(
+            context, bus, self.stage, "prompts", reporter=Reporter(context), interval_s=0.0
+        )
         return StandaloneRole(loop, context)
 
 
@@ -75,7 +78,6 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def test_a_claim_with_another_configuration_ends_a_worker_by_name(scene: Scene) -> None:
-    """Field, both values and both hosts."""
     worker = scene.worker(COOLER)
     worker.turn()
     scene.claims(OURS)
