@@ -30,11 +30,12 @@ _LENGTHS = (5, 70, 2, 33)
 _SHAPES = 64  # recompilations: bins of other sizes, and scoring without a gradient
 
 
-def take_documents(scorer: TokenScorer, device: str) -> str:
+def take_documents(scorer: TokenScorer, device: str, root: Score | None = None) -> str:
     """Let a scorer's model take documents; why it cannot, or "".
 
     Args:
-        device: where steps are computed; the model may still lie elsewhere.
+        device: where steps are computed, and the model lies by now.
+        root: what computes, by this scorer, where a model is cut; all ranks measure together.
     """
     if device == CPU:
         return "a CPU computes padded rows"
@@ -46,7 +47,7 @@ def take_documents(scorer: TokenScorer, device: str) -> str:
     use_documents(model)
     try:
         _try_kernel(model, device)
-        found = _difference(scorer)
+        found = _difference(root or scorer, scorer)
     except (*REFUSALS, EngineError) as err:
         reason = f"{type(err).__name__}: {str(err)[:200]}"
     else:
@@ -84,11 +85,11 @@ def compile_for_bins(scorer: TokenScorer, bin_tokens: int, *, learns: bool = Tru
     plain = [layer.forward for layer in layers]
     try:
         with _checked(layers, learns), torch.inference_mode(not learns), torch.no_grad():
-            _score(scorer, _thirds(bin_tokens), bin_tokens)
+            _score(scorer, scorer, _thirds(bin_tokens), bin_tokens)
         _compile_head(scorer, bin_tokens, learns)
         with torch.inference_mode():
             for size in () if learns else bin_sizes(bin_tokens):
-                _score(scorer, _thirds(size), size)
+                _score(scorer, scorer, _thirds(size), size)
     except (*REFUSALS, EngineError) as err:
         for layer, forward in zip(layers, plain, strict=True):
             layer.forward = forward
@@ -168,11 +169,11 @@ def _compile_head(scorer: TokenScorer, bin_tokens: int, learns: bool) -> None:
 
 
 @torch.no_grad()
-def _difference(scorer: TokenScorer) -> float:
+def _difference(score: Score, scorer: TokenScorer) -> float:
     """Largest, between log-probs of documents and of padded rows, nats."""
     device = next(scorer.model.parameters()).device
-    padded_N = score_padded(scorer, scorer.vocab_size, device)
-    found_N = _score(scorer, _LENGTHS, sum(_LENGTHS) + 9)
+    padded_N = score_padded(score, scorer.vocab_size, device)
+    found_N = _score(score, scorer, _LENGTHS, sum(_LENGTHS) + 9)
     return float((padded_N - found_N).abs().max())
 
 
@@ -186,7 +187,7 @@ def score_padded(score: Score, vocab_size: int, device: torch.device) -> Tensor:
     return score(ids_BT, real_BT, chosen_BT, ones_N).logprobs_N
 
 
-def _score(scorer: TokenScorer, lengths: Sequence[int], num_tokens: int) -> Tensor:
+def _score(score: Score, scorer: TokenScorer, lengths: Sequence[int], num_tokens: int) -> Tensor:
     """Log-probs of made-up documents in one row, all but their first tokens."""
     sequences = _sequences(lengths, scorer.vocab_size)
     device = next(scorer.model.parameters()).device
@@ -196,7 +197,7 @@ def _score(scorer: TokenScorer, lengths: Sequence[int], num_tokens: int) -> Tens
     chosen_N = torch.tensor(is_chosen).nonzero()[:, 0].to(device)
     documents = Documents.of(lengths, num_tokens).to(device)
     ones_N = torch.ones(len(chosen_N), device=device)
-    return scorer(ids_1T, None, chosen_N, ones_N, documents).logprobs_N
+    return score(ids_1T, None, chosen_N, ones_N, documents).logprobs_N
 
 
 def _thirds(num_tokens: int) -> list[int]:

@@ -24,7 +24,6 @@ from torch.nn.functional import pad
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.model.base import REFUSALS, EngineError
 from rlstreams.workers.model.bins import score_padded, tolerance_of
-from rlstreams.workers.model.documents import ATTENTION as DOCUMENTS
 from rlstreams.workers.model.documents import Documents, attend
 from rlstreams.workers.model.families import SDPA
 from rlstreams.workers.model.folder import check_heads
@@ -48,7 +47,7 @@ class SlicedScorer:
         self._group = _peers(cp)
         self._scorer, self.model, self.vocab_size = scorer, scorer.model, scorer.vocab_size
         self.routing: RoutingReplay = _SlicedRouting(scorer.model, self._group)
-        self.is_whole = False  # each rank computes all
+        self.is_whole = True  # each rank computes all, until `check_slices`
 
     def __call__(
         self,
@@ -95,7 +94,7 @@ class SlicedScorer:
 
 @torch.no_grad()
 def check_slices(scorer: SlicedScorer, root: Score, device: torch.device) -> None:
-    """Return if slices give the log-probs that whole rows give.
+    """Compute slices from here on, if they give the log-probs that whole rows give.
 
     Args:
         root: what computes, by this scorer.
@@ -105,8 +104,8 @@ def check_slices(scorer: SlicedScorer, root: Score, device: torch.device) -> Non
     """
     told = f"trainer.layout.cp is above 1, but a {type(scorer.model).__name__}"
     try:
-        scorer.is_whole = True
         expected_N = score_padded(root, scorer.vocab_size, device)
+        _use_slices(scorer.model)
         scorer.is_whole = False
         found_N = score_padded(root, scorer.vocab_size, device)
     except (*REFUSALS, EngineError) as err:
@@ -127,7 +126,7 @@ def _peers(cp: int) -> Any:  # noqa: ANN401
 def _check(model: Any, cp: int) -> None:  # noqa: ANN401  (an untyped library)
     config, told = model.config.get_text_config(), f"trainer.layout.cp is {cp}, but"
     check_heads(config.to_dict(), cp)
-    if (attention := model.config._attn_implementation) not in (SDPA, DOCUMENTS):
+    if (attention := model.config._attn_implementation) != SDPA:
         raise ConfigError(f"{told} attention of a {config.model_type} is {attention}: set cp to 1")
     kinds = [getattr(module, "rope_type", "") for module in model.modules()]
     every = {k for kind in kinds for k in (kind.values() if isinstance(kind, dict) else [kind])}
@@ -135,6 +134,9 @@ def _check(model: Any, cp: int) -> None:  # noqa: ANN401  (an untyped library)
         raise ConfigError(
             f"{told} rope_type is {found[0]!r}, which a slice tells wrong: set cp to 1"
         )
+
+
+def _use_slices(model: Any) -> None:  # noqa: ANN401
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)

@@ -12,7 +12,7 @@ from rlstreams.workers.trainer.parallel.link import ALIVE, Answer, Link
 
 
 def main(descriptor: int) -> None:
-    """`idle` is never answered; `fail` is answered as an operation without one order."""
+    """`idle` is never answered; any other is answered as an error of that name."""
     link = Link(socket.socket(fileno=descriptor), 60.0)
 
     def speak() -> None:
@@ -22,8 +22,8 @@ def main(descriptor: int) -> None:
 
     threading.Thread(target=speak, daemon=True).start()
     while (received := link.receive()) is not None:
-        if received[0] == "fail":
-            link.send(Answer(kind="NoOrderError", failure="roll_cuda has none"))
+        if received[0] != "idle":
+            link.send(Answer(kind=received[0], failure="roll_cuda has none"))
     os._exit(0)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from torch.distributed.tensor import DTensor
+
 from rlstreams.workers.model import bins, documents
-from rlstreams.workers.trainer.parallel import rank_learner
+from rlstreams.workers.model.token_scores import Score, TokenScorer
+from rlstreams.workers.trainer.parallel import rank_learner, rank_scorer
 from rlstreams.workers.trainer.parallel.follower import main
 from tests.documents_on_cpu import one_by_one
 
@@ -19,7 +22,14 @@ def take_documents(replace: Callable[[object, str, object], object]) -> None:
     """
     replace(bins, "_try_kernel", lambda _model, _device: None)
     replace(documents, "_fused", one_by_one)
-    replace(rank_learner, "take_documents", lambda scorer, _: bins.take_documents(scorer, "any"))
+    for module in (rank_learner, rank_scorer):
+        replace(module, "take_documents", _take)
+
+
+def _take(scorer: TokenScorer, _: str, root: Score) -> str:
+    # Whole, the model lies on the CPU, where the kernel of a GPU cannot be measured.
+    assert all(isinstance(parameter, DTensor) for parameter in scorer.model.parameters())
+    return bins.take_documents(scorer, "any", root)
 
 
 if __name__ == "__main__":

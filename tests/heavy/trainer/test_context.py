@@ -38,11 +38,18 @@ TOLERANCE = 1e-5
 PACKING = packing_follower.__name__
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _rank_0() -> Iterator[None]:
+    """Takes documents, as all other ranks here."""
+    with pytest.MonkeyPatch.context() as patch:
+        packing_follower.take_documents(patch.setattr)
+        yield
+
+
 @pytest.fixture(scope="module")
 def two() -> Iterator[Team]:
-    """A second rank for all tests; every rank takes documents."""
-    with pytest.MonkeyPatch.context() as patch, closing(Team([""], program=PACKING)) as team:
-        packing_follower.take_documents(patch.setattr)
+    """A second rank for all tests."""
+    with closing(Team([""], program=PACKING)) as team:
         yield team
 
 
@@ -121,5 +128,5 @@ def test_a_model_that_cannot_be_sliced_is_refused(
     """By its name, before a step."""
     folder = families.make(family, tmp_path, **changes)
     with pytest.raises(ConfigError, match=rf"^trainer\.layout\.cp is .*{words}"):
-        Training(folder, SLICED, threads=1, team=Team([""]))
+        Training(folder, SLICED, threads=1, team=Team([""], program=PACKING))
     assert not torch.distributed.is_initialized()

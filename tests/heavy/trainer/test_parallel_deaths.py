@@ -50,13 +50,11 @@ def test_a_rank_that_speaks_and_never_finishes_is_named() -> None:
             team.together(lambda: None, "idle")
 
 
-def test_what_one_rank_alone_refuses_is_told_as_such() -> None:
-    """An operation without one order: the trainer turns it into a refusal of the configuration."""
-    with (
-        closing(Team([""], program=ODD)) as team,
-        pytest.raises(NoOrderError, match="roll_cuda"),
-    ):
-        team.together(lambda: None, "fail")
+@pytest.mark.parametrize("kind", [NoOrderError, ConfigError])
+def test_what_one_rank_alone_refuses_is_told_as_such(kind: type[Exception]) -> None:
+    """Not as a rank that died, after which all would start again."""
+    with closing(Team([""], program=ODD)) as team, pytest.raises(kind, match="roll_cuda"):
+        team.together(lambda: None, kind.__name__)
 
 
 def test_what_no_rank_can_train_is_refused_by_its_name(folder: Path) -> None:

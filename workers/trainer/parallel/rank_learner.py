@@ -112,13 +112,13 @@ class RankLearner(Learner):
         trainable = trainable_of(scorer.model, spec.section.lora)
         if spec.section.activation_checkpointing:
             recompute_activations(scorer.model)
-        self.why_padded = take_documents(scorer, spec.device)
         plan, cp = plan_of(scorer.model, trainable), spec.section.layout.cp
-        if cp == 1:
-            return plan, Shards(scorer, mesh)
-        sliced = SlicedScorer(scorer, cp)
-        shards = Shards(sliced, mesh, cp=cp)
-        check_slices(sliced, cast(Score, shards.root), shards.device)
+        sliced = SlicedScorer(scorer, cp) if cp > 1 else None
+        shards = Shards(sliced or scorer, mesh, cp=cp)
+        root = cast(Score, shards.root)
+        self.why_padded = take_documents(scorer, spec.device, root)
+        if sliced is not None:
+            check_slices(sliced, root, shards.device)
         shards.reshard()
         return plan, shards
 

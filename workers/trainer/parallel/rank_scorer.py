@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from rlstreams.workers.model.bins import take_documents
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.model.offload import OffLoad
+from rlstreams.workers.model.token_scores import Score
 from rlstreams.workers.trainer.learn.trainable import AllWeights
 from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.trainer.parallel.link import Meeting
@@ -81,9 +82,11 @@ class RankScorer:
         scorer, self.routers = load_scorer(
             spec.folder, spec.dtype, replay_routes=spec.replay_routes
         )
-        self.why_padded = take_documents(scorer, spec.device)
         self.plan = plan_of(scorer.model, AllWeights(scorer.model))
         self._shards = Shards(scorer, mesh, "logprob.ranks")
+        root = cast(Score, self._shards.root)
+        self.why_padded = take_documents(scorer, spec.device, root)
+        self._shards.reshard()
         self._forward = Forward(self._shards.root, torch.device(spec.device), self.routers)
         self._held: dict[int, dict[str, Tensor]] = {}  # by version, this rank's rows by path
         self._coming: dict[str, Tensor] = {}

@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
 from rlstreams.workers.model.one_order import NoOrderError
@@ -339,8 +340,11 @@ class Team:
             told = f"{answer.kind}: {answer.failure}"
             if answer.kind == NoOrderError.__name__:
                 return NoOrderError(told)
+            name = self._followers[rank - 1].name
+            if answer.kind == ConfigError.__name__:
+                return ConfigError(f"{answer.failure} (so {name})")
             if answer.kind:
-                return FollowerError(f"{self._followers[rank - 1].name} failed: {told}")
+                return FollowerError(f"{name} failed: {told}")
         return own
 
     def _free(self, future: Future[Any], answers: dict[int, Answer]) -> None:
