@@ -32,7 +32,7 @@ from rlstreams.workers.engines.base import (
 )
 from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import CPU, EngineError
-from rlstreams.workers.model.bins import compile_for_bins, take_documents
+from rlstreams.workers.model.bins import use_bins
 from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
 from rlstreams.workers.model.device import on_device
 from rlstreams.workers.model.documents import Documents
@@ -91,7 +91,6 @@ class BuiltinScorer:
         self._token_budget = token_budget
         self._device = torch.device(device)
         self._routers: RouterShape | None = None
-        self.why_eager = "rows are padded, to lengths of many kinds"
         self._buffers: tuple[Tensor, ...] = ()
         self._load(Path(folder), dtype, replay_routes)
         self._release()  # of the folder's weights nothing is scored
@@ -108,9 +107,9 @@ class BuiltinScorer:
         )
         model = scorer.model
         self._scorer: Score = scorer
-        self.why_padded = take_documents(scorer, str(self._device))
-        if not self.why_padded:
-            self.why_eager = compile_for_bins(scorer, self._token_budget, learns=False)
+        self.why_padded, self.why_eager = use_bins(
+            scorer, str(self._device), self._token_budget, learns=False
+        )
         self._layout = layout_of(weights_of(model))
         self._tensors = _tensors_of(model)
         self._buffers = tuple(model.buffers())

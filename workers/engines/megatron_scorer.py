@@ -21,7 +21,7 @@ from rlstreams.workers.model.megatron.build import (
     view_of,
 )
 from rlstreams.workers.model.megatron.layout import Layout
-from rlstreams.workers.model.megatron.score import WHY_PADDED, MegatronScores
+from rlstreams.workers.model.megatron.score import WHY_EAGER, WHY_PADDED, MegatronScores
 from rlstreams.workers.weights.layout import layout_of
 
 
@@ -38,7 +38,7 @@ class MegatronScorer(BuiltinScorer):
         self._rank_model = RankModel(folder, Layout(), 0, str(self._device), dtype)
         self._routers = routers_of(folder) if replay_routes else None
         self._scorer = MegatronScores(self._rank_model)
-        self.why_padded = WHY_PADDED
+        self.why_padded, self.why_eager = WHY_PADDED, WHY_EAGER
         self._parts = {
             part.published or name: part for name, part in self._rank_model.parts.items()
         }

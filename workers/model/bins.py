@@ -30,6 +30,20 @@ _LENGTHS = (5, 70, 2, 33)
 _SHAPES = 64  # recompilations: bins of other sizes, and scoring without a gradient
 
 
+def use_bins(
+    scorer: TokenScorer,
+    device: str,
+    bin_tokens: int,
+    *,
+    learns: bool = True,
+    root: Score | None = None,
+) -> tuple[str, str]:
+    """`take_documents`, and if it does, `compile_for_bins`: why not, each, or ""."""
+    if why_padded := take_documents(scorer, device, root):
+        return why_padded, "rows are padded, to lengths of many kinds"
+    return "", compile_for_bins(scorer, bin_tokens, learns=learns, root=root)
+
+
 def take_documents(scorer: TokenScorer, device: str, root: Score | None = None) -> str:
     """Let a scorer's model take documents; why it cannot, or "".
 
@@ -66,13 +80,16 @@ def _try_kernel(model: Any, device: str) -> None:  # noqa: ANN401
     torch.ops.rlstreams.attend(query, query, query, documents.starts, documents.extent, 1.0, -1)
 
 
-def compile_for_bins(scorer: TokenScorer, bin_tokens: int, *, learns: bool = True) -> str:
+def compile_for_bins(
+    scorer: TokenScorer, bin_tokens: int, *, learns: bool = True, root: Score | None = None
+) -> str:
     """Compile layers and the head's functions for rows of that size; why not, or "".
 
     Args:
         learns: there will be backwards, and the weights that are learnt ask for their gradient
             already. Else forwards alone, in inference mode, and of all `bin_sizes` now: a window is
             not to wait for a compiler.
+        root: as for `take_documents`.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -83,13 +100,14 @@ def compile_for_bins(scorer: TokenScorer, bin_tokens: int, *, learns: bool = Tru
         return "it has experts, of which each bin calls others"
     _configure()
     plain = [layer.forward for layer in layers]
+    score = root or scorer
     try:
         with _checked(layers, learns), torch.inference_mode(not learns), torch.no_grad():
-            _score(scorer, scorer, _thirds(bin_tokens), bin_tokens)
+            _score(score, scorer, _thirds(bin_tokens), bin_tokens)
         _compile_head(scorer, bin_tokens, learns)
         with torch.inference_mode():
             for size in () if learns else bin_sizes(bin_tokens):
-                _score(scorer, scorer, _thirds(size), size)
+                _score(score, scorer, _thirds(size), size)
     except (*REFUSALS, EngineError) as err:
         for layer, forward in zip(layers, plain, strict=True):
             layer.forward = forward

@@ -1,37 +1,33 @@
-"""A follower on a CPU that takes documents, as it would on a GPU."""
+"""A follower on a CPU that packs and compiles, as it would on a GPU."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from rlstreams.workers.model import bins, documents
-from rlstreams.workers.model.token_scores import Score, TokenScorer
-from rlstreams.workers.trainer.parallel import rank_learner, rank_scorer
+from rlstreams.workers.model import bins
 from rlstreams.workers.trainer.parallel.follower import main
-from tests.documents_on_cpu import one_by_one
+from tests.documents_on_cpu import take_documents_on_cpu
 
 
-def take_documents(replace: Callable[[object, str, object], object]) -> None:
+def pack(replace: Callable[[object, str, object], object]) -> None:
     """Let ranks of this process do so.
 
     Args:
         replace: `setattr`, or a test's.
     """
-    replace(bins, "_try_kernel", lambda _model, _device: None)
-    replace(documents, "_fused", one_by_one)
-    for module in (rank_learner, rank_scorer):
-        replace(module, "take_documents", _take)
+    take_documents_on_cpu(replace)
+    replace(bins, "_try_kernel", _is_cut)
 
 
-def _take(scorer: TokenScorer, _: str, root: Score) -> str:
-    # Whole, the model lies on the CPU, where the kernel of a GPU cannot be measured.
-    assert all(isinstance(parameter, DTensor) for parameter in scorer.model.parameters())
-    return bins.take_documents(scorer, "any", root)
+def _is_cut(model: Any, _device: str) -> None:
+    # Whole, the model lies on the CPU, where the kernel of a GPU cannot be tried.
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 if __name__ == "__main__":
-    take_documents(setattr)
+    pack(setattr)
     main(sys.argv[1:])

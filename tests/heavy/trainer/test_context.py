@@ -14,6 +14,8 @@ import torch
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LayoutSection, OptimizerSection, TrainerSection
+from rlstreams.workers.model import bins
+from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.parallel.team import Team
@@ -42,7 +44,7 @@ PACKING = packing_follower.__name__
 def _rank_0() -> Iterator[None]:
     """Takes documents, as all other ranks here."""
     with pytest.MonkeyPatch.context() as patch:
-        packing_follower.take_documents(patch.setattr)
+        packing_follower.pack(patch.setattr)
         yield
 
 
@@ -77,7 +79,9 @@ def test_slices_of_rows_give_what_whole_rows_give(
     """Log-probs, entropies, loss and gradients in float32, of a loss of whole sequences; mixtures
     along recorded routes. Done again, also after meeting anew, equal to the bit."""
     folder = families.make(family, tmp_path, **changes)
-    one = Training(folder, SECTION, threads=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bins, "CPU", CPU)
+        one = Training(folder, SECTION, threads=1)
     team = two if ranks == 2 else Team([""] * (ranks - 1), program=PACKING)
     many = Training(folder, replace(SLICED, ranks=ranks), threads=1, team=team)
     assert not many.learner.why_padded

@@ -27,6 +27,7 @@ from rlstreams.workers.model.routing import Counted, Forced, Routes, RoutingRepl
 from rlstreams.workers.model.token_scores import TokenScores, places_of
 
 WHY_PADDED = "layers of megatron-core are given padded rows"
+WHY_EAGER = "layers of megatron-core are computed as they are"
 
 
 class MegatronScores(nn.Module):

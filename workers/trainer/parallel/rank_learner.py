@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 from rlstreams.workers.engines.selfcheck import load_scorer
-from rlstreams.workers.model.bins import take_documents
+from rlstreams.workers.model.bins import take_documents, use_bins
 from rlstreams.workers.model.context import SlicedScorer, check_slices
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.recompute import recompute_activations
@@ -102,23 +102,29 @@ class RankLearner(Learner):
     ) -> tuple[Plan, ShardedModel]:
         spec = self._spec
         if spec.section.backend == MEGATRON:
-            from rlstreams.workers.model.megatron.score import WHY_PADDED
+            from rlstreams.workers.model.megatron.score import WHY_EAGER, WHY_PADDED
             from rlstreams.workers.trainer.parallel.megatron import megatron_shards
 
-            self.why_padded = WHY_PADDED
+            self.why_padded, self.why_eager = WHY_PADDED, WHY_EAGER
             return megatron_shards(spec.folder, spec.section, spec.rank, spec.device, spec.dtype)
         # Head and body are told apart where the model is whole.
         scorer = scorer or load_scorer(spec.folder, spec.dtype)[0]
         trainable = trainable_of(scorer.model, spec.section.lora)
-        if spec.section.activation_checkpointing:
-            recompute_activations(scorer.model)
         plan, cp = plan_of(scorer.model, trainable), spec.section.layout.cp
         sliced = SlicedScorer(scorer, cp) if cp > 1 else None
         shards = Shards(sliced or scorer, mesh, cp=cp)
         root = cast(Score, shards.root)
-        self.why_padded = take_documents(scorer, spec.device, root)
-        if sliced is not None:
+        if sliced is None:
+            tokens = spec.section.micro_batch_tokens
+            self.why_padded, self.why_eager = use_bins(scorer, spec.device, tokens, root=root)
+        else:
+            self.why_padded = take_documents(scorer, spec.device, root)
+            self.why_eager = "the ranks that share a row meet in the middle of each layer"
             check_slices(sliced, root, shards.device)
+        recomputes = spec.section.activation_checkpointing
+        scorer.head.holds_logits = not (self.why_padded or recomputes)
+        if recomputes:
+            recompute_activations(scorer.model)
         shards.reshard()
         return plan, shards
 

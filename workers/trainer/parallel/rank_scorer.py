@@ -31,7 +31,7 @@ from rlstreams.workers.engines.builtin_scorer import (
 )
 from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import EngineError, RankLostError
-from rlstreams.workers.model.bins import take_documents
+from rlstreams.workers.model.bins import use_bins
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.model.offload import OffLoad
@@ -60,6 +60,7 @@ class ScorerSpec:
     host: str
     size: int
     replay_routes: bool
+    token_budget: int
     rank: int = 0
 
     def begin(self, meeting: Meeting) -> RankScorer:
@@ -85,7 +86,9 @@ class RankScorer:
         self.plan = plan_of(scorer.model, AllWeights(scorer.model))
         self._shards = Shards(scorer, mesh, "logprob.ranks")
         root = cast(Score, self._shards.root)
-        self.why_padded = take_documents(scorer, spec.device, root)
+        self.why_padded, self.why_eager = use_bins(
+            scorer, spec.device, spec.token_budget, learns=False, root=root
+        )
         self._shards.reshard()
         self._forward = Forward(self._shards.root, torch.device(spec.device), self.routers)
         self._held: dict[int, dict[str, Tensor]] = {}  # by version, this rank's rows by path
@@ -193,11 +196,11 @@ class RanksScorer:
         self._versions: set[int] = set()
         spec = ScorerSpec(
             folder=folder, device=device, dtype=dtype, threads=threads, host=team.host,
-            size=team.size, replay_routes=replay_routes,
+            size=team.size, replay_routes=replay_routes, token_budget=token_budget,
         )  # fmt: skip
         self._own = team.begin(spec, spec.begin)
         self.why_padded = self._own.why_padded
-        self.why_eager = "several ranks compute their layers as they are"
+        self.why_eager = self._own.why_eager
         self._layout = layout_of(self._own.plan.facts)
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import CPU
-from rlstreams.workers.model.bins import compile_for_bins, take_documents
+from rlstreams.workers.model.bins import use_bins
 from rlstreams.workers.model.model import Numerics, numerics_of
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.routes import RouterShape
@@ -23,6 +23,7 @@ from rlstreams.workers.trainer.learn.trainable import trainable_of
 from rlstreams.workers.trainer.training.step_cost import StepCost
 
 if TYPE_CHECKING:
+    from rlstreams.workers.trainer.parallel.leader import Leader
     from rlstreams.workers.trainer.parallel.team import Team
 
 
@@ -58,8 +59,8 @@ def over_library(
     if team is None:
         learner, why_eager = _learner(scorer, section, device)
     else:
-        why_eager = "several ranks compute their layers as they are"
         learner = _leader(team, section, numerics, folder, device, dtype, scorer)
+        why_eager = learner.why_eager
     found, cp = numerics_of(model, numerics), section.layout.cp
     backend = f"fsdp2, cp {cp}" if cp > 1 else ""
     return Computing(
@@ -91,12 +92,13 @@ def over_megatron(
     version, layout = use_megatron(), section.layout
     routers = routers_of(folder) if section.routing_replay else None
     backend = f"megatron-core {version}, tp {layout.tp}, pp {layout.pp}, ep {layout.ep}"
+    learner = _leader(team or Team(()), section, numerics, folder, device, dtype)
     return Computing(
-        learner=_leader(team or Team(()), section, numerics, folder, device, dtype),
+        learner=learner,
         numerics=replace(numerics, ranks=section.ranks, backend=backend),
         routers=routers,
         cost=StepCost(shape_of(folder), numerics.device, dtype, section),
-        why_eager="layers of megatron-core are computed as they are",
+        why_eager=learner.why_eager,
     )
 
 
@@ -109,11 +111,8 @@ def _learner(scorer: TokenScorer, section: TrainerSection, device: str) -> tuple
     trainable = trainable_of(scorer.model, section.lora)
     if section.loss.advantage == "gae":
         trainable = WithValueHead(trainable, add_value_head(scorer, device))
-    why_padded = take_documents(scorer, device)
-    why_eager = "rows are padded, to lengths of many kinds"
-    if not why_padded:
-        scorer.head.holds_logits = not section.activation_checkpointing
-        why_eager = compile_for_bins(scorer, section.micro_batch_tokens)
+    why_padded, why_eager = use_bins(scorer, device, section.micro_batch_tokens)
+    scorer.head.holds_logits = not (why_padded or section.activation_checkpointing)
     if section.activation_checkpointing:
         recompute_activations(scorer.model)
     learner = Learner(
@@ -135,7 +134,7 @@ def _leader(
     device: str,
     dtype: str,
     scorer: TokenScorer | None = None,
-) -> Learner:
+) -> Leader:
     """The learner of the first rank, which leads the others."""
     from rlstreams.workers.trainer.parallel.leader import Leader
     from rlstreams.workers.trainer.parallel.rank_learner import RankSpec
