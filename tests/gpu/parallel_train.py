@@ -33,11 +33,11 @@ from rlstreams.workers.config.trainer import (
     OptimizerSection,
     TrainerSection,
 )
-from rlstreams.workers.model.cut import Cut
+from rlstreams.workers.model.cut import Cut, cut_bins
 from rlstreams.workers.model.device import claim_devices
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch
-from rlstreams.workers.trainer.parallel.team import team_of
+from rlstreams.workers.trainer.parallel.team import Team, team_of
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import size_bytes, weight_hash
 from tests.gpu.qwen3 import SHAPES, batch_of, model_of
@@ -60,10 +60,11 @@ def made(args: argparse.Namespace) -> dict[str, float]:
     return {"made_s": round(made_s, 1), "saved_s": round(time.monotonic() - started_s - made_s, 1)}
 
 
-def batch(args: argparse.Namespace, seed: int, length: int) -> Batch:
+def batch(args: argparse.Namespace, seed: int, length: int, *, in_bins: bool) -> Batch:
     """Rows as if a uniform policy had sampled them, which random weights almost are."""
+    lengths = [length] * args.sequences
     alone = Cut(order=tuple(range(args.sequences)), sizes=(1,) * args.sequences)
-    bare = batch_of(args, [length] * args.sequences, alone, seed)
+    bare = batch_of(args, lengths, cut_bins(lengths, args.bin) if in_bins else alone, seed)
     logprob = -float(np.log(args.vocabulary))
     rows = []
     for row in bare.micro_batches:
@@ -97,18 +98,19 @@ def training_of(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str,
     section = TrainerSection(
         ranks=args.ranks,
         layout=LayoutSection(cp=args.cp),
+        micro_batch_tokens=args.bin,
         device=args.device,
         activation_checkpointing=args.checkpointing,
         redo=args.redo,
         optimizer=OptimizerSection(lr=1e-5, warmup_steps=0),
         lora=LoraSection(rank=args.lora),
     )
+    team = team_of(gpus) or (Team(()) if args.cut else None)
     training, told["started_s"] = timed(
         args.device,
-        lambda: Training(
-            args.folder, section, args.threads, args.device, args.dtype, team=team_of(gpus)
-        ),
+        lambda: Training(args.folder, section, args.threads, args.device, args.dtype, team=team),
     )
+    told["why_padded"], told["why_eager"] = training.learner.why_padded, training.why_eager
     told["model_hash"] = training.model_hash
     told["used_gb_at_start"] = used_gb(args.device)
     return training
@@ -118,7 +120,8 @@ def step_of(args: argparse.Namespace, training: Training, number: int, length: i
     """What one step says."""
     if args.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-    result, seconds = timed(args.device, lambda: training.learner.step(batch(args, number, length)))
+    rows = batch(args, number, length, in_bins=not training.learner.why_padded)
+    result, seconds = timed(args.device, lambda: training.learner.step(rows))
     told = {
         "seconds": seconds,
         "tokens_per_s": round(args.sequences * length / seconds, 1),
@@ -226,7 +229,9 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--length", type=int, default=4096, help="tokens of a sequence")
     parser.add_argument("--prompt", type=int, default=128, help="of these not learnt from")
-    parser.add_argument("--sequences", type=int, default=8, help="micro-batches of a step")
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--bin", type=int, default=16384, help="tokens of a bin, of one at least")
+    parser.add_argument("--cut", action="store_true", help="one rank computes as several do")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--checkpointing", action="store_true")

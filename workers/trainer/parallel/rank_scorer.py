@@ -2,7 +2,7 @@
 
 It lies beside the trainer's ranks because both are started, watched and sharded alike. Which rank
 computes a bin follows from the cut alone, and a bin is computed as one rank would, so N ranks give
-the bits of one whose layers are not compiled either.
+the bits of one.
 """
 
 from __future__ import annotations
