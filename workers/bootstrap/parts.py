@@ -299,7 +299,7 @@ def _reference(config: RunConfig, model: Path, options: Mapping[str, Any]) -> Re
 
 def _trainer(context: Context) -> Pausable:
     from rlstreams.workers.model.device import claim_devices
-    from rlstreams.workers.trainer.parallel.hosts import hosts_of
+    from rlstreams.workers.trainer.parallel.hosts import REACH_S, hosts_of
     from rlstreams.workers.trainer.parallel.team import team_of
     from rlstreams.workers.trainer.training.training import Training
     from rlstreams.workers.trainer.worker import TrainerWorker
@@ -307,7 +307,9 @@ def _trainer(context: Context) -> Pausable:
     config, section = context.config, context.config.trainer
     device, gpus = claim_devices("trainer.device", section.device, section.ranks_here)
     folder = model_folder(config.model.path)
-    team = team_of(gpus, host=config.weights.host, hosts=hosts_of(config, device, folder))
+    if hosts := hosts_of(config, device, folder):
+        context.log.info("waits_for_hosts", addresses=hosts.addresses, at_most_s=REACH_S)
+    team = team_of(gpus, host=config.weights.host, hosts=hosts)
     training = Training(
         folder,
         section,
