@@ -47,8 +47,15 @@ def make_rank_server(config: RunConfig, ordinal: int, instance: str) -> RankServ
         ConfigError: there is no such entry, or it is no free address of this host.
     """
     hosts = config.trainer.hosts
+    if not hosts:
+        raise ConfigError(
+            "trainer.hosts is empty: it names this host, as host:port, in the configuration that "
+            "the trainer has too"
+        )
     if ordinal >= len(hosts):
-        raise ConfigError(f"--ordinal {ordinal}: it counts trainer.hosts from 0, {list(hosts)}")
+        raise ConfigError(
+            f"--ordinal is {ordinal}, but trainer.hosts has {len(hosts)}, counted from 0"
+        )
     secret, folder = resolve_secret(config.weights.secret), model_folder(config.model.path)
     log = get("ranks", f"ranks-{ordinal}", instance)
     try:
