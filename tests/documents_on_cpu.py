@@ -1,8 +1,8 @@
-"""Documents and compiled layers on a CPU: its plain kernel, closed to the compiler."""
+"""A CPU's kernels for attention by documents; all else is the product's, for the compiler too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -21,92 +21,60 @@ def one_by_one(
     scale: float,
     window: int,
 ) -> tuple[Tensor, None]:
-    """What the kernel computes, in plain operations."""
-    borders = starts[: int(extent[0]) + 1].tolist()
+    """What the kernel computes, in plain operations that autograd knows and no compiler takes."""
     found = []
-    for start, end in pairwise(borders):
+    for start, end, unseen_TT in _documents(starts, extent, window):
         query, key, value = (
             t_ThD[start:end].transpose(0, 1) for t_ThD in (query_ThD, key_ThD, value_ThD)
         )
-        seen_TT = torch.ones(end - start, end - start, dtype=torch.bool).tril()
-        if window >= 0:
-            seen_TT = seen_TT.triu(-window)
         found_hTD = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen_TT, scale=scale, enable_gqa=True
+            query, key, value, attn_mask=~unseen_TT, scale=scale, enable_gqa=True
         )
         found.append(found_hTD.transpose(0, 1))
     return torch.cat(found), None
 
 
-@torch.library.custom_op("rlstreams_tests::attend", mutates_args=())
-def _attend(
-    query_ThD: Tensor,
-    key_ThD: Tensor,
-    value_ThD: Tensor,
-    starts: Tensor,
-    extent: Tensor,
-    scale: float,
-    window: int,
-) -> Tensor:
-    return one_by_one(query_ThD, key_ThD, value_ThD, starts, extent, scale, window)[0].clone()
+def _documents(starts: Tensor, extent: Tensor, window: int) -> Iterator[tuple[int, int, Tensor]]:
+    for start, end in pairwise(starts[: int(extent[0]) + 1].tolist()):
+        seen_TT = torch.ones(end - start, end - start, dtype=torch.bool).tril()
+        yield start, end, ~(seen_TT if window < 0 else seen_TT.triu(-window))
 
 
-@_attend.register_fake
-def _(query_ThD: Tensor, *_more: Any) -> Tensor:
-    return torch.empty_like(query_ThD)
+@documents._fused.register_kernel("cpu")
+def _(query_ThD: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+    return one_by_one(query_ThD, *more)[0], torch.zeros(query_ThD.shape[1::-1])
 
 
-@torch.library.custom_op("rlstreams_tests::attend_backward", mutates_args=())
-def _attend_backward(
+@documents._fused_backward.register_kernel("cpu")
+def _(
     gradient_ThD: Tensor,
     query_ThD: Tensor,
     key_ThD: Tensor,
     value_ThD: Tensor,
+    _output_ThD: Tensor,
+    _log_sums_hT: Tensor,
     starts: Tensor,
     extent: Tensor,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     # By hand: inside an operation there is no autograd.
-    found = [torch.zeros_like(t_ThD) for t_ThD in (query_ThD, key_ThD, value_ThD)]
-    heads = query_ThD.shape[1]
-    for start, end in pairwise(starts[: int(extent[0]) + 1].tolist()):
+    given, heads = (query_ThD, key_ThD, value_ThD), query_ThD.shape[1]
+    found = [torch.zeros_like(t_ThD) for t_ThD in given]
+    for start, end, unseen_TT in _documents(starts, extent, window):
         query, key, value, gradient = (
             t_ThD[start:end].transpose(0, 1).repeat_interleave(heads // t_ThD.shape[1], 0)
-            for t_ThD in (query_ThD, key_ThD, value_ThD, gradient_ThD)
+            for t_ThD in (*given, gradient_ThD)
         )
-        seen_TT = torch.ones(end - start, end - start, dtype=torch.bool).tril()
-        if window >= 0:
-            seen_TT = seen_TT.triu(-window)
-        scores_hTT = (query @ key.mT * scale).masked_fill(~seen_TT, -torch.inf)
-        chances_hTT = scores_hTT.softmax(-1)
+        chances_hTT = (query @ key.mT * scale).masked_fill(unseen_TT, -torch.inf).softmax(-1)
         product_hTT = chances_hTT * (gradient @ value.mT)
         inner_hTT = scale * (product_hTT - chances_hTT * product_hTT.sum(-1, keepdim=True))
         parts = (inner_hTT @ key, inner_hTT.mT @ query, chances_hTT.mT @ gradient)
         for into_ThD, part_hTD in zip(found, parts, strict=True):
-            shared = part_hTD.unflatten(0, (into_ThD.shape[1], -1)).sum(1)
-            into_ThD[start:end] = shared.transpose(0, 1)
+            shared_hTD = part_hTD.unflatten(0, (into_ThD.shape[1], -1)).sum(1)
+            into_ThD[start:end] = shared_hTD.transpose(0, 1)
     query, key, value = found
     return query, key, value
-
-
-@_attend_backward.register_fake
-def _(_gradient: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = (torch.empty_like(t) for t in given[:3])
-    return query, key, value
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.scale, ctx.window = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx: Any, gradient_ThD: Tensor) -> tuple[Tensor | None, ...]:
-    given = (gradient_ThD, *ctx.saved_tensors, ctx.scale, ctx.window)
-    return (*torch.ops.rlstreams_tests.attend_backward(*given), None, None, None, None)
-
-
-_attend.register_autograd(_backward, setup_context=_keep)
 
 
 def take_documents_on_cpu(replace: Callable[[object, str, object], object]) -> None:
@@ -116,5 +84,3 @@ def take_documents_on_cpu(replace: Callable[[object, str, object], object]) -> N
         replace: `setattr`, or a test's `monkeypatch.setattr`.
     """
     replace(bins, "CPU", "none")
-    replace(bins, "_try_kernel", lambda _model, _device: None)
-    replace(documents, "_fused", lambda *args: (_attend(*args), None))

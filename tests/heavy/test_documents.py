@@ -19,7 +19,7 @@ from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
-from tests.documents_on_cpu import one_by_one
+from tests.documents_on_cpu import one_by_one, take_documents_on_cpu
 from tests.unit.trainer.trainer_builders import random_samples
 
 configure_torch(1)
@@ -27,16 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 
 
 @pytest.fixture(autouse=True)
-def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of plain operations, in place of a GPU's."""
-    monkeypatch.setattr(documents, "_fused", one_by_one)
-
-
-@pytest.fixture
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A device that takes documents."""
-    monkeypatch.setattr(bins, "_try_kernel", lambda _model, _device: None)
-    return "cuda"
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_documents_on_cpu(monkeypatch.setattr)
 
 
 def scorer_of(name: str, folder: Path) -> TokenScorer:
@@ -47,10 +39,10 @@ def scorer_of(name: str, folder: Path) -> TokenScorer:
 @pytest.mark.parametrize(
     "name", ["Qwen3ForCausalLM", "MistralForCausalLM", "Gemma3ForCausalLM", "MixtralForCausalLM"]
 )
-def test_families_take_documents(name: str, tmp_path: Path, on_a_gpu: str) -> None:
+def test_families_take_documents(name: str, tmp_path: Path) -> None:
     """Plain layers, a window in all or some, experts."""
     scorer = scorer_of(name, tmp_path)
-    assert not bins.take_documents(scorer, on_a_gpu)
+    assert not bins.take_documents(scorer, "cpu")
     assert scorer.model.config._attn_implementation == ATTENTION  # type: ignore[union-attr]
 
 
@@ -61,16 +53,13 @@ def test_families_take_documents(name: str, tmp_path: Path, on_a_gpu: str) -> No
         ("GptOssForCausalLM", "its attention is eager"),
     ],
 )
-def test_a_family_that_differs_keeps_padded_rows(
-    name: str, reason: str, tmp_path: Path, on_a_gpu: str
-) -> None:
+def test_a_family_that_differs_keeps_padded_rows(name: str, reason: str, tmp_path: Path) -> None:
     """A state runs on into the next document; sinks have no such kernel."""
     scorer = scorer_of(name, tmp_path)
     before = scorer.model.config._attn_implementation  # type: ignore[union-attr]
     with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(bins.take_documents(scorer, on_a_gpu))
+        raise AssertionError(bins.take_documents(scorer, "cpu"))
     assert scorer.model.config._attn_implementation == before  # type: ignore[union-attr]
-    assert bins.take_documents(scorer, "cpu") == "a CPU computes padded rows"
 
 
 def test_a_step_in_bins_is_the_step_of_padded_rows(tmp_path: Path) -> None:
@@ -94,8 +83,11 @@ def test_a_step_in_bins_is_the_step_of_padded_rows(tmp_path: Path) -> None:
     assert rows.metrics | computed == pytest.approx(packed.metrics, rel=1e-3, abs=1e-6)
 
 
-def test_what_does_not_compile_is_computed_as_it_is(tmp_path: Path) -> None:
+def test_what_does_not_compile_is_computed_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reason is told, and layers are the library's: the plain kernel's lengths are data."""
+    monkeypatch.setattr(documents, "_fused", one_by_one)
     scorer = scorer_of("Qwen3ForCausalLM", tmp_path)
     use_documents(scorer.model)
     assert "data-dependent" in bins.compile_for_bins(scorer, 128)

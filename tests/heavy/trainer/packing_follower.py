@@ -20,12 +20,14 @@ def pack(replace: Callable[[object, str, object], object]) -> None:
         replace: `setattr`, or a test's.
     """
     take_documents_on_cpu(replace)
-    replace(bins, "_try_kernel", _is_cut)
+    plain = bins._try_kernel
 
+    def try_kernel(model: Any, device: str) -> None:
+        # Whole, the model lies on the CPU, where the kernel of a GPU cannot be tried.
+        assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+        plain(model, device)
 
-def _is_cut(model: Any, _device: str) -> None:
-    # Whole, the model lies on the CPU, where the kernel of a GPU cannot be tried.
-    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    replace(bins, "_try_kernel", try_kernel)
 
 
 if __name__ == "__main__":

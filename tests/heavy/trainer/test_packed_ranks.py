@@ -17,6 +17,7 @@ from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
 from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.trainer.training.training import Training
 from tests import families
+from tests.documents_on_cpu import take_documents_on_cpu
 from tests.heavy.test_packed_scorer import sequences_of
 from tests.heavy.trainer import packing_follower
 from tests.heavy.trainer.parallel_stand import batch_of, hashes
@@ -35,7 +36,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module", autouse=True)
 def _rank_0() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        packing_follower.take_documents_on_cpu(patch.setattr)
+        take_documents_on_cpu(patch.setattr)
         yield
 
 
