@@ -33,7 +33,7 @@ from rlstreams.workers.config.trainer import (
     OptimizerSection,
     TrainerSection,
 )
-from rlstreams.workers.model.cut import Cut, cut_bins
+from rlstreams.workers.model.cut import Cut, cut_evenly
 from rlstreams.workers.model.device import claim_devices
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch
@@ -64,7 +64,8 @@ def batch(args: argparse.Namespace, seed: int, length: int, *, in_bins: bool) ->
     """Rows as if a uniform policy had sampled them, which random weights almost are."""
     lengths = [length] * args.sequences
     alone = Cut(order=tuple(range(args.sequences)), sizes=(1,) * args.sequences)
-    bare = batch_of(args, lengths, cut_bins(lengths, args.bin) if in_bins else alone, seed)
+    bins = cut_evenly(lengths, args.bin, args.ranks // args.cp, in_bins=True)
+    bare = batch_of(args, lengths, bins if in_bins else alone, seed)
     logprob = -float(np.log(args.vocabulary))
     rows = []
     for row in bare.micro_batches:

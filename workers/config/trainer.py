@@ -157,6 +157,11 @@ class TrainerSection(Section, section="trainer"):
         """Of `ranks`, those on the trainer's own host, as on any other."""
         return self.ranks // (1 + len(self.hosts))
 
+    @property
+    def hands(self) -> int:
+        """Micro-batches that are computed side by side: other ranks share one's rows or layers."""
+        return self.ranks // (self.layout.cp * self.layout.tp * self.layout.pp)
+
     def _problems(self) -> Iterator[str]:
         for address in self.hosts:
             if not _ADDRESS.fullmatch(address):

@@ -92,6 +92,28 @@ def cut_bins(lengths: Sequence[int], bin_tokens: int) -> Cut:
     return _binned(members, lengths, bin_tokens)
 
 
+def cut_evenly(lengths: Sequence[int], budget: int, hands: int, *, in_bins: bool) -> Cut:
+    """`cut_bins` or `cut_rows`, in rounds of `hands` micro-batches that are computed side by side.
+
+    What a last round has too few of is cut smaller, so that all compute a share of it.
+    """
+    cut_by = cut_bins if in_bins else cut_rows
+    whole = cut_by(lengths, budget)
+    if not (rest := len(whole.sizes) % hands):
+        return whole
+    members = whole.members
+    last = sorted(index for own in members[-rest:] for index in own)
+    for size in reversed(bin_sizes(budget)):  # with the last one, the budget, they are `rest`
+        shares = cut_by([lengths[index] for index in last], size).members
+        if len(shares) <= hands:
+            break
+    members[-rest:] = [tuple(last[place] for place in share) for share in shares]
+    if in_bins:
+        return _binned(members, lengths, budget)
+    order = tuple(index for own in members for index in own)
+    return Cut(order=order, sizes=tuple(len(own) for own in members))
+
+
 def cut_smaller(cut: Cut, lengths: Sequence[int], bin_tokens: int, failed: int) -> Cut:
     """Where the failed micro-batch and every one at least as large are halved.
 

@@ -51,8 +51,9 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
     lengths = [num_tokens(p.scored.trajectory) for p in payloads]
     group_ids, by = [p.scored.trajectory.group_id for p in payloads], config.trainer
     cut = planned_cut(
-        lengths, group_ids, by.micro_batch_tokens, by.minibatches, in_bins=bool(event.bins)
-    )
+        lengths, group_ids, by.micro_batch_tokens, by.minibatches,
+        in_bins=bool(event.bins), hands=by.hands,
+    )  # fmt: skip
     planned = cut.sizes
     order = [(s.group_id, s.sample, s.oldest_policy_version) for s in event.samples]
     plan_order = [(s.seen.group_id, s.seen.sample, s.oldest_policy_version) for s in plan.samples]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, cut_smaller
+from rlstreams.workers.model.cut import (
+    Cut,
+    bin_sizes,
+    cut_bins,
+    cut_evenly,
+    cut_rows,
+    cut_smaller,
+)
 
 LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=60)
 
@@ -36,6 +45,32 @@ def test_bins_hold_their_samples(lengths: list[int], bin_tokens: int) -> None:
         assert held <= tokens
         assert tokens <= bin_tokens or len(members) == 1
     assert len({tokens for tokens in cut.bins if tokens <= bin_tokens}) <= 4
+
+
+@given(LENGTHS, st.integers(1, 9), st.booleans())
+def test_ranks_share_what_a_last_round_has(lengths: list[int], hands: int, in_bins: bool) -> None:
+    """In as many rounds as ever, of the same few sizes, and none wider."""
+    whole = (cut_bins if in_bins else cut_rows)(lengths, 2048)
+    cut = cut_evenly(lengths, 2048, hands, in_bins=in_bins)
+    cut.check(len(lengths))
+    full = len(whole.sizes) // hands * hands
+    assert cut.members[:full] == whole.members[:full]
+    assert -(-len(cut.sizes) // hands) == -(-len(whole.sizes) // hands)
+    assert {*cut.bins} <= {*bin_sizes(2048), *whole.bins}
+    widest = [max(map(_width(lengths), c.members[full:]), default=0) for c in (whole, cut)]
+    assert widest[1] <= widest[0]
+    if hands == 1:
+        assert cut == whole
+
+
+def _width(lengths: list[int]) -> Callable[[tuple[int, ...]], int]:
+    return lambda own: sum(lengths[index] for index in own)
+
+
+def test_eight_ranks_share_four_bins() -> None:
+    """Twenty bins of 16,384 are two rounds, and eight of half the size."""
+    cut = cut_evenly([1024] * 320, 16384, 8, in_bins=True)
+    assert cut.bins == (16384,) * 16 + (8192,) * 8
 
 
 @given(LENGTHS, st.booleans(), st.data())

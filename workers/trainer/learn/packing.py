@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment, Trajectory
-from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
+from rlstreams.workers.model.cut import Cut, cut_evenly, one_row
 from rlstreams.workers.model.routes import padded_routes
 
 Float32s = npt.NDArray[np.float32]
@@ -122,14 +122,20 @@ def planned_cut(
     minibatches: int = 1,
     *,
     in_bins: bool = False,
+    hands: int = 1,
 ) -> Cut:
-    """Micro-batches of samples in batch order, each within one mini-batch."""
+    """Micro-batches of samples in batch order, each within one mini-batch.
+
+    Args:
+        hands: micro-batches that are computed side by side.
+    """
     of_sample = minibatch_of(group_ids, minibatches)
     members: list[tuple[int, ...]] = []
     bins: list[int] = []
     for number in range(minibatches):
         places = [place for place, own in enumerate(of_sample) if own == number]
-        cut = (cut_bins if in_bins else cut_rows)([lengths[p] for p in places], token_budget)
+        own_lengths = [lengths[place] for place in places]
+        cut = cut_evenly(own_lengths, token_budget, hands, in_bins=in_bins)
         members += [tuple(places[index] for index in own) for own in cut.members]
         bins += cut.bins
     order = tuple(index for own in members for index in own)

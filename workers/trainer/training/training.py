@@ -32,7 +32,14 @@ from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted, s
 from rlstreams.workers.trainer.learn.distill import with_teacher
 from rlstreams.workers.trainer.learn.optimizer import NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
-from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, num_tokens, pack
+from rlstreams.workers.trainer.learn.packing import (
+    Batch,
+    Float32s,
+    is_sampled,
+    num_tokens,
+    pack,
+    planned_cut,
+)
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.computing import over_library, over_megatron
@@ -257,15 +264,22 @@ class Training:
         """The step, cut so that it fits in memory."""
         if cut is not None and self.learner.why_padded:
             cut = replace(cut, bins=())  # recorded where documents were taken
-        budget = self._section.micro_batch_tokens
+        lengths = [num_tokens(sample.trajectory) for sample in samples]
+        cut = cut or planned_cut(
+            lengths,
+            [sample.trajectory.group_id for sample in samples],
+            self._section.micro_batch_tokens,
+            self._section.minibatches,
+            in_bins=not self.learner.why_padded,
+            hands=self._section.hands,
+        )
         while True:
             batch = pack(
                 samples,
                 advantages,
                 masked,
                 policy_version=policy_version,
-                token_budget=budget,
-                in_bins=not self.learner.why_padded,
+                token_budget=self._section.micro_batch_tokens,
                 cut=cut,
                 replay_routes=self._section.routing_replay,
                 minibatches=self._section.minibatches,
@@ -281,9 +295,7 @@ class Training:
                 ) from err
             except OutOfMemoryError as err:
                 failed, told = err.index, err.told
-            cut = cut_smaller(
-                batch.cut, [num_tokens(s.trajectory) for s in samples], budget, failed
-            )
+            cut = cut_smaller(batch.cut, lengths, self._section.micro_batch_tokens, failed)
             if cut == batch.cut:
                 raise SampleTooLargeError(cut.members[failed][0], told)
 
