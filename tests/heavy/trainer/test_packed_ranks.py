@@ -21,10 +21,12 @@ from tests.documents_on_cpu import take_documents_on_cpu
 from tests.heavy.test_packed_scorer import sequences_of
 from tests.heavy.trainer import packing_follower
 from tests.heavy.trainer.parallel_stand import batch_of, hashes
+from tests.unit.trainer.trainer_builders import random_samples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 PACKING = packing_follower.__name__
-BIN = 64  # tokens
+BIN = 256  # tokens: bins of 256 and of 128
+NUM = 135  # samples: three bins, of which the last is nearly full
 SECTION = TrainerSection(
     optimizer=OptimizerSection(lr=1e-2, warmup_steps=0, beta1=0.0),  # a moment is the gradient
     micro_batch_tokens=BIN,
@@ -54,7 +56,7 @@ def test_a_step_of_compiled_ranks_is_that_of_one(folder: Path) -> None:
             assert not training.learner.why_padded
             assert not training.why_eager
             assert training.numerics.compiled
-        batch = batch_of(0, BIN, 26, in_bins=True)
+        batch = batch_of(0, BIN, NUM, in_bins=True)
         assert len(batch.micro_batches) % 2 == 1
         start = {name: tensor.clone() for name, tensor in one.learner.weights().items()}
         alone, together = one.learner.step(batch), two.learner.step(batch)
@@ -68,6 +70,9 @@ def test_a_step_of_compiled_ranks_is_that_of_one(folder: Path) -> None:
         two.learner.load(start, {}, 0)
         assert two.learner.step(batch) == together
         assert hashes(two) == first
+        samples = random_samples(NUM)
+        shared, _ = two._step(samples, two._advantages(samples), [], 2, None)
+        assert len(shared.micro_batches) == len(batch.micro_batches) + 1  # nobody is idle
 
 
 def test_compiled_ranks_score_as_one(folder: Path) -> None:
