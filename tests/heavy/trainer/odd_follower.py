@@ -22,7 +22,7 @@ def main(descriptor: int) -> None:
 
     threading.Thread(target=speak, daemon=True).start()
     while (received := link.receive()) is not None:
-        if received[0] != "idle":
+        if received != ALIVE and received[0] != "idle":
             link.send(Answer(kind=received[0], failure="roll_cuda has none"))
     os._exit(0)
 

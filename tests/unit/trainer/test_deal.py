@@ -20,12 +20,23 @@ def test_each_micro_batch_is_dealt_once_and_every_rank_passes_as_often() -> None
     batch = batch_of(11)
     hands = deal(batch, 3)
     assert {len(hand) for hand in hands} == {-(-len(batch.micro_batches) // 3)}
-    given = sorted(t.index for hand in hands for t in hand if t.micro_batch is not None)
+    given = sorted(t.index for hand in hands for t in hand if not t.is_empty)
     assert given == list(range(len(batch.micro_batches)))
     for of_round in zip(*hands, strict=True):
-        sizes = [t.micro_batch.token_ids_BT.size for t in of_round if t.micro_batch is not None]
+        sizes = [t.micro_batch.token_ids_BT.size for t in of_round if not t.is_empty]
         assert sizes == sorted(sizes, reverse=True)
-        assert all(t.index == of_round[0].index for t in of_round if t.micro_batch is None)
+        assert all(t.index == of_round[0].index for t in of_round if t.is_empty)
+
+
+def test_an_empty_micro_batch_is_a_bin_as_wide_as_the_others() -> None:
+    """No layer is compiled for it in the middle of a step."""
+    samples = random_samples(3, seed=3)
+    batch = pack(
+        samples, np.zeros(3, np.float32), [], policy_version=0, token_budget=256, in_bins=True
+    )
+    (one,), (other,) = deal(batch, 2)
+    assert (one.is_empty, other.is_empty) == (False, True)
+    assert one.micro_batch.bin_tokens == other.micro_batch.bin_tokens == 128
 
 
 def test_totals_add_up_but_for_maxima() -> None:

@@ -14,7 +14,8 @@ class Task:
     """One rank's part of a round. Every rank passes through the model once a round."""
 
     index: int  # of the micro-batch that is blamed if memory runs out
-    micro_batch: MicroBatch | None  # None: nothing is left for this rank; it passes an empty one
+    micro_batch: MicroBatch
+    is_empty: bool = False  # nothing is left for this rank, which passes `empty`
 
 
 def deal(batch: Batch, ranks: int) -> list[list[Task]]:
@@ -38,12 +39,18 @@ def deal(batch: Batch, ranks: int) -> list[list[Task]]:
                 own = replace(batch.micro_batches[index], trajectories=())  # nobody needs them
                 hand.append(Task(index=index, micro_batch=own))
             else:
-                hand.append(Task(index=of_round[0], micro_batch=None))
+                widest = of_round[0]
+                nothing = empty(batch.micro_batches[widest].bin_tokens)
+                hand.append(Task(index=widest, micro_batch=nothing, is_empty=True))
     return hands
 
 
-def empty() -> MicroBatch:
-    """One token to score, so that every parameter gets a gradient; the caller makes it zeros."""
+def empty(bin_tokens: int) -> MicroBatch:
+    """One token to score, so that every parameter gets a gradient; the caller makes it zeros.
+
+    Args:
+        bin_tokens: of the others' bins: layers are compiled for that size already.
+    """
     zeros_BT, mask_BT = np.zeros((1, 2), np.float32), np.array([[False, True]])
     return MicroBatch(
         token_ids_BT=np.zeros((1, 2), np.int64),
@@ -60,4 +67,5 @@ def empty() -> MicroBatch:
         num_batch_rows=1,
         num_batch_samples=1,
         trajectories=(),
+        bin_tokens=bin_tokens,
     )

@@ -28,10 +28,9 @@ from rlstreams.workers.trainer.learn.adam import LOW
 from rlstreams.workers.trainer.learn.batch_factors import Look
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals
 from rlstreams.workers.trainer.learn.optimizer import Learner
-from rlstreams.workers.trainer.learn.packing import MicroBatch
 from rlstreams.workers.trainer.learn.trainable import Trainable, trainable_of
 from rlstreams.workers.trainer.parallel import group
-from rlstreams.workers.trainer.parallel.deal import Task, empty
+from rlstreams.workers.trainer.parallel.deal import Task
 from rlstreams.workers.trainer.parallel.link import Meeting
 from rlstreams.workers.trainer.parallel.shards import Plan, ShardedModel, Shards, plan_of
 from rlstreams.workers.weights.link.weight_hash import on_host
@@ -137,8 +136,8 @@ class RankLearner(Learner):
         self._adam.clear()
         sums = LossSums()
         for task in tasks:
-            self._in_memory(task.index, partial(self._pass, task.micro_batch, sums))
-            self.num_micro_batches += task.micro_batch is not None
+            self._in_memory(task.index, partial(self._pass, task, sums))
+            self.num_micro_batches += not task.is_empty
         for name, gradient in self._adam.gradients.items():
             self._shards.add_up(self._plan.trained[name], gradient)
         return sums.totals(), self._squares()
@@ -147,19 +146,18 @@ class RankLearner(Learner):
         """This rank's part of a look at the batch, by micro-batch. Raises as `local_gradient`."""
         found = {}
         for task in tasks:
-            look = partial(self._look, task.micro_batch or empty())
-            scores = self._in_memory(task.index, look)
-            if task.micro_batch is not None:
+            scores = self._in_memory(task.index, partial(self._look, task.micro_batch))
+            if not task.is_empty:
                 found[task.index] = scores
         return found
 
-    def _pass(self, micro_batch: MicroBatch | None, sums: LossSums) -> None:
-        if micro_batch is None:
+    def _pass(self, task: Task, sums: LossSums) -> None:
+        if task.is_empty:
             # Whatever terms the loss has, this one adds zeros.
-            nothing = self._score(empty()).logprobs_N.sum() * 0.0
+            nothing = self._score(task.micro_batch).logprobs_N.sum() * 0.0
             nothing.backward()  # type: ignore[no-untyped-call]
         else:
-            self._accumulate(micro_batch, sums)
+            self._accumulate(task.micro_batch, sums)
         gradients = self._shards.gradients()
         for name, path in self._plan.trained.items():
             if path in gradients:
