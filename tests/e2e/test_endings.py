@@ -128,6 +128,6 @@ def test_a_disk_that_stays_full_ends_the_run_with_its_sentence(workspace: Worksp
 def test_sigterm_on_a_full_disk_leaves_no_broker_behind(workspace: Workspace) -> None:
     """Within the deadlines of a drain, whatever could be written."""
     with run_on_full_disk(workspace, stall_s=600) as started:
-        wait_for(started.log, "waits for room")
+        wait_for(started.log, "for room")  # the broker, or the trainer, if a checkpoint came first
         started.signal(signal.SIGTERM)
         started.ended_within(300.0)

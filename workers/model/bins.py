@@ -38,7 +38,11 @@ def use_bins(
     learns: bool = True,
     root: Score | None = None,
 ) -> tuple[str, str]:
-    """`take_documents`, and if it does, `compile_for_bins`: why not, each, or ""."""
+    """Call `take_documents` and, if the model takes them, `compile_for_bins`.
+
+    Returns:
+        Why rows are padded, and why layers are not compiled; "" where they are not, and are.
+    """
     if why_padded := take_documents(scorer, device, root):
         return why_padded, "rows are padded, to lengths of many kinds"
     return "", compile_for_bins(scorer, bin_tokens, learns=learns, root=root)
@@ -48,8 +52,8 @@ def take_documents(scorer: TokenScorer, device: str, root: Score | None = None) 
     """Let a scorer's model take documents; why it cannot, or "".
 
     Args:
-        device: where steps are computed, and the model lies by now.
-        root: what computes, by this scorer, where a model is cut; all ranks measure together.
+        device: where steps are computed; the model lies there.
+        root: of a sharded model, the module that all ranks call together.
     """
     if device == CPU:
         return "a CPU computes padded rows"

@@ -103,7 +103,7 @@ def cut_evenly(lengths: Sequence[int], budget: int, hands: int, *, in_bins: bool
         return whole
     members = whole.members
     last = sorted(index for own in members[-rest:] for index in own)
-    for size in reversed(bin_sizes(budget)):  # with the last one, the budget, they are `rest`
+    for size in reversed(bin_sizes(budget)):  # the budget, tried last, gives `rest` of them
         shares = cut_by([lengths[index] for index in last], size).members
         if len(shares) <= hands:
             break

@@ -342,7 +342,7 @@ class Team:
                 return NoOrderError(told)
             name = self._followers[rank - 1].name
             if answer.kind == ConfigError.__name__:
-                return ConfigError(f"{answer.failure} (so {name})")
+                return ConfigError(f"{answer.failure} (said by {name})")
             if answer.kind:
                 return FollowerError(f"{name} failed: {told}")
         return own
