@@ -159,8 +159,8 @@ def tree_problems(block: Block, root: Path) -> list[str]:
 
 
 def schemas_page() -> dict[str, Any]:
-    """What the Python blocks of `schemas/README.md` define, without our code."""
-    text = (Path(__file__).parents[1] / "schemas/README.md").read_text(encoding="utf-8")
+    """What the Python blocks of `rlstreams/schemas/README.md` define, without our code."""
+    text = (Path(__file__).parents[1] / "rlstreams/schemas/README.md").read_text(encoding="utf-8")
     code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     assert not re.search(r"^(from|import) (rlstreams|torch)", code, re.MULTILINE)
     scope: dict[str, Any] = {}

@@ -54,7 +54,7 @@ def image() -> str:
 def _fingerprint() -> str:
     found = sorted(f"{found.name}=={found.version}" for found in distributions())
     digest = hashlib.sha256(repr((sys.version, found)).encode())
-    folders = ("schemas", "streams", "workers", "rlstreams", "infra/hosts", "infra/locks")
+    folders = ("rlstreams", "infra/hosts", "infra/locks")
     paths = sorted(p for folder in folders for p in (ROOT / folder).rglob("*"))
     for path in (ROOT / "pyproject.toml", ROOT / "infra/kafka/base.sh", *paths):
         if path.is_file() and path.suffix != ".pyc":

@@ -21,12 +21,13 @@ class Installed:
 
     @classmethod
     def of(cls, folder: Path) -> Installed:
-        """Build the wheel of this tree and install it below `folder`."""
+        """Build the wheel of this tree, as it is where there are no links, and install it."""
         uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
         environment = folder / "environment"
         python = environment / "bin" / "python"
+        _copy_without_links(folder / "tree")
         for words in (
-            ["build", "--quiet", "--wheel", "--out-dir", str(folder / "dist"), str(ROOT)],
+            ["build", "--quiet", "--wheel", "--out-dir", f"{folder}/dist", f"{folder}/tree"],
             ["venv", "--quiet", "--python", sys.executable, str(environment)],
             ["pip", "install", "--quiet", "--no-deps", "--python", str(python), "--no-index",
              "--find-links", str(folder / "dist"), "rlstreams"],
@@ -53,3 +54,17 @@ class Installed:
             timeout=UP_S, check=False, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
+
+
+def _copy_without_links(folder: Path) -> None:
+    """The tree as Git writes it where it may make no links: a file that holds the link's target."""
+    listed = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.check_output(listed, text=True).splitlines():
+        source, target = ROOT / name, folder / name
+        if not source.exists():
+            continue  # deleted and not yet committed
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            target.write_text(os.readlink(source), "utf-8")
+        else:
+            shutil.copy(source, target)

@@ -112,13 +112,13 @@ def test_the_counts_add_up(lines: list[str]) -> None:
 
 
 def test_an_independent_judge_agrees(workspace: Workspace) -> None:
-    """Written from `schemas/README.md` alone; with the run's password, behind three kills."""
+    """Written from the README of the schemas alone; with the run's password, behind three kills."""
     report = audit(workspace)
     place = RunPlace.of_folder(workspace.folder / "runs/demo")
     with place.served() as bootstrap:
         login = admin_settings(place.client_options)
         log, commits = judge.read_run(bootstrap, place.run, **login)
-    found = judge.Judge(log, commits, schemas_from_folder(ROOT / "schemas"))
+    found = judge.Judge(log, commits, schemas_from_folder(ROOT / "rlstreams/schemas"))
     told = {name: report[name] for name in ("trained", "evaluated", "lost")}
     assert told == {name: found.classes[name] for name in told}
     assert report["trained_twice"] == found.twice

@@ -28,7 +28,6 @@ IMAGE = "rlstreams-host:empty"
 HOME = "/srv"  # configuration, model and data, copied there
 RUNS = "/var/lib/rlstreams"
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_PACKAGES = ("schemas", "streams", "workers", "rlstreams")
 
 
 def host_image(client: docker.DockerClient) -> Image:
@@ -58,7 +57,7 @@ def host_image(client: docker.DockerClient) -> Image:
 def mounts() -> dict[str, dict[str, str]]:
     """What a host sees of this machine, read-only: the system, Python and our packages."""
     system = ["/usr", *(f"/{name}" for name in _SYSTEM if not Path(f"/{name}").is_symlink())]
-    python = [sys.prefix, sys.base_prefix, *(str(ROOT / name) for name in _PACKAGES)]
+    python = [sys.prefix, sys.base_prefix, str(ROOT / "rlstreams")]
     paths = [path for path in (*system, "/etc/ld.so.cache", *python) if Path(path).exists()]
     return {path: {"bind": path, "mode": "ro"} for path in paths}
 

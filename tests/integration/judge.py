@@ -1,4 +1,4 @@
-"""A judge of runs that was written from `schemas/README.md` alone, on fastavro and kafka-python.
+"""A judge of runs, written from `rlstreams/schemas/README.md` alone, on fastavro and kafka-python.
 
 It says where every issued sample is. It must import none of our packages but `stranger`, which
 imports none; a test looks.

@@ -1,7 +1,7 @@
 """Somebody without our code: reads and writes a run by its documents, with other libraries alone.
 
-Written from `schemas/README.md`, the `.avsc` files and the text at the top of
-`streams/log/done_set.py`. It must import none of our packages; a test looks.
+Written from `rlstreams/schemas/README.md`, the `.avsc` files and the text at the top of
+`rlstreams/streams/log/done_set.py`. It must import none of our packages; a test looks.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from infra.hosts import image
 def test_another_content_is_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where only a file's name, a package's version or what the base is made by differs."""
     monkeypatch.setattr(image, "ROOT", tmp_path)
-    for name in ("workers/one.py", "pyproject.toml", "infra/kafka/base.sh"):
+    for name in ("rlstreams/one.py", "pyproject.toml", "infra/kafka/base.sh"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1\n")
     names = [image._fingerprint(), image._fingerprint()]
-    (tmp_path / "workers/one.py").rename(tmp_path / "workers/two.py")
+    (tmp_path / "rlstreams/one.py").rename(tmp_path / "rlstreams/two.py")
     names.append(image._fingerprint())
     for name in ("pyproject.toml", "infra/kafka/base.sh"):
         (tmp_path / name).write_text("2\n")

@@ -1,4 +1,4 @@
-"""The reader in `schemas/README.md` reads what we write, with fastavro alone."""
+"""The reader in `rlstreams/schemas/README.md` reads what we write, with fastavro alone."""
 
 from __future__ import annotations
 

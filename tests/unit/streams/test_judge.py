@@ -1,4 +1,4 @@
-"""A judge written from `schemas/README.md` alone says of random runs what the audit says."""
+"""A judge written from the README of the schemas alone says of random runs what the audit says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.stranger import schemas_from_folder
 from tests.unit.streams.audit_log import Log
 from tests.unit.streams.broken_log import LARGE, broken_log
 
-SCHEMAS = schemas_from_folder(Path(__file__).parents[3] / "schemas")
+SCHEMAS = schemas_from_folder(Path(__file__).parents[3] / "rlstreams/schemas")
 # Where a log breaks one of these rules, the page does not say what counts.
 UNDECIDED = {"step missing", "step twice", "closed twice", "trained and dropped", "bad id"}
 

@@ -77,7 +77,7 @@ def layout_difference(*, expected: str, found: str) -> str:
 
 
 def weight_hash(weights: Mapping[str, torch.Tensor]) -> str:
-    """The hash of a version, as `workers/weights/link/weight_hash.py` defines it."""
+    """The hash of a version, as `rlstreams/workers/weights/link/weight_hash.py` defines it."""
     from rlstreams.workers.weights.link.weight_hash import hash_of_sums, sums_of
 
     known = weights.sums() if isinstance(weights, LazyWeights) else {}

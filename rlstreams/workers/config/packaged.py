@@ -7,7 +7,7 @@ from pathlib import Path
 from rlstreams.streams.log.errors import ConfigError
 
 _HERE = Path(__file__).resolve().parents[1]
-_PLACES = (_HERE / "data" / "examples", _HERE.parent / "infra" / "examples")  # a wheel; a clone
+_PLACES = (_HERE / "data" / "examples", _HERE.parents[1] / "infra" / "examples")  # a wheel; a clone
 
 
 def example(name: str) -> Path:

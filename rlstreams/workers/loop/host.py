@@ -23,7 +23,7 @@ def commit() -> str:
     """The commit of our own code: of a clone, `-dirty` if files differ; of a package, if it was
     installed from a repository. Empty: not known.
     """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if (root / ".git").exists():
         command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
         try:

@@ -45,7 +45,7 @@ def lock_file() -> Path:
     """The lock: inside the installed package, or in the checkout."""
     here = Path(__file__).resolve().parents[1]
     packaged = here / "data" / "jars.lock"
-    return packaged if packaged.is_file() else here.parent / "infra" / "kafka" / "jars.lock"
+    return packaged if packaged.is_file() else here.parents[1] / "infra" / "kafka" / "jars.lock"
 
 
 def locked(text: str) -> tuple[Jar, ...]:
