@@ -1,0 +1,58 @@
+"""Why a process died, as far as its exit status, its log and the disk tell."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+LONGEST = 300  # characters of a cause
+FULL_BYTES = 1 << 20  # with less free nothing can be written that is worth it
+_READ_BYTES = 1 << 16
+# `module.NameError: text`, as Python prints it and as `runtime.explain` does; or the interpreter.
+_ERROR = re.compile(r"^(Fatal Python error\b|[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b).*")
+_NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def died(status: int) -> str:
+    """An exit status in words; negative: minus the number of a signal."""
+    if status >= 0:
+        return f"failed (exit {status})" if status else "is done"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
+
+
+def last_error(log: Path, start: int = 0) -> str:
+    """The last error in a log behind its first `start` bytes; empty if it names none."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - _READ_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    found = behind = ""
+    for line in reversed(lines):
+        if _ERROR.match(line):  # of some the text begins on a line of its own
+            found = line + behind if line.endswith(": ") else line
+            break
+        behind = line.strip() or behind
+    return found if len(found) <= LONGEST else f"{found[:LONGEST]}..."
+
+
+def is_about_room(text: str) -> bool:
+    """Whether an error says that a disk or a quota is full."""
+    return any(words in text for words in _NO_ROOM)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk under a folder is; False for a folder that is not there."""
+    try:
+        return shutil.disk_usage(folder).free < FULL_BYTES
+    except OSError:
+        return False

@@ -1,0 +1,185 @@
+"""A process between a child and its owner: when the owner goes, all that the child started goes.
+
+    python -I -S reaper.py TELL,FD... PROGRAM ARGUMENT...
+
+It adopts whatever loses its parent below it (`PR_SET_CHILD_SUBREAPER`), so nothing that the program
+starts gets away: neither by a session of its own, nor by a cleared environment, nor by a double
+fork. When PROGRAM ends, or standard input closes (`Child`: the owner let go, or is gone), it kills
+all of that, and ends as PROGRAM did. TELL is told `PID 0`, or `0 ERRNO` where PROGRAM cannot be
+started; the other descriptors are PROGRAM's. Without imports of ours: it starts in some 20 ms.
+
+Other systems than Linux have no such adoption: there, what left the program's process group stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+LIMIT_S = 8.0  # for what SIGKILL does not end: its device or disk hangs
+_AGAIN_S = 0.002
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_IS_LINUX = sys.platform == "linux"
+
+
+def main(fds: list[int], command: list[str]) -> None:
+    """Start `command`, stay until it or the owner is gone, end the rest; never returns."""
+    tell, *theirs = fds
+    if _IS_LINUX and _prctl(_PR_SET_CHILD_SUBREAPER, 1):
+        sys.stderr.write("reaper: the system lets no process adopt orphans: some may stay\n")
+        sys.stderr.flush()
+    woken, wake = os.pipe()
+    for fd in (woken, wake):
+        os.set_blocking(fd, False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    try:
+        # Until it runs another program, it holds an end that tells of this one's failure.
+        pid = _start(command, tell)
+    except OSError as err:
+        os.write(tell, f"0 {err.errno}\n".encode())
+        os._exit(1)
+    for fd in theirs:
+        os.close(fd)
+    for number in _PASSED_ON:
+        signal.signal(number, lambda number, _frame: _send(pid, number))
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+    os.write(tell, f"{pid} 0\n".encode())
+    os.close(tell)
+    status = _stay(pid, woken)
+    os.set_blocking(wake, True)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _end_as(_end_all(pid, status))
+
+
+def _start(command: list[str], tell: int) -> int:
+    """The program's process id, once it is that program.
+
+    Raises:
+        OSError: it is not there, or the system has no room.
+    """
+    failed, fail = os.pipe()  # both close when another program begins
+    if pid := os.fork():
+        os.close(fail)
+        number = os.read(failed, 16)
+        os.close(failed)
+        if number:
+            raise OSError(int(number), "")
+        return pid
+    try:
+        os.close(tell)
+        os.setsid()
+        if _IS_LINUX:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for sent in (
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+        ):  # which Python ignores, and a program inherits
+            signal.signal(sent, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        os.execvp(command[0], command)
+    except OSError as err:
+        os.write(fail, str(err.errno).encode())
+    finally:
+        os._exit(127)
+
+
+def _stay(pid: int, woken: int) -> int | None:
+    """Until the program ended: its wait status; or the owner let go: None."""
+    while True:
+        ready, _, _ = select.select([0, woken], [], [])
+        if woken in ready:
+            os.read(woken, 512)
+            if (status := _reap(pid)) is not None:
+                return status
+        if 0 in ready and not os.read(0, 1):
+            return None
+
+
+def _reap(pid: int) -> int | None:
+    """Collect who ended; the program's wait status, if it is among them.
+
+    Raises:
+        ChildProcessError: nobody is left.
+    """
+    found = None
+    while (one := os.waitpid(-1, os.WNOHANG))[0]:
+        if one[0] == pid:
+            found = one[1]
+        if found is not None:
+            break
+    return found
+
+
+def _end_all(pid: int, status: int | None) -> int:
+    """Kill what is left, until nothing is; the program's wait status."""
+    until_s = time.monotonic() + LIMIT_S
+    if not _IS_LINUX:
+        _send(pid, signal.SIGKILL)
+    while time.monotonic() < until_s:
+        for left in _descendants() if _IS_LINUX else ():
+            try:
+                os.kill(left, signal.SIGKILL)
+            except OSError:  # gone, or another user's
+                continue
+        try:
+            while (ended := _reap(pid)) is not None:
+                status = ended
+        except ChildProcessError:
+            break
+        time.sleep(_AGAIN_S)
+    return signal.SIGKILL if status is None else status
+
+
+def _descendants() -> list[int]:
+    """Whose parent, or whose parent's parent and so on, this process is."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:  # gone meanwhile
+                continue
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found, left = [], [os.getpid()]
+    while left:
+        below = children.get(left.pop(), [])
+        found += below
+        left += below
+    return found
+
+
+def _send(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except OSError:  # gone
+        return
+
+
+def _end_as(status: int) -> None:
+    """End with the same exit status, or by the same signal; a core is the program's to leave."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _prctl(option: int, value: int) -> int:
+    return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0))
+
+
+if __name__ == "__main__":
+    main([int(fd) for fd in sys.argv[1].split(",")], sys.argv[2:])
