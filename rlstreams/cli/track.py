@@ -27,9 +27,9 @@ NICE = 10  # the run goes first
 PREDECESSOR_S = 45.0  # of an `up` that was killed: its tracker is about to end
 
 
-# Hidden: `up` gives the end of a pipe that closes when `up` is gone; this command starts itself
-# again for each tracker.
-@command("track", RUN, hidden=("--caller-fd", "--only"))
+# Hidden: `up` says that standard input closes when it is gone; this command starts itself again for
+# each tracker.
+@command("track", RUN, hidden=("--owner", "--only"))
 def run(args: argparse.Namespace) -> int:
     """write steps, evaluations and samples to wandb, mlflow, trackio or tensorboard
 
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
         )
     stop = Stop()
     stop.on_signals()
-    if args.caller_fd:
-        stop.when_closed(int(args.caller_fd))
+    if args.owner:
+        stop.when_gone(args.owner)
     if args.only:
         return _write(args, config, stop)
     with suppress(OSError):
@@ -63,16 +63,14 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "rlstreams", "track", *args.config, *args.overrides]
-    words += ["--caller-fd", "0", *(["--follow"] if args.follow else []), "--only"]
+    words += [*(["--follow"] if args.follow else []), "--only"]
     commands = {name: [*words, name] for name in config.track.used}
-    wait_s = PREDECESSOR_S if args.caller_fd else 0.0
+    wait_s = PREDECESSOR_S if args.owner else 0.0
     tries = math.inf if args.follow else TRIES
     try:
         # Two would end each other's processes.
         with held(folder / "track.lock", wait_s=wait_s):
-            lacking = keep(
-                commands, str(folder.absolute()), _say, lambda: stop.requested, tries=tries
-            )
+            lacking = keep(commands, _say, lambda: stop.requested, tries=tries)
     except OwnedError as err:
         raise ConfigError(f"{config.folder} is tracked by process {err.owner} already") from None
     for name in lacking:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import CONFIG, command
 from rlstreams.streams.log.errors import StreamsError
-from rlstreams.workers.loop.runtime import Stop
+from rlstreams.streams.process.owner import when_gone
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.fault_hook import UpOptions
 
 
-# Hidden, and set by `rlstreams.run`: a pipe that closes when its process is gone.
-@command("up", CONFIG, hidden=("--caller-fd",), settings={"--web": {"nargs": "?", "const": 9402}})
+# Hidden, and set by `rlstreams.run`: standard input closes when its process is gone.
+@command("up", CONFIG, hidden=("--owner",), settings={"--web": {"nargs": "?", "const": 9402}})
 def run(args: argparse.Namespace) -> int:
     """run everything on this machine: broker and all roles, supervised
 
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from rlstreams.up.supervisor.up import up
 
     options = up_options(args, args.config, ["up", *args.config, *args.overrides])
-    if args.caller_fd:
-        _drain_when_closed(int(args.caller_fd))
+    if args.owner:
+        when_gone(_drain)
     if not args.json:
         return up(options)
     figures = Figures(sys.stdout)
@@ -81,15 +81,9 @@ def up_options(
     )
 
 
-def _drain_when_closed(fd: int) -> None:
+def _drain() -> None:
     """As Ctrl-C does; who read our output is gone as well, and up.log has it."""
-
-    class Interrupt(Stop):
-        def request(self, reason: str) -> None:
-            del reason
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    Interrupt().when_closed(fd)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.kill(os.getpid(), signal.SIGINT)

@@ -19,8 +19,8 @@ BROKER_S = 60.0  # longest wait for a broker that is being started again
 
 
 # Hidden, and set by `up`: the id that its reports carry, the ids of its predecessors that are known
-# to have ended, a pipe that closes when `up` is gone, and where it is to die on purpose.
-@command("worker", CONFIG, hidden=("--instance", "--reaped", "--supervisor-fd", "--crash-at"))
+# to have ended, that its standard input closes when `up` is gone, where it is to die on purpose.
+@command("worker", CONFIG, hidden=("--instance", "--reaped", "--owner", "--crash-at"))
 def run(args: argparse.Namespace) -> int:
     """run one worker of one role
 
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
 
     stop = runtime.Stop()
     stop.on_signals()
-    if args.supervisor_fd:
-        stop.when_closed(int(args.supervisor_fd))
+    if args.owner:
+        stop.when_gone(args.owner)
     config = _config(args)
     set_threads(config.model.threads)
     try:
@@ -65,7 +65,7 @@ def _work(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
     from rlstreams.workers.loop.standalone import StandaloneRole
 
     arm_crash_point(args.crash_at)
-    is_alone = not args.supervisor_fd
+    is_alone = not args.owner
     if is_alone:
         check_alone(config)
         check_ordinal(config, args.role, args.ordinal)

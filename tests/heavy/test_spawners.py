@@ -11,14 +11,9 @@ import time
 from multiprocessing import forkserver
 from pathlib import Path
 
-from rlstreams.up.supervisor.child import (
-    UNLEARNT,
-    ChildSpec,
-    ForkSpawner,
-    PlainSpawner,
-    _Forked,
-    log_tail,
-)
+from rlstreams.streams.log.text import tail
+from rlstreams.streams.process.fork_server import UNLEARNT, Forked
+from rlstreams.up.supervisor.spawner import ForkSpawner, PlainSpawner, WorkerSpec
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 
@@ -33,21 +28,22 @@ def test_both_ways_to_start_a_worker_run_the_same_command(tmp_path: Path) -> Non
     for number, spawner in enumerate(
         (PlainSpawner(), ForkSpawner(context, "rlstreams.workers.loop.runtime"))
     ):
-        spec = ChildSpec(
+        spec = WorkerSpec(
             role="logprob", ordinal=number, config=config, log=tmp_path / f"{number}.log",
             instance="i",
         )  # fmt: skip
         child = spawner.spawn(spec)
         assert child.wait(20)
         assert child.poll() == 78
-        assert "sead" in log_tail(spec.log)[-1]
+        assert "sead" in tail(spec.log, 1)[-1]
 
 
 # A supervisor in little, on its terminal: it is told of signals and goes on.
 SUPERVISOR = """
 import multiprocessing, os, signal, sys, time
 from multiprocessing import forkserver
-from rlstreams.up.supervisor.child import ForkSpawner, _Forked
+from rlstreams.streams.process.fork_server import Forked
+from rlstreams.up.supervisor.spawner import ForkSpawner
 heard = []
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, lambda number, frame: heard.append(number))
@@ -56,7 +52,7 @@ ForkSpawner(context, "tests.heavy.slow_to_import")
 server = forkserver._forkserver._forkserver_pid
 process = context.Process(target=time.sleep, args=(3600,))
 process.start()
-role = _Forked(process)
+role = Forked(process)
 os.killpg(0, signal.SIGINT)
 os.killpg(0, signal.SIGHUP)
 time.sleep(0.5)
@@ -86,17 +82,17 @@ def test_a_child_of_a_server_that_began_cuda_starts_as_a_process_of_its_own(
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("True 78\n", "")
-    assert "sead" in log_tail(tmp_path / "log")[-1]
+    assert "sead" in tail(tmp_path / "log", 1)[-1]
 
 
 BEGAN_CUDA = """
 import multiprocessing, sys
 from pathlib import Path
-from rlstreams.up.supervisor.child import ChildSpec, ForkSpawner
+from rlstreams.up.supervisor.spawner import ForkSpawner, WorkerSpec
 spawner = ForkSpawner(multiprocessing.get_context("forkserver"), "tests.heavy.began_cuda")
 config, log = map(Path, sys.argv[1:])
 child = spawner.spawn(
-    ChildSpec(role="logprob", ordinal=0, config=config, log=log, instance="i")
+    WorkerSpec(role="logprob", ordinal=0, config=config, log=log, instance="i")
 )
 print(child.wait(60), child.poll())
 """
@@ -107,7 +103,7 @@ def test_a_worker_lives_on_without_the_fork_server() -> None:
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=time.sleep, args=(3600,))
     process.start()
-    worker = _Forked(process)
+    worker = Forked(process)
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
     process.join(20)
     assert (process.exitcode, worker.poll()) == (UNLEARNT, None)

@@ -7,17 +7,16 @@ whenever it starts. So nothing is queued or noted beside the log, and nothing is
 from __future__ import annotations
 
 import math
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rlstreams.show.metrics.rows import Row, Sink
-from rlstreams.up.supervisor.restart import described
-from rlstreams.workers.sandbox.descendants import VARIABLE, end_descendants
+from rlstreams.streams.process.cause import died
+from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.streams.process.keeper import Ended, Keeper, Limits
 
 DEADLINE_S = 120  # of a library: to be imported and ask a server, or to write a batch
 CLOSE_S = 30.0  # for all to write what is left, once it is stopped
@@ -57,7 +56,6 @@ class Timely:
 
 def keep(
     commands: Mapping[str, Sequence[str]],
-    mark: str,
     say: Callable[[str], None],
     stopped: Callable[[], bool],
     *,
@@ -66,15 +64,14 @@ def keep(
     """Run the command of each tracker until it ends well, again with pauses where it fails.
 
     Args:
-        commands: by tracker; each hears by its standard input that this process is gone.
-        mark: of the run: what an earlier process for it left behind is ended first.
+        commands: by tracker; what runs of them ends with this process.
         say: told what fails.
         stopped: from then on the processes end, and have `CLOSE_S` for what they lack.
 
     Returns:
         The trackers whose process never ended well.
     """
-    left = {name: _Writer(name, words, f"track {mark} {name}") for name, words in commands.items()}
+    left = {name: _Writer(words, tries) for name, words in commands.items()}
     until_s = math.inf
     try:
         while left and time.monotonic() < until_s:
@@ -85,10 +82,10 @@ def keep(
             for name, writer in list(left.items()):
                 status = writer.tick()
                 if status:
-                    say(f"{name}: its process {described(status)}; what it lacks waits")
+                    say(f"{name}: its process {died(status)}; what it lacks waits")
                 if status == 0:
                     del left[name]
-            if all(writer.num_failures >= tries for writer in left.values()):
+            if all(writer.is_given_up for writer in left.values()):
                 break
             time.sleep(_LOOK_S)
     finally:
@@ -100,43 +97,38 @@ def keep(
 class _Writer:
     """The processes of one tracker, one after another."""
 
-    def __init__(self, name: str, words: Sequence[str], mark: str) -> None:
-        self._name, self._words, self._mark = name, words, mark
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, words: Sequence[str], tries: float) -> None:
+        self._words = words
+        limits = Limits(failures=tries, first_s=PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        self._keeper = Keeper(limits)
+        self._child: Child | None = None
         self._due_s = 0.0
-        self.num_failures = 0
+        self.is_given_up = False  # in the end: while others have tries left, it has too
 
     def tick(self) -> int | None:
         """Start one when it is time; the status of one that ended now."""
-        if self._process is None:
+        if self._child is None:
             if time.monotonic() >= self._due_s:
-                end_descendants(self._mark)
-                self._process = subprocess.Popen(
-                    self._words,
-                    stdin=subprocess.PIPE,
-                    stdout=sys.stderr.fileno(),
-                    env={**os.environ, VARIABLE: self._mark},
-                    start_new_session=True,
+                # Libraries start processes of their own, in sessions of their own.
+                self._child = Child.started(
+                    self._words, orphaned=Orphaned.DIES, stdout=sys.stderr.fileno()
                 )
             return None
-        if (status := self._process.poll()) is None:
+        if (status := self._child.poll()) is None:
             return None
-        self.kill()
-        self.num_failures += 1
-        self._due_s = time.monotonic() + min(PAUSE_S * self.num_failures, LONGEST_PAUSE_S)
+        self._child, now_s = None, time.monotonic()
+        verdict = self._keeper.ended(Ended.FAILED, now_s)
+        self.is_given_up = verdict.is_over
+        self._due_s = now_s + verdict.delay_s
         return status
 
     def stop(self) -> None:
         """Ask it to end."""
-        if self._process is not None:
-            self._process.terminate()
+        if self._child is not None:
+            self._child.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End the process, and what its library started; idempotent."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            end_descendants(self._mark)
-            self._process = None
+        if self._child is not None:
+            self._child.end()
+            self._child = None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.process.child import Child, Orphaned
 
 HOST = "127.0.0.1"
 STOP_S = 10.0
@@ -32,12 +32,12 @@ def web_page(folder: Path, port: int | None, say: Callable[[str], None]) -> Iter
         return
     with listening(HOST, port, asked=f"--web {port}") as held:
         port = held.getsockname()[1]
-    with _beside(folder, LOG, "web", str(folder), "--port", str(port)) as process:
+    page = _beside(folder, LOG, Orphaned.DIES, "web", str(folder), "--port", str(port))
+    try:
         say(f"page: http://{HOST}:{port}/")
-        try:
-            yield
-        finally:
-            _end(process, STOP_S)
+        yield
+    finally:
+        page.end(STOP_S)
 
 
 @contextmanager
@@ -57,38 +57,20 @@ def trackers(
     if not names:
         yield
         return
-    words = ("track", str(folder), "--follow", "--caller-fd", "0")
-    with _beside(folder, TRACK_LOG, *words) as process:
-        say(f"tracked by {', '.join(names)}; problems are in {folder / TRACK_LOG}")
-        try:
-            yield
-        finally:
-            if _end(process, TRACK_STOP_S):
-                say_last(
-                    f"a tracker lacks rows, see {folder / TRACK_LOG}: rlstreams track {folder}"
-                )
-
-
-@contextmanager
-def _beside(folder: Path, log: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Its standard input is a pipe that closes with this process, however it ends."""
-    with (folder / log).open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rlstreams", *words],
-            stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
-        assert process.stdin is not None
-        with process.stdin:
-            yield process
-
-
-def _end(process: subprocess.Popen[bytes], within_s: float) -> int:
-    process.terminate()
+    # An `up` that is killed leaves it the time to write what is left.
+    words = ("track", str(folder), "--follow", "--owner", "up")
+    tracker = _beside(folder, TRACK_LOG, Orphaned.DRAINS, *words)
     try:
-        return process.wait(within_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+        say(f"tracked by {', '.join(names)}; problems are in {folder / TRACK_LOG}")
+        yield
+    finally:
+        if tracker.end(TRACK_STOP_S):
+            say_last(f"a tracker lacks rows, see {folder / TRACK_LOG}: rlstreams track {folder}")
+
+
+def _beside(folder: Path, log: str, orphaned: Orphaned, *words: str) -> Child:
+    argv = [sys.executable, "-m", "rlstreams", *words]
+    return Child.started(argv, orphaned=orphaned, log=folder / log)
 
 
 def listening(host: str, port: int, *, asked: str = "") -> socket.socket:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Protocol
+from typing import IO, Protocol, Self
 
 from rlstreams.streams.log.text import tail
 from rlstreams.streams.process.cause import died, last_error
@@ -98,7 +98,7 @@ class Child:
         environment: Mapping[str, str] = _NOTHING,
         pass_fds: Sequence[int] = (),
         umask: int = -1,
-    ) -> Child:
+    ) -> Self:
         """Start one; returns once its program runs.
 
         Args:

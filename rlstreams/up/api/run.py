@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -27,6 +29,7 @@ from rlstreams.cli.config import toml_lines
 from rlstreams.show.metrics.rows import EVALUATION, STEP
 from rlstreams.streams.log import errors
 from rlstreams.streams.log.errors import ConfigError, StreamsError
+from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.up.api.given import GivenFile, reward_place, rows_file
 from rlstreams.up.live.figures import END
 from rlstreams.workers.config.layers import Layer, file_layers, put, tree_layer
@@ -119,7 +122,7 @@ class Step:
 
 ORIGIN = "rlstreams.run()"
 EXAMPLE = "example:"  # before the name of a file that comes with the package
-_OPTIONS = ("--json", "--no-live", "--caller-fd", "0")
+_OPTIONS = ("--json", "--no-live", "--owner", "rlstreams.run")
 LAST_LINES = 20  # of a supervisor that ended without a word
 
 Source = str | Path | RunConfig | Mapping[str, object]
@@ -210,14 +213,18 @@ class Run:
         self._is_over = False  # nothing more will be printed
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._say = say or _silent
-        # Ctrl-C of a terminal reaches us alone; the pipe closes with us, however we end.
-        self._process = subprocess.Popen(
+        # Ctrl-C of a terminal reaches us alone; it drains when we are gone, however we end.
+        self._child = Child.started(
             [sys.executable, "-m", "rlstreams", "up", str(file), *options, *_OPTIONS],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, encoding="utf-8", errors="replace", start_new_session=True,
+            orphaned=Orphaned.DRAINS, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        readers = (self._take, self._process.stdout), (self._hear, self._process.stderr)
-        self._readers = [threading.Thread(target=t, args=(p,), daemon=True) for t, p in readers]
+        readers = (self._take, self._child.stdout), (self._hear, self._child.stderr)
+        self._readers = [
+            threading.Thread(
+                target=take, args=(TextIOWrapper(pipe, "utf-8", errors="replace"),), daemon=True
+            )
+            for take, pipe in readers
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -260,18 +267,16 @@ class Run:
             self.outcome = "drained"
         elif not self.outcome:
             self.outcome, lines = "failed", "\n".join(self._lines)
-            self._error = RunFailedError(f"`up` ended with {self._process.returncode}:\n{lines}")
+            self._error = RunFailedError(f"`up` ended with {self._child.poll()}:\n{lines}")
         if self._error is not None:
             raise self._error
 
     def _end(self, *, is_interrupted: bool) -> None:
         if is_interrupted:
-            self._process.send_signal(signal.SIGINT)
+            self._child.signal(signal.SIGINT)
         for reader in self._readers:
             reader.join()
-        self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._child.wait(math.inf)
 
     def _take(self, pipe: IO[str]) -> None:
         """Standard output: a JSON object a line; what else a library prints is kept as text."""

@@ -16,7 +16,7 @@ from typing import Self
 
 from rlstreams.streams.broker.embedded import START_S, EmbeddedBroker
 from rlstreams.streams.log.errors import BrokerError, DeadlineError, StreamsError
-from rlstreams.up.supervisor.child import is_about_room, is_full
+from rlstreams.streams.process.cause import is_about_room, is_full
 
 CHECK_S = 1.0
 AGAIN_S = 0.2

@@ -20,8 +20,8 @@ from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.views.leases import GRANTED, HELD, LOST, RECALLED, Lease
-from rlstreams.up.supervisor.child import Child
 from rlstreams.up.supervisor.fleet import GRACE_S, LOGS, Fleet, Worker
+from rlstreams.up.supervisor.spawner import WorkerChild
 from rlstreams.up.supervisor.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.operation import Device
@@ -228,7 +228,7 @@ class DeviceScheduler(Closing):
                 "and go on with --resume"
             )
 
-    def _kill(self, child: Child, why: str) -> None:
+    def _kill(self, child: WorkerChild, why: str) -> None:
         """Once; its end is seen as any other."""
         if child.spec.instance not in self._killed:
             self._killed.add(child.spec.instance)

@@ -9,17 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlstreams.up.supervisor.child import (
-    Child,
-    ChildSpec,
-    Spawner,
-    is_about_room,
-    is_full,
-    last_error,
-    log_tail,
-)
+from rlstreams.streams.log.text import tail
+from rlstreams.streams.process.cause import is_about_room, is_full
+from rlstreams.streams.process.child import TAIL_LINES
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.restart import Action, Decision, Exited, RestartPolicy, described
+from rlstreams.up.supervisor.spawner import Spawner, WorkerChild, WorkerSpec
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.served.process import end_left_servers
 from rlstreams.workers.loop.runtime import Exit
@@ -40,7 +35,7 @@ class Worker:
         self.name = f"{role}-{ordinal}"
         self.log = log
         self.policy = RestartPolicy(self.name, f"{role}.{ordinal}", room_s)
-        self.child: Child | None = None
+        self.child: WorkerChild | None = None
         self.restart_at_s: float | None = None
         self.is_awaited = False  # its restart was told, its new process works not yet
         self.num_starts = 0
@@ -94,7 +89,7 @@ class Fleet:
         ]
         self.num_killed = 0
         self.exits: list[Exited] = []
-        self._replaced: list[Child] = []  # processes that sleep, or woke up and are to end
+        self._replaced: list[WorkerChild] = []  # processes that sleep, or woke up and are to end
         self.failure: Failure | None = None
         self.is_draining = False  # nobody is restarted any more
 
@@ -144,7 +139,7 @@ class Fleet:
         self.num_killed += 1
         return True
 
-    def sleep(self, worker: Worker) -> Child | None:
+    def sleep(self, worker: Worker) -> WorkerChild | None:
         """SIGSTOP; None if no process is there. Whoever asks for it sends SIGCONT."""
         if worker.child is None or worker.child.poll() is not None:
             return None
@@ -160,11 +155,11 @@ class Fleet:
         self._spawn(worker)
 
     @property
-    def replaced(self) -> Sequence[Child]:
+    def replaced(self) -> Sequence[WorkerChild]:
         """The processes that live on beside their successors."""
         return tuple(self._replaced)
 
-    def child_of(self, instance: str) -> Child | None:
+    def child_of(self, instance: str) -> WorkerChild | None:
         """The process of this instance; None: it has ended, or is none of ours."""
         children = [*(worker.child for worker in self.workers), *self._replaced]
         return next((c for c in children if c is not None and c.spec.instance == instance), None)
@@ -213,7 +208,7 @@ class Fleet:
 
     def _spawn(self, worker: Worker) -> None:
         worker.excuse = ""
-        spec = ChildSpec(
+        spec = WorkerSpec(
             role=worker.role,
             ordinal=worker.ordinal,
             config=self._config,
@@ -224,9 +219,7 @@ class Fleet:
             reaped=tuple(worker.reaped[-RECENT:]),
             crash_at=worker.crash_at.pop(0) if worker.crash_at else "",
         )
-        log_start = worker.log.stat().st_size if worker.log.exists() else 0
         worker.child = self._spawner.spawn(spec)
-        worker.child.log_start = log_start
         worker.num_starts += 1
 
     def _reap(self, worker: Worker, now_s: float) -> None:
@@ -257,10 +250,10 @@ class Fleet:
             told = end.cause or "no error"
             self._say(f"{worker.name} {described(status)} while it drained: {told}")
 
-    def _exited(self, child: Child, status: int, now_s: float, excuse: str) -> Exited:
+    def _exited(self, child: WorkerChild, status: int, now_s: float, excuse: str) -> Exited:
         spec, cause = child.spec, ""
         if status != Exit.DONE and not excuse:  # else what it last complained about was not why
-            cause = last_error(spec.log, child.log_start)
+            cause = child.last_error()
         is_disk_full = is_about_room(cause)
         # Its error may have had no room either.
         if not is_disk_full and not excuse and status > 0 and is_full(self._logs):
@@ -297,7 +290,7 @@ class Fleet:
             worker.is_awaited = True
         elif decision.action is Action.STOP and self.failure is None:
             self.failure = Failure(
-                worker=worker.name, reason=decision.reason, last_lines=log_tail(worker.log)
+                worker=worker.name, reason=decision.reason, last_lines=tail(worker.log, TAIL_LINES)
             )
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from rlstreams.streams.process.cause import died
+from rlstreams.streams.process.keeper import FIRST_S, Ended, Keeper, Limits, Verdict
 from rlstreams.workers.loop.runtime import Exit
 
 FENCED_PAUSE_S = 3.0
 FENCED_WINDOW_S = 600.0
 QUICK_LIMIT = 3
-BACK_OFF_S = 0.5  # doubles with every death in a row that nothing was committed before
-LONGEST_BACK_OFF_S = 15.0
 OWNER_S = 60.0  # for a trainer of an `up` that was killed to drain
 # What the kernel sends a process for its own mistake; any other signal comes from somebody else.
 _OWN_MISTAKES = {
@@ -60,11 +60,10 @@ class Exited:
 
 
 class RestartPolicy:
-    """The memory of one worker's failures.
+    """What a worker's exit statuses mean; its failures in a row are a `Keeper`'s.
 
-    A failure is quick if the worker committed nothing since it started: what works for a while and
-    fails is started again for ever, what never works is given up. Who was killed, or crashed
-    once it had started, did not fail: the limit on a run without a step is for those.
+    Headway is something committed since its start. Who was killed, or crashed once it had
+    started, did not fail: the limit on a run without a step is for those.
 
     Args:
         room_s: how long room on a full disk is waited for; 0: for ever.
@@ -74,11 +73,9 @@ class RestartPolicy:
         self._worker = worker
         self._transactional_id = transactional_id
         self._room_s = room_s
+        self._keeper = Keeper(Limits(failures=QUICK_LIMIT, first_s=FIRST_S, room_s=room_s))
         self._fenced_at_s: float | None = None
         self._owned_since_s: float | None = None
-        self._full_since_s: float | None = None
-        self._num_deaths = 0  # in a row, with nothing committed
-        self._num_quick = 0  # of them, failures
 
     def after(
         self, end: Exited, *, may_leave: bool = True, is_owner_gone: bool = False
@@ -90,11 +87,13 @@ class RestartPolicy:
             is_owner_gone: a trainer gave way to an owner that we have reaped since.
         """
         status, how = end.status, f"{self._worker} {described(end.status)}"
+        # Of every end, whatever is done about it: work that it did ends a row of failures.
+        verdict = self._keeper.ended(_ended(end), end.seen_s, has_headway=end.committed)
         if (status == Exit.DONE and not may_leave) or (
             status == Exit.OWNER_ALIVE and is_owner_gone
         ):
             but = "the run goes on" if status == Exit.DONE else "that one has ended"
-            return Decision(Action.RESTART, f"{how}, but {but}", BACK_OFF_S)
+            return Decision(Action.RESTART, f"{how}, but {but}", FIRST_S)
         if end.excuse and status not in (Exit.DONE, Exit.OWNER_ALIVE, Exit.CONFIG):
             delay_s = FENCED_PAUSE_S if status == Exit.FENCED else 0.0
             return Decision(Action.RESTART, f"{self._worker} {end.excuse}", delay_s)
@@ -104,35 +103,21 @@ class RestartPolicy:
         if status in (Exit.FENCED, Exit.OWNER_ALIVE):
             return (self._fenced if status == Exit.FENCED else self._owned)(how, end.seen_s)
         self._owned_since_s = None
-        if end.committed:
-            self._num_deaths = self._num_quick = 0
-            self._full_since_s = None
-            return Decision(Action.RESTART, how)
-        self._num_deaths += 1
-        return self._full(how, end.seen_s) if end.is_disk_full else self._failed(how, end)
+        return self._followed(how, verdict, is_disk_full=end.is_disk_full)
 
-    def _failed(self, how: str, end: Exited) -> Decision:
-        self._full_since_s = None
-        if end.status > 0 or (not end.has_started and -end.status in _OWN_MISTAKES):
-            self._num_quick += 1
-        if self._num_quick >= QUICK_LIMIT:
-            reason = f"{how}, the {QUICK_LIMIT}rd time in a row without committing anything"
-            return Decision(Action.STOP, reason)
-        return self._again(how)
-
-    def _again(self, how: str) -> Decision:
-        delay_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2 ** (min(self._num_deaths, 9) - 1))
-        return Decision(Action.RESTART, how, delay_s)
-
-    def _full(self, how: str, now_s: float) -> Decision:
-        self._full_since_s = since_s = self._full_since_s or now_s
-        waited_s = now_s - since_s
-        if 0 < self._room_s <= waited_s:
-            return Decision(
-                Action.STOP, f"{how}; there was no room on the disk for {waited_s:.0f} s"
-            )
-        limit = f", at most {self._room_s - waited_s:.0f} s" if self._room_s else ""
-        return self._again(f"{how}; waiting for room on the disk{limit}")
+    def _followed(self, how: str, verdict: Verdict, *, is_disk_full: bool) -> Decision:
+        if not verdict.is_over:
+            if is_disk_full:
+                left_s = self._room_s - verdict.room_s
+                limit = f", at most {left_s:.0f} s" if self._room_s else ""
+                how += f"; waiting for room on the disk{limit}"
+            return Decision(Action.RESTART, how, verdict.delay_s)
+        if is_disk_full:
+            why = f"; there was no room on the disk for {verdict.room_s:.0f} s"
+        else:
+            why = f", the {QUICK_LIMIT}rd time in a row without committing anything"
+            why += f", within {verdict.row_s:.0f} s"
+        return Decision(Action.STOP, how + why)
 
     def _owned(self, how: str, now_s: float) -> Decision:
         """The owner may be of an `up` that was killed: it drains, and is gone in a while."""
@@ -152,14 +137,18 @@ class RestartPolicy:
         return Decision(Action.RESTART, how, FENCED_PAUSE_S)
 
 
+def _ended(end: Exited) -> Ended:
+    if end.excuse or end.status in (Exit.DONE, Exit.FENCED, Exit.OWNER_ALIVE, Exit.CONFIG):
+        return Ended.EXCUSED
+    if end.is_disk_full:
+        return Ended.NO_ROOM
+    is_own = end.status > 0 or (not end.has_started and -end.status in _OWN_MISTAKES)
+    return Ended.FAILED if is_own else Ended.KILLED
+
+
 def described(status: int) -> str:
-    """An exit status in words."""
-    if status < 0:
-        try:
-            return f"was ended by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"was ended by signal {-status}"
-    return _WORDS.get(status, f"failed (exit {status})")
+    """An exit status of a worker in words."""
+    return _WORDS.get(status) or died(status)
 
 
 _WORDS: dict[int, str] = {

@@ -22,11 +22,11 @@ from rlstreams.streams.run.run_lock import locked_run
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.up.live.screen import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
-from rlstreams.up.supervisor.child import make_spawner
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, UpOptions
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.run import Supervisor, interrupts
+from rlstreams.up.supervisor.spawner import make_spawner
 from rlstreams.up.supervisor.summary import audited, program_name, show, summarize
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlstreams.streams.log.errors import ConfigError, FencedError, StreamsError, TopicMismatchError
+from rlstreams.streams.process.owner import when_gone
 
 if TYPE_CHECKING:
     from rlstreams.workers.loop.stall import Watchdog
@@ -132,15 +133,9 @@ class Stop:
         signal.signal(signal.SIGTERM, handler)
         signal.signal(signal.SIGINT, handler)
 
-    def when_closed(self, fd: int) -> None:
-        """Request a stop when the other end of pipe `fd` closes: the supervisor is gone."""
-
-        def watch() -> None:
-            while os.read(fd, 1):
-                pass
-            self.request("supervisor gone")
-
-        threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+    def when_gone(self, owner: str) -> None:
+        """Request a stop when the process that started this one, by `Child`, is gone."""
+        when_gone(lambda: self.request(f"{owner} is gone"))
 
 
 def run(role: Role, stop: Stop, watchdog: Watchdog | None = None) -> None:

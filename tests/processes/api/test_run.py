@@ -92,7 +92,8 @@ def test_it_yields_what_up_prints(stand_in: Callable[[str], Path], tmp_path: Pat
     assert ("complete", ["page: http://127.0.0.1:9/"]) == (run.outcome, told)
     words = json.loads(noted.read_text("utf-8"))
     assert ["-m", "rlstreams", "up"] == words[:3]
-    assert ["--resume", "--web", "0", "--json", "--no-live", "--caller-fd", "0"] == words[4:]
+    given = ["--resume", "--web", "0", "--json", "--no-live", "--owner", "rlstreams.run"]
+    assert given == words[4:]
     assert Path(words[3]).parent == tmp_path / "runs/one/given"
     assert 0o700 == (tmp_path / "runs/one").stat().st_mode & 0o777
     given = tomllib.loads(Path(words[3]).read_text("utf-8"))
@@ -182,7 +183,7 @@ open({str(counted)!r}, "w").close()
             interrupted(run)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (2, 0) == (counted.stat().st_size, run._process.returncode)
+    assert (2, 0) == (counted.stat().st_size, run._child.poll())
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlstreams.up.supervisor.child import Child, ChildSpec, log_tail
+from rlstreams.streams.log.text import tail
+from rlstreams.streams.process.child import Orphaned
 from rlstreams.up.supervisor.fleet import Fleet
 from rlstreams.up.supervisor.progress import Progress
+from rlstreams.up.supervisor.spawner import WorkerChild, WorkerSpec
 
 OBEDIENT = """
 import signal, sys, time
@@ -33,17 +33,14 @@ class Scripts:
 
     def __init__(self, scripts: Mapping[str, str]) -> None:
         self.scripts = dict(scripts)
-        self.started: list[ChildSpec] = []
+        self.started: list[WorkerSpec] = []
 
-    def spawn(self, spec: ChildSpec) -> Child:
+    def spawn(self, spec: WorkerSpec) -> WorkerChild:
         self.started.append(spec)
-        theirs, ours = os.pipe()
-        with spec.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-S", "-c", self.scripts[spec.role]], stdout=log, stderr=log
-            )
-        os.close(theirs)
-        return Child(spec, process, ours)
+        command = [sys.executable, "-S", "-c", self.scripts[spec.role]]
+        child = WorkerChild.started(command, orphaned=Orphaned.DRAINS, log=spec.log)
+        child.spec = spec
+        return child
 
 
 class Log(Progress):
@@ -96,4 +93,4 @@ def until(fleet: Fleet, condition: Callable[[], bool]) -> None:
 
 
 def all_up(fleet: Fleet) -> bool:
-    return all(log_tail(worker.log) for worker in fleet.workers)
+    return all(tail(worker.log, 12) for worker in fleet.workers)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.streams.log.text import tail
 from rlstreams.up.supervisor import restart
 from rlstreams.up.supervisor import run as drain_module
-from rlstreams.up.supervisor.child import log_tail
 from rlstreams.up.supervisor.fleet import DRAIN_ORDER
 from rlstreams.up.supervisor.run import Drain
 from rlstreams.workers.engines.served.command import StartCommand
@@ -21,7 +21,7 @@ from tests.processes.supervisor.small import DEAF, OBEDIENT, Log, all_up, fleet_
 @pytest.fixture(autouse=True)
 def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a pause is, `test_restart` asks; here it is enough that there is one."""
-    monkeypatch.setattr(restart, "BACK_OFF_S", 0.02)
+    monkeypatch.setattr(restart, "FIRST_S", 0.02)
     monkeypatch.setattr(restart, "FENCED_PAUSE_S", 0.02)
 
 
@@ -137,7 +137,7 @@ def test_fenced_twice_through_our_own_stops_does_not_end_the_run(tmp_path: Path)
     with fleet_of(tmp_path, {"logprob": script}) as (fleet, spawner, _):
         (worker,) = fleet.workers
         for number in (1, 2):
-            until(fleet, lambda n=number: len(log_tail(worker.log)) == n)  # type: ignore[misc]
+            until(fleet, lambda n=number: len(tail(worker.log, 12)) == n)  # type: ignore[misc]
             child = fleet.sleep(worker)
             child.signal(signal.SIGCONT)
             until(fleet, lambda n=number: len(fleet.exits) == n)  # type: ignore[misc]
@@ -219,7 +219,7 @@ def test_roles_drain_one_after_another(tmp_path: Path) -> None:
         until(fleet, lambda: all_up(fleet))
         drain = Drain(fleet, 120.0, said.append, save_s=120.0)
         until(fleet, lambda: drain.tick() or drain.is_over)
-        ended = [int(log_tail(worker.log)[-1]) for worker in fleet.workers]
+        ended = [int(tail(worker.log, 12)[-1]) for worker in fleet.workers]
         assert ended == sorted(ended)
         assert len(spawner.started) == 4
         assert said == []

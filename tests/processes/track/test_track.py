@@ -95,7 +95,7 @@ def test_each_row_is_written_once_by_trackers_that_are_killed(
     names = made_rows.settings(tmp_path)
     words = [sys.executable, made_rows.__file__, str(tmp_path)]
     commands = {name: [*words, name, *map(str, kills)] for name in names}
-    assert [] == module.keep(commands, str(tmp_path), said.append, lambda: False)
+    assert [] == module.keep(commands, said.append, lambda: False)
     killed = "its process was ended by SIGKILL; what it lacks waits"
     assert sorted(f"{name}: {killed}" for name in names for _ in kills) == sorted(said)
     wanted = sorted((n, r.step, v) for r in made_rows.rows() for n, v in r.tags.items())
@@ -122,7 +122,7 @@ def test_one_that_hangs_or_fails_costs_the_others_nothing(
     done, said = tmp_path / "done", list[str]()
     scripts = {"hangs": HANGS, "fails": "raise SystemExit(3)", "works": f"open({str(done)!r}, 'w')"}
     commands = {name: [sys.executable, "-c", script] for name, script in scripts.items()}
-    lacking = module.keep(commands, str(tmp_path), said.append, lambda: False, tries=2)
+    lacking = module.keep(commands, said.append, lambda: False, tries=2)
     assert (["fails", "hangs"], True) == (lacking, done.exists())
     assert 2 <= said.count("hangs: its process was ended by SIGALRM; what it lacks waits")
     assert 2 <= said.count("fails: its process failed (exit 3); what it lacks waits")
@@ -144,7 +144,7 @@ def test_who_is_stopped_lets_them_finish_and_waits_so_long(
     def both_run() -> bool:
         return all((tmp_path / name).exists() for name in commands)
 
-    assert ["deaf"] == module.keep(commands, str(tmp_path), print, both_run)
+    assert ["deaf"] == module.keep(commands, print, both_run)
 
 
 def test_files_of_another_run_are_refused_and_rows_that_are_there_passed_by(tmp_path: Path) -> None:
@@ -178,4 +178,4 @@ def test_a_tracker_hears_that_its_up_was_killed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (-signal.SIGKILL, "False") == (done.returncode, done.stdout.split()[-1])
     within(WAIT_S, lambda: ended.exists() or None, "the tracker's end")
-    assert f"-m rlstreams track {tmp_path} --follow --caller-fd 0\n" == ended.read_text()
+    assert f"-m rlstreams track {tmp_path} --follow --owner up\n" == ended.read_text()

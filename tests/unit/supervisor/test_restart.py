@@ -53,6 +53,21 @@ ENDS = {
         "later later restart later later",
         "exit 1",
     ),
+    "work before a kill as asked": (
+        [end(1), end(1), end(-9, committed=True, excuse="was killed as asked"), end(1)],
+        "later later restart later",
+        "exit 1",
+    ),
+    "work before it was fenced": (
+        [end(1), end(1), end(75, committed=True), end(1), end(1)],
+        "later later later later later",
+        "exit 1",
+    ),
+    "kills as asked between failures": (
+        [end(1), end(1), end(-9, excuse="was killed as asked"), end(1)],
+        "later later restart stop",
+        "the 3rd time in a row without committing anything, within 0 s",
+    ),
 }
 
 

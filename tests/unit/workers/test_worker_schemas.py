@@ -36,8 +36,8 @@ def test_a_worker_publishes_its_schemas(
     monkeypatch.setattr(bootstrap, "await_broker", lambda *_: None)
     monkeypatch.setattr("rlstreams.workers.loop.agreement.check_alone", lambda _config: None)
     monkeypatch.setattr(runtime.Stop, "on_signals", lambda _self: None)
-    monkeypatch.setattr(runtime.Stop, "when_closed", lambda _self, _fd: None)
-    supervised = [] if alone else ["--supervisor-fd", "0"]
+    monkeypatch.setattr(runtime.Stop, "when_gone", lambda _self, _owner: None)
+    supervised = [] if alone else ["--owner", "up"]
     words = ["worker", "trainer", str(EXAMPLE), *supervised]
     assert main(words) == 0
     assert seen == [published]

@@ -1,4 +1,4 @@
-"""The line of a worker's log that says why it died."""
+"""The line of a process's log that says why it died."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.up.supervisor.child import last_error
+from rlstreams.streams.process.cause import last_error
 
 
 @pytest.mark.parametrize(

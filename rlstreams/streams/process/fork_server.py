@@ -1,0 +1,101 @@
+"""A process that has imported the heavy libraries once, and forks children that need them.
+
+It lives in a session of its own, as its children do: what the terminal sends to its foreground
+group must not end it, for the exit statuses of its children go through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.process
+import os
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import TypeVar
+
+from rlstreams.streams.process.child import Child
+
+UNLEARNT = 255  # what multiprocessing gives where the fork server is gone, which alone knew it
+_ITS_COMMAND = "from multiprocessing.forkserver import main"  # line
+
+C = TypeVar("C", bound=Child)
+Run = Callable[[Sequence[str]], int]
+
+
+class ForkServer:
+    """Make it early: it imports beside us."""
+
+    def __init__(self, context: ForkServerContext, preload: Sequence[str]) -> None:
+        """
+        Args:
+            preload: modules that its children need; none may start a thread.
+        """
+        from multiprocessing import forkserver
+
+        self._context = context
+        context.set_forkserver_preload([__name__, *preload])
+        forkserver.ensure_running()
+
+    def started(self, kind: type[C], run: Run, argv: Sequence[str], *, log: Path) -> C:
+        """A child that drains when we are gone (`Orphaned.DRAINS`); its status is what `run` gives.
+
+        Args:
+            run: a function of a module; gets `argv`, the command that would start the same.
+            log: as in `Child.started`.
+        """
+        log_start = log.stat().st_size if log.exists() else 0
+        theirs, ours = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_be, args=(run, argv, log, theirs), daemon=False)
+        process.start()
+        theirs.close()
+        owner_fd = os.dup(ours.fileno())
+        ours.close()
+        return kind(Forked(process), owner_fd, log=log, log_start=log_start)
+
+
+def fork_context() -> ForkServerContext | None:
+    """None: this platform has no fork server."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return None
+    return multiprocessing.get_context("forkserver")
+
+
+class Forked:
+    """A multiprocessing process as a `Handle`."""
+
+    def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """See `Handle`."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """See `Handle`."""
+        status = self._process.exitcode
+        if status == UNLEARNT:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, 0)
+                return None  # it lives on without the fork server
+        return status
+
+
+def _be(run: Run, argv: Sequence[str], log: Path, pipe: Connection) -> None:
+    """Runs in the child: look like one that was started by its command, then be it."""
+    os.setsid()
+    log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for fd, target_fd in ((pipe.fileno(), 0), (log_fd, 1), (log_fd, 2)):
+        os.dup2(fd, target_fd)
+    os.close(log_fd)
+    pipe.close()
+    sys.exit(run(argv))
+
+
+if any(word.startswith(_ITS_COMMAND) for word in sys.orig_argv) and os.getsid(0) != os.getpid():
+    os.setsid()  # it imports this module first
