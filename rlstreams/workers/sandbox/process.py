@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstreams.workers.sandbox.descendants import VARIABLE, end_descendants
+from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.workers.sandbox.program import MAX_REPLY_BYTES, OUT_OF_MEMORY
 from rlstreams.workers.sandbox.user_code import (
     LostCallError,
@@ -151,9 +150,7 @@ class Process:
         return self._ending is not None and self._ending.done()
 
     async def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM of a zombie
-            os.killpg(self._process.pid, signal.SIGKILL)
-        end_descendants(self._mark)  # those in sessions of their own
+        self._child.kill()
         self._writer.close()
         await self._exited(START_S)
         self._output.close()
@@ -166,24 +163,21 @@ class Process:
     async def _launch(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", str(_PROGRAM), str(theirs.fileno())]
-        self._mark = secrets.token_hex(8)
         with contextlib.ExitStack() as stack:
             stack.enter_context(theirs)
             stack.callback(ours.close)
-            # Its own session: Ctrl-C is not for it, and what it starts can be killed with it.
-            self._process = subprocess.Popen(  # noqa: ASYNC220  (milliseconds, on its own loop)
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+            # Milliseconds, on its own loop. Whatever it starts ends with it, and with this worker.
+            self._child = Child.started(
+                command, orphaned=Orphaned.DIES, pass_fds=[theirs.fileno()],
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True, env={**os.environ, VARIABLE: self._mark},
             )  # fmt: skip
-            stack.callback(self._process.wait)
-            stack.callback(self._process.kill)
+            stack.callback(self._child.end)
             reader, self._writer = await asyncio.open_connection(
                 sock=ours, limit=2 * MAX_REPLY_BYTES
             )
             stack.callback(self._writer.close)
             self._output, self._printed = await asyncio.get_running_loop().connect_read_pipe(
-                _Output, self._process.stdout
+                _Output, self._child.stdout
             )
             stack.pop_all()
             theirs.close()
@@ -297,7 +291,7 @@ class Process:
     async def _exited(self, within_s: float) -> int | None:
         """The process's status; None: it runs on."""
         for _ in range(round(within_s / _POLL_S)):
-            if self._process.poll() is not None:
+            if self._child.poll() is not None:
                 break
             await asyncio.sleep(_POLL_S)
-        return self._process.returncode
+        return self._child.poll()

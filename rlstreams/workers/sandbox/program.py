@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import asyncio
 
-    from rlstreams.workers.sandbox import descendants, loading
+    from rlstreams.workers.sandbox import loading
 else:
 
     def _beside(name: str) -> Any:  # noqa: ANN401
@@ -58,7 +58,7 @@ else:
         spec.loader.exec_module(module)
         return module
 
-    descendants, loading = _beside("descendants"), _beside("loading")
+    loading = _beside("loading")
 
 Reply = dict[str, Any]
 
@@ -255,7 +255,7 @@ class Link:
                 error = f"{place} returned {len(line):,} bytes; the limit is {MAX_REPLY_BYTES:,}"
         if error:
             line = json.dumps({"id": number, "error": error}).encode()
-        # Where the worker is gone, the thread of the link ends this process and what it started.
+        # Where the worker is gone, the thread of the link ends this process.
         with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(line + b"\n")
 
@@ -269,11 +269,7 @@ class Link:
                 else:
                     self.take(request)
         finally:  # also out of memory: nobody could reach this process any more
-            try:
-                if mark := os.environ.get(descendants.VARIABLE):
-                    descendants.end_descendants(mark)
-            finally:
-                os._exit(0)
+            os._exit(0)  # its reaper ends what it started
 
     def _place_of_task(self, number: int) -> str:
         """`file:line` where an asynchronous call waits; empty if there is none, or it is busy."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError, DeadlineError
+from rlstreams.streams.process import child
 from rlstreams.workers.sandbox import process, program
 from rlstreams.workers.sandbox.reward import Judgement
 from tests.contract.polling import within
@@ -20,9 +21,11 @@ from tests.processes.sandbox.either import ERRORS, LINE, SOURCES, Either
 
 ROOT = Path(__file__).parents[3]
 KINDS = list(SOURCES)
+# In a session of its own, with no environment, and after two forks with no parent.
 DETACHED = (
-    "int(subprocess.Popen(['setsid', 'sh', '-c', 'echo $$; exec sleep 3600'], "
-    "stdout=subprocess.PIPE).stdout.readline())"
+    "int(subprocess.Popen(['env', '-i', 'setsid', 'sh', '-c', "
+    "\"(setsid sh -c 'echo $$; exec sleep 3600' &)\"], stdout=subprocess.PIPE)"
+    ".stdout.readline())"
 )
 UNTIL_ORPHANED = (
     "[time.sleep(1e-4) for parent in [os.getppid()]"
@@ -168,10 +171,10 @@ def has_ended(pid: int) -> Callable[[], bool | None]:
     return look
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="descendants are found by /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 @pytest.mark.parametrize("text", ["os.getpid()", DETACHED])
 def test_all_that_it_started_ends_when_it_is_closed(tmp_path: Path, kind: str, text: str) -> None:
-    """Also what runs in a session of its own; then nothing is answered any more."""
+    """Also what has left it in every way; then nothing is answered any more."""
     with Either(tmp_path, kind) as one:
         pid = int(one.ask(text).reward)
         assert not has_ended(pid)()
@@ -180,9 +183,9 @@ def test_all_that_it_started_ends_when_it_is_closed(tmp_path: Path, kind: str, t
         one.ask("1")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="descendants are found by /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 def test_all_that_it_started_ends_when_the_worker_is_killed(tmp_path: Path, kind: str) -> None:
-    """By the process itself, which sees its link close, and has an answer that nobody takes."""
+    """Also where it has an answer that nobody takes any more."""
     worker = (
         "import sys, threading, time, pathlib\n"
         "from tests.processes.sandbox.either import Either\n"
@@ -211,14 +214,14 @@ def test_a_system_without_room_for_a_process_is_an_error_in_words(
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     with monkeypatch.context() as system:
-        system.setattr(process.subprocess, "Popen", no_room)
+        system.setattr(child.subprocess, "Popen", no_room)
         with pytest.raises(DeadlineError, match=message):
             Either(tmp_path, kind)
     with Either(tmp_path, kind) as one:
         with pytest.raises(ERRORS, match="died"):
             one.ask("os._exit(3)")
         with monkeypatch.context() as system:
-            system.setattr(process.subprocess, "Popen", no_room)
+            system.setattr(child.subprocess, "Popen", no_room)
             with pytest.raises(ERRORS, match=message):
                 one.ask("1")
         assert 1.0 == one.ask("1").reward
