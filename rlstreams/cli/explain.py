@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import LOG, command, configuration, opened
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.loss import RATIO_MAX
 
 if TYPE_CHECKING:
     from rlstreams.schemas.events import StepCompleted
@@ -64,7 +65,7 @@ def formula(trainer: TrainerSection) -> Iterator[str]:
     yield f"loss        {_loss(by)}"
     if by.kl_coef:
         kl = "exp(d) - 1 - d" if by.kl_estimator == "k3" else "d^2 / 2"
-        weighed = "w rho " if by.kl_weight == "ratio" else ""
+        weighed = f"w min(rho, {RATIO_MAX:g}) " if by.kl_weight == "ratio" else ""
         yield f"            + {by.kl_coef:g} {weighed}min({kl}, 10), d = ref - pi"
     if by.entropy_coef:
         yield f"            - {by.entropy_coef:g} entropy"
@@ -214,6 +215,7 @@ def _rejections(by: LossSection) -> Iterator[str]:
 
 def _loss(by: LossSection) -> str:
     low, high = f"{1 - by.clip_low:g}", f"{1 + by.clip_high:g}"
+    most = f"{RATIO_MAX:g}"
     dual = f", at most -w {by.clip_dual:g} A where A < 0" if by.clip_dual else ""
     return {
         "ppo": f"-w min(rho A, clip(rho, {low}, {high}) A){dual}; rho = exp(pi - prox)",
@@ -221,14 +223,14 @@ def _loss(by: LossSection) -> str:
         "cispo": f"-w min(rho, {high}) A pi, no gradient through rho = exp(pi - prox)",
         "sapo": f"-w 4/t sigmoid(t (rho - 1)) A; rho = exp(pi - prox), t = {by.tau_positive:g} "
         f"where A > 0, else {by.tau_negative:g}",
-        "dppo": f"-w rho A, 0 where rho moves off with A and {by.divergence} > "
+        "dppo": f"-w min(rho, {most}) A, 0 where rho moves off with A and {by.divergence} > "
         f"{by.divergence_max:g}; rho = exp(pi - prox)",
-        "m2po": "-w rho A; rho = exp(pi - prox)",
+        "m2po": f"-w min(rho, {most}) A; rho = exp(pi - prox)",
         "sft": "-w A pi",
         "distill": f"w A {_divergence(by)}"
         if by.distill_top_k
-        else "-w rho A (ref - pi), no gradient through the difference; rho = exp(pi - prox), ref "
-        "the teacher's",
+        else f"-w min(rho, {most}) A (ref - pi), no gradient through the difference; "
+        "rho = exp(pi - prox), ref the teacher's",
     }[by.kind]
 
 

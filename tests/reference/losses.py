@@ -43,6 +43,12 @@ def ratio(token: Token) -> tuple[float, float]:
     return rho, rho if -20 <= x <= 20 else 0.0
 
 
+def bounded(token: Token) -> tuple[float, float]:
+    """rho, at most 10, and its derivative: as in DPPO's code itself again, beyond the bound too."""
+    rho = min(ratio(token)[0], 10.0)
+    return rho, rho
+
+
 # Losses: gain and slope of each token of a row, before the importance weight.
 
 
@@ -92,7 +98,7 @@ def dppo(row: Row, by: Mapping[str, Any]) -> list[Term]:
     """DPPO-Binary-TV and -KL: PPO's mask with the divergence for the ratio."""
     found = []
     for t in row:
-        rho, slope = ratio(t)
+        rho = ratio(t)[0]
         p, q = math.exp(t.prox), math.exp(t.pi)
         if by["divergence"] == "tv":
             d = abs(p - q)
@@ -100,13 +106,14 @@ def dppo(row: Row, by: Mapping[str, Any]) -> list[Term]:
             d = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
         away = (t.advantage > 0 and rho > 1) or (t.advantage <= 0 and rho < 1)
         keep = not (away and d > by["divergence_max"])
-        found.append(Term(rho * t.advantage, slope * t.advantage) if keep else Term(0.0, 0.0))
+        gain, slope = (x * t.advantage for x in bounded(t))
+        found.append(Term(gain, slope) if keep else Term(0.0, 0.0))
     return found
 
 
 def m2po(row: Row, by: Mapping[str, Any]) -> list[Term]:
     """M2PO's objective; its mask comes as the tokens' factor."""
-    return [Term(ratio(t)[0] * t.advantage, ratio(t)[1] * t.advantage) for t in row]
+    return [Term(bounded(t)[0] * t.advantage, bounded(t)[1] * t.advantage) for t in row]
 
 
 def sft(row: Row, _: Mapping[str, Any]) -> list[Term]:
@@ -118,7 +125,7 @@ def distill(row: Row, _: Mapping[str, Any]) -> list[Term]:
     """The policy gradient of the reverse KL: the reward of a token is log teacher - log student."""
     found = []
     for t in row:
-        rho, slope = ratio(t)
+        rho, slope = bounded(t)
         reward = t.advantage * limit(t.ref - t.pi)
         found.append(Term(rho * reward, slope * reward))
     return found
@@ -131,8 +138,29 @@ def divergence_of(
     that stands for all others, with its derivative in the student's logits."""
     q, p = softmax(logits), softmax(teacher)
     share = [[own[i] for i in top] + [sum(own) - sum(own[i] for i in top)] for own in (q, p)]
-    value, slopes = 0.0, []  # slopes in the student's probability of each bucket
-    for a, b in zip(*share, strict=True):
+    value, slopes = _of_buckets(*share, beta)
+    of_token = [slopes[top.index(i)] if i in top else slopes[-1] for i in range(len(q))]
+    mean = sum(s * x for s, x in zip(of_token, q, strict=True))
+    return value, [x * (s - mean) for s, x in zip(of_token, q, strict=True)]
+
+
+def divergence_of_top(
+    student: Sequence[float], teacher: Sequence[float], beta: float
+) -> tuple[float, list[float]]:
+    """The same of the log-probs of some tokens, with its derivative in the student's. What these
+    leave is a sum of -expm1 and -exp: of what came, no digit is lost."""
+    q, p = ([math.exp(x) for x in own] for own in (student, teacher))
+    for own, logs in ((q, student), (p, teacher)):
+        first, *others = sorted(logs, reverse=True)
+        own.append(math.fsum([-math.expm1(first), *(-math.exp(x) for x in others)]))
+    value, slopes = _of_buckets(q, p, beta)
+    return value, [x * (s - slopes[-1]) for x, s in zip(q[:-1], slopes[:-1], strict=True)]
+
+
+def _of_buckets(q: Sequence[float], p: Sequence[float], beta: float) -> tuple[float, list[float]]:
+    """The divergence, and its slopes in the student's probability of each bucket."""
+    value, slopes = 0.0, []
+    for a, b in zip(q, p, strict=True):
         m = beta * b + (1 - beta) * a
         if beta == 1:
             value += a * math.log(a / b)
@@ -143,9 +171,7 @@ def divergence_of(
         else:
             value += beta * b * math.log(b / m) + (1 - beta) * a * math.log(a / m)
             slopes.append((1 - beta) * math.log(a / m))
-    of_token = [slopes[top.index(i)] if i in top else slopes[-1] for i in range(len(q))]
-    mean = sum(s * x for s, x in zip(of_token, q, strict=True))
-    return value, [x * (s - mean) for s, x in zip(of_token, q, strict=True)]
+    return value, slopes
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
@@ -229,7 +255,7 @@ def divergence(token: Token, w: float, by: Mapping[str, Any]) -> Term:
     if not -20 <= d <= 20:
         slope = 0.0
     if by["kl_weight"] == "ratio":
-        rho, rho_slope = ratio(token)
+        rho, rho_slope = bounded(token)
         k, slope = w * rho * k, w * (rho_slope * k + rho * slope)
     return Term(by["kl_coef"] * k, by["kl_coef"] * slope)
 
@@ -243,7 +269,7 @@ def losses(rows: Sequence[Row], by: Mapping[str, Any]) -> list[Term]:
         for token, gain, w in zip(row, gains, ws, strict=True):
             kl = divergence(token, w, by) if by["kl_coef"] else Term(0.0, 0.0)
             rho = math.exp(limit(sequence, -20, 10)) if by["kind"] == "gspo" else ratio(token)[0]
-            scores = by["entropy_coef"] * w * rho * (token.pi + token.entropy)
+            scores = by["entropy_coef"] * w * min(rho, 10.0) * (token.pi + token.entropy)
             found.append(
                 Term(
                     -w * gain.value + kl.value - by["entropy_coef"] * token.entropy,

@@ -23,6 +23,7 @@ _UNWEIGHTED: dict[str, object] = {  # importance weights of 1
     "off_policy_max": 0.0,
 }
 MIN_TEMPERATURE = 1e-6  # logits divided by less overflow float32, and the step with them
+GSPO_STALE_CLIP = 0.01  # below it one version of staleness alone clips most samples
 GROUP_DEADLINES = 2.0  # of a group, at least, in those of a sample
 
 
@@ -291,6 +292,12 @@ def _advantage_problems(trainer: TrainerSection) -> Iterator[str]:
         yield (
             "[trainer.loss.value_warmup_steps], but [trainer.steps]: the policy would never learn"
         )
+    if loss.advantage == "maxrl" and loss.overlong_tokens:
+        yield (
+            "[trainer.loss.advantage] and [trainer.loss.overlong_tokens]: 'maxrl' is defined for "
+            "rewards of 0 or more, and the first wrong answer that is too long would have less; "
+            "set trainer.loss.overlong_tokens to 0, or another advantage"
+        )
     if loss.advantage == "one" and not loss.reward_min:
         if loss.kind not in ("sft", "distill"):
             yield (
@@ -358,3 +365,20 @@ def start_warning(config: RunConfig) -> str:
             "set both off (1 and 0) to train"
         )
     return ""
+
+
+def loss_warning(config: RunConfig) -> str:
+    """What a loss bounds that it is not meant to; "": nothing."""
+    trainer, loss = config.trainer, config.trainer.loss
+    least = min(loss.clip_low, loss.clip_high)
+    holds_staleness = loss.proximal != "step_start" and trainer.max_staleness > 0
+    if loss.kind != "gspo" or not holds_staleness or least >= GSPO_STALE_CLIP:
+        return ""
+    return (
+        f"trainer.loss.clip_low is {loss.clip_low:g} and trainer.loss.clip_high is "
+        f"{loss.clip_high:g}: bounds of this size are GSPO's for the ratio to the step's start. "
+        f"With trainer.loss.proximal {loss.proximal!r} and trainer.max_staleness "
+        f"{trainer.max_staleness} the ratio holds the samples' staleness, by which alone more than "
+        "half of the tokens would be clipped; set them to 0.03 and 0.04, or proximal to "
+        "'step_start' with trainer.minibatches above 1"
+    )

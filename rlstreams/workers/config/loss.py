@@ -21,6 +21,7 @@ Advantage = Literal[
     "grpo", "rloo", "reinforce++", "reinforce++baseline", "maxrl", "gae", "reward", "one"
 ]
 UNCOMPARED = ("reward", "one")  # advantages that compare a reward with no other
+RATIO_MAX = 10.0  # policy / proximal, where a loss multiplies by it and does not clip it
 WITHOUT_GROUPS = ("reinforce++", "gae", *UNCOMPARED)  # that do not compare a sample with its group
 
 
@@ -30,10 +31,10 @@ class LossSection(Section, section="trainer.loss"):
     Formulas and sources: infra/docs/loss.md; `rlstreams explain` prints the one that will run."""
 
     kind: Kind = "ppo"
-    """What bounds a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 3e-4,
-    `clip_high` 4e-4), the token's weight (CISPO), a soft gate (SAPO), a divergence (DPPO), the
-    batch's second moment (M2PO). `sft`: the answers' likelihood; `distill`: the divergence from a
-    teacher, `logprob.reference`."""
+    """What bounds a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 0.03,
+    `clip_high` 0.04; to the step's start 3e-4, 4e-4), the token's weight (CISPO), a soft gate
+    (SAPO), a divergence (DPPO), the batch's second moment (M2PO). `sft`: the answers' likelihood;
+    `distill`: the divergence from a teacher, `logprob.reference`."""
     proximal: Literal["sampled", "behavior", "step_start", "interpolated"] = "sampled"
     """Policy that the ratio is taken to: the version that sampled, scored again; the sampler
     itself; the weights before the step's first update; or an approximation of these."""

@@ -39,7 +39,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
         {"rejection": "k3", "rejection_level": "sequence_mean", "rejection_high": 0.01},
         "0 where the sample's mean k3 of prox - mu is above 0.01",
     ),
-    ({"kl_coef": 0.1, "kl_weight": "ratio"}, "+ 0.1 w rho min(exp(d) - 1 - d, 10), d = ref - pi"),
+    ({"kl_coef": 0.1, "kl_weight": "ratio"}, "+ 0.1 w min(rho, 10) min(exp(d) - 1 - d, 10), d ="),
     ({"entropy_coef": 0.01, "entropy_share": 0.2}, "the 20% of the batch's tokens of highest"),
     ({"kind": "sft", "advantage": "one", "reward_min": 0.5}, "A = 1; 0 where r < 0.5"),
     ({"kind": "sft", "advantage": "reward"}, "-w A pi"),
@@ -49,7 +49,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"advantage": "gae"}, "+ 0.1 max((V - R)^2, (V' - R)^2) / 2, V' = V, at most 0.2 from V0;"),
     ({"advantage": "gae", "value_warmup_steps": 4}, "in the first 4 steps V alone learns"),
-    ({"kind": "distill", "advantage": "one"}, "-w rho A (ref - pi), no gradient through the diff"),
+    ({"kind": "distill", "advantage": "one"}, "-w min(rho, 10) A (ref - pi), no gradient through"),
     (
         {"kind": "distill", "advantage": "one", "correction": "none", "distill_top_k": 8},
         "w A KL(student || teacher), over the teacher's 8 likeliest tokens and all others as one",

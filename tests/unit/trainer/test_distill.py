@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +55,26 @@ def test_divergences_equal_the_second_implementation(
     expected, slopes = reference.divergence_of(logits, teacher, top, beta)
     assert value == pytest.approx(expected, rel=1e-12, abs=1e-12)
     np.testing.assert_allclose(slope, slopes, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("rest", [1e-3, 1e-5, 1e-7])
+def test_what_the_teacher_s_tokens_leave_is_exact(rest: float, beta: float) -> None:
+    """Log-probs come in float32, and 1 less their sum would be noise of that size: value and
+    gradient are those of the numbers as they came, in the reference's float64."""
+    logs = [
+        [math.log1p(-rest - rest / 8), math.log(rest / 8)],
+        [math.log1p(-3 * rest), math.log(rest)],
+    ]
+    given = np.float32(logs)
+    policy, teacher = (torch.tensor(row)[None] for row in given)
+    policy.requires_grad_()
+    value = divergences(policy, teacher, beta)
+    (slope,) = torch.autograd.grad(value.sum(), policy)
+    expected, slopes = reference.divergence_of_top(*given.astype(float).tolist(), beta)
+    assert (value.dtype, slope.dtype) == (torch.float32, torch.float32)
+    assert float(value.detach()) == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_allclose(slope[0], slopes, rtol=1e-6)
 
 
 def test_the_sampled_estimate_is_right_on_average() -> None:

@@ -149,6 +149,28 @@ def test_rows_may_come_in_any_order(by: LossSection, rows: Batch, random: Any) -
         assert torch.equal(found[places], turned)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"kind": "dppo"},
+        {"kind": "m2po"},
+        {"kind": "distill", "advantage": "one"},
+        {"kl_coef": 1.0, "kl_weight": "ratio", "kl_estimator": "k2"},
+        {"entropy_coef": 1.0},
+    ],
+)
+def test_no_token_outweighs_a_batch(loss: dict[str, Any]) -> None:
+    """One that the proximal policy found absurd weighs ten times what it weighs at a ratio of 1,
+    not e^20 times; its gradient is as much."""
+    absurd, plain = (
+        [reference.Token(-1.0, prox, prox, 1.0, ref=-0.5, entropy=0.5)] for prox in (-19.0, -1.0)
+    )
+    by = LossSection(**loss, clip_dual=0.0, clip_high=0.28, divergence_max=1.0)
+    at_most = 10.5 if loss.get("kind") else 11.5  # PPO's own part is clipped at 1.28
+    (_, slope), (_, expected) = ours([absurd], by), ours([plain], by)
+    assert 1 < abs(float(slope)) / abs(float(expected)) < at_most
+
+
 def test_each_name_has_its_formula() -> None:
     """Here and in the second implementation."""
     assert set(LOSSES) == set(KINDS) == set(reference.LOSSES)

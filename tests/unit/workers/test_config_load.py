@@ -9,7 +9,7 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
-from rlstreams.workers.config.across import length_warning, start_warning
+from rlstreams.workers.config.across import length_warning, loss_warning, start_warning
 from rlstreams.workers.config.load import from_json, load, resolved_json
 from rlstreams.workers.config.run import RunConfig
 
@@ -105,6 +105,10 @@ def test_overrides_of_text_need_no_quotes(override, section, expected):
             "[trainer]\ncontrol = 'permuted'\n[trainer.loss]\nkind = 'sft'\nadvantage = 'one'\n"
             "correction = 'none'",
             r"control is 'permuted', but .* no reward counts",
+        ),
+        (
+            "[trainer.loss]\nadvantage = 'maxrl'\noverlong_tokens = 12",
+            r"advantage is 'maxrl' and trainer.loss.overlong_tokens is 12: 'maxrl' is defined for",
         ),
         ("[trainer.loss]\nkl_weight = 'ratio'", r"kl_weight is 'ratio', but .*kl_coef is 0"),
         ("[trainer.loss]\noverlong_tokens = 9000", r"overlong_tokens is 9000 .* most \d+ tokens"),
@@ -298,3 +302,16 @@ def test_foreign_json_is_refused(text, message):
     """A configuration of another release is not half understood."""
     with pytest.raises(ConfigError, match=message):
         from_json(text)
+
+
+GSPO = ["trainer.loss.kind=gspo", "trainer.loss.clip_low=3e-4", "trainer.loss.clip_high=4e-4"]
+
+
+def test_gspo_s_own_bounds_are_warned_of_where_samples_are_old():
+    """Staleness alone would clip most tokens. To the step's start, on fresh samples, or with wider
+    bounds it does not."""
+    assert "clip_low is 0.0003 and trainer.loss.clip_high is 0.0004" in loss_warning(load([], GSPO))
+    at_start = ["trainer.loss.proximal=step_start", "trainer.minibatches=2"]
+    wider = ["trainer.loss.clip_low=0.03", "trainer.loss.clip_high=0.04"]
+    for more in (at_start, ["trainer.max_staleness=0"], wider, ["trainer.loss.kind=ppo"]):
+        assert "" == loss_warning(load([], GSPO + more))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.loss import RATIO_MAX, LossSection
 
 Floats = npt.NDArray[np.float32]
 LOG_RATIO_LIMIT = 20.0  # exp of it is finite in float32, with room for products
@@ -104,6 +104,18 @@ def of_rows(values_N: Tensor, counts_R: Sequence[int], by_row: Callable[..., Ten
 def clamped(log_ratios_N: Tensor) -> Tensor:
     """To +-20."""
     return log_ratios_N.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def bounded_ratios(policy_N: Tensor, proximal_N: Tensor) -> Tensor:
+    """min(rho, 10) of each token, rho = policy / proximal; its gradient is as many times that of
+    log policy, beyond the bound too, as in DPPO's own code (github.com/sail-sg/Stable-RL, commit
+    c6af1d1, `compute_policy_loss_with_mask`, whose `clip_ratio_c` is 10 unless set).
+
+    For losses that multiply by the ratio and do not clip it: one token that the proximal policy
+    found absurd would outweigh the batch.
+    """
+    ratios_N = clamped(policy_N.detach() - proximal_N).exp().clamp(max=RATIO_MAX)
+    return ratios_N * (1 + policy_N - policy_N.detach())
 
 
 _BY_ROW: dict[str, Callable[..., Tensor]] = {

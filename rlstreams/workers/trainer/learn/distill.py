@@ -20,7 +20,7 @@ from torch import Tensor
 from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.model.token_scores import TokenScores, TopScores
-from rlstreams.workers.trainer.learn.correction import clamped
+from rlstreams.workers.trainer.learn.correction import bounded_ratios, clamped
 from rlstreams.workers.trainer.learn.packing import Batch
 
 LEAST_REST = 1e-12  # probability of all tokens that are not among the K
@@ -75,14 +75,13 @@ def taught(
 
 
 def sampled_gains(policy_N: Tensor, proximal_N: Tensor, teacher_N: Tensor) -> Tensor:
-    """rho (teacher - policy) of the sampled token, no gradient through the difference.
+    """min(rho, 10) (teacher - policy) of the sampled token, no gradient through the difference.
 
     Weighed by w, its mean over a distribution that sampled is minus the gradient of the reverse KL
-    divergence at each state. Needs no clip: a token that has become as likely as the teacher has it
-    is pushed no further.
+    divergence at each state, where no ratio is above 10. Needs no clip: a token that has become as
+    likely as the teacher has it is pushed no further.
     """
-    ratios_N = clamped(policy_N - proximal_N).exp()
-    return ratios_N * clamped(teacher_N - policy_N.detach())
+    return bounded_ratios(policy_N, proximal_N) * clamped(teacher_N - policy_N.detach())
 
 
 def divergences(policy_NK: Tensor, teacher_NK: Tensor, beta: float) -> Tensor:
@@ -95,17 +94,21 @@ def divergences(policy_NK: Tensor, teacher_NK: Tensor, beta: float) -> Tensor:
     """
     p_NK, q_NK = _with_rest(teacher_NK), _with_rest(policy_NK)
     if beta == 1:
-        return _kl(q_NK, p_NK)
-    if beta == 0:
-        return _kl(p_NK, q_NK)
-    m_NK = torch.logaddexp(p_NK + math.log(beta), q_NK + math.log1p(-beta))
-    return beta * _kl(p_NK, m_NK) + (1 - beta) * _kl(q_NK, m_NK)
+        found_N = _kl(q_NK, p_NK)
+    elif beta == 0:
+        found_N = _kl(p_NK, q_NK)
+    else:
+        m_NK = torch.logaddexp(p_NK + math.log(beta), q_NK + math.log1p(-beta))
+        found_N = beta * _kl(p_NK, m_NK) + (1 - beta) * _kl(q_NK, m_NK)
+    return found_N.to(policy_NK.dtype)
 
 
 def _with_rest(logprobs_NK: Tensor) -> Tensor:
-    """With the log-prob of all other tokens as the last."""
-    rest_N = (1 - logprobs_NK.exp().sum(-1)).clamp(min=LEAST_REST)
-    return torch.cat([logprobs_NK, rest_N.log()[:, None]], -1)
+    """With the log-prob of all other tokens as the last, in float64: in float32 a rest of 1e-7 is
+    what 1 less a sum of 1 happens to leave, 0 or twice as much."""
+    logprobs_NK = logprobs_NK.double()
+    sum_N = logprobs_NK.logsumexp(-1).clamp(max=-LEAST_REST)
+    return torch.cat([logprobs_NK, (-sum_N.expm1()).log()[:, None]], -1)
 
 
 def _kl(p_NK: Tensor, q_NK: Tensor) -> Tensor:

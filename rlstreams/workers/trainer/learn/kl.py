@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.trainer.learn.correction import clamped
+from rlstreams.workers.config.loss import RATIO_MAX, LossSection
+from rlstreams.workers.trainer.learn.correction import bounded_ratios, clamped
 from rlstreams.workers.trainer.learn.loss import TokenLosses
 
 KL_LIMIT = 10.0  # nats a token, as in verl: beyond it a token weighs no more and pulls no more
@@ -36,11 +36,11 @@ def with_kl(
 ) -> TokenLosses:
     """The same losses, with `kl_coef` times the divergence added to each token's.
 
-    With `kl_weight = "ratio"` each divergence is multiplied by w rho, with gradient through rho =
-    policy / proximal: of k3 that is the divergence's own gradient, whoever sampled.
+    With `kl_weight = "ratio"` each divergence is multiplied by w min(rho, 10), with gradient
+    through rho = policy / proximal: of k3 that is the divergence's own gradient, whoever sampled.
     """
     if by.kl_weight == "ratio":
-        kl_N = losses.weights_N * clamped(policy_N - proximal_N).exp() * kl_N
+        kl_N = losses.weights_N * bounded_ratios(policy_N, proximal_N) * kl_N
     return losses._replace(losses_N=losses.losses_N + by.kl_coef * kl_N)
 
 
@@ -49,14 +49,14 @@ def with_entropy(
 ) -> TokenLosses:
     """The same losses, with `entropy_coef` times the entropy H subtracted from each token's.
 
-    Its gradient is estimated from the sampled token: that of -w rho (log pi + H) log pi, with
-    gradient through the last factor alone. Over the policy's own tokens its mean is H's gradient
-    (Williams and Peng, Connection Science 3, 1991); + H is a baseline and changes no mean.
+    Its gradient is estimated from the sampled token: that of -w min(rho, 10) (log pi + H) log pi,
+    with gradient through the last factor alone. Over the policy's own tokens its mean is H's
+    gradient (Williams and Peng, Connection Science 3, 1991); + H is a baseline and changes no mean.
 
     Args:
         entropy_N: of the whole distribution at each token, no gradient.
     """
     at_N = policy_N.detach()
-    scale_N = losses.weights_N * losses.ratios_N * (at_N + entropy_N)
+    scale_N = losses.weights_N * losses.ratios_N.clamp(max=RATIO_MAX) * (at_N + entropy_N)
     bonus_N = entropy_N - scale_N * (policy_N - at_N)
     return losses._replace(losses_N=losses.losses_N - by.entropy_coef * bonus_N)

@@ -23,6 +23,7 @@ from torch import Tensor
 from rlstreams.workers.config.loss import Kind, LossSection
 from rlstreams.workers.trainer.learn.correction import (
     LOG_RATIO_LIMIT,
+    bounded_ratios,
     clamped,
     correction_weights,
     of_rows,
@@ -54,6 +55,10 @@ class Tokens(NamedTuple):
     def ratios(self) -> Tensor:
         """rho = policy / proximal of each token, the log-ratio clamped to +-20."""
         return clamped(self.policy_N - self.proximal_N).exp()
+
+    def bounded(self) -> Tensor:
+        """min(rho, 10): `correction.bounded_ratios`."""
+        return bounded_ratios(self.policy_N, self.proximal_N)
 
 
 def policy_losses(
@@ -162,8 +167,8 @@ def _sapo(tokens: Tokens, by: LossSection) -> Bounded:
 
 
 def _dppo(tokens: Tokens, by: LossSection) -> Bounded:
-    """rho A, or 0 where the token moves away and is further off than `divergence_max`: by total
-    variation or KL of the two distributions {this token, all others} (arXiv 2602.04879)."""
+    """min(rho, 10) A, or 0 where the token moves away and is further off than `divergence_max`: by
+    total variation or KL of the two distributions {this token, all others} (arXiv 2602.04879)."""
     ratios_N = tokens.ratios()
     p_N = tokens.proximal_N.exp().clamp(max=1)
     q_N = tokens.policy_N.detach().exp().clamp(max=1)
@@ -174,15 +179,16 @@ def _dppo(tokens: Tokens, by: LossSection) -> Bounded:
         distances_N = p_N * (tokens.proximal_N - tokens.policy_N.detach()) + rest_N
     is_away_N = torch.where(tokens.advantages_N > 0, ratios_N > 1, ratios_N < 1)
     is_masked_N = is_away_N & (distances_N > by.divergence_max)
-    gains_N = torch.where(is_masked_N, 0.0, ratios_N * tokens.advantages_N)
+    gains_N = torch.where(is_masked_N, 0.0, tokens.bounded() * tokens.advantages_N)
     return -tokens.weights_N * gains_N, ratios_N, is_masked_N
 
 
 def _m2po(tokens: Tokens, _: LossSection) -> Bounded:
-    """rho A (arXiv 2510.01161); the mask is in the weights (`batch_factors.second_moment_mask`)."""
-    ratios_N = tokens.ratios()
-    never_N = torch.zeros_like(ratios_N, dtype=torch.bool)
-    return -tokens.weights_N * (ratios_N * tokens.advantages_N), ratios_N, never_N
+    """min(rho, 10) A (arXiv 2510.01161); the mask is in the weights
+    (`batch_factors.second_moment_mask`), and bounds a mean: of many tokens one may be anywhere."""
+    gains_N = tokens.bounded() * tokens.advantages_N
+    never_N = torch.zeros_like(gains_N, dtype=torch.bool)
+    return -tokens.weights_N * gains_N, tokens.ratios(), never_N
 
 
 def _sft(tokens: Tokens, _: LossSection) -> Bounded:
