@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import LOG, Takes, command, opened
-from rlstreams.debug.inspect.words import spelling
+from rlstreams.debug.inspect.texts import Texts
+from rlstreams.debug.inspect.words import Spelling, spelling
+from rlstreams.schemas.events import TRAIN, Trajectory
 from rlstreams.streams.log.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _SAMPLE = re.compile(r"(\d+|e\d+-\d+)/\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
 _PIPE_WIDTH = 160
+_AT_ONCE = 1000  # samples that become text between two looks
 
 
 @command(
@@ -28,20 +31,24 @@ _PIPE_WIDTH = 160
     usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
 )
 def run(args: argparse.Namespace) -> int:
-    """a trajectory, its tokens and its whole lineage; or the worst ones of a run
+    """answers of a run to read: one with its tokens and whole lineage, a group, the worst ones
 
     Follows a sample from its prompt through attempts, segments, scores and step to the version
-    that it contributed to. Without a sample, lists the worst ones by some measure: by default
-    the mismatch of engine and trainer.
+    that it contributed to; shows the answers of a group side by side. Without a sample, lists
+    prompt, answer and reward of the worst ones by some measure: by default the mismatch of engine
+    and trainer.
 
     --step N     only samples that step N trained on
     --limit N    list at most so many [10]
     --worst mismatch|reward|staleness|tokens|duration  list the worst first
+    --text WORDS  only samples whose prompt, answer or reward's note has these words
     --full       show each listed sample in full, not as a line
     --tokenizer DIR  where tokenizer.json is, if it has moved
 
     rlstreams inspect runs/demo
     rlstreams inspect 12/3 runs/demo
+    rlstreams inspect 12 runs/demo
+    rlstreams inspect runs/demo --text "so the answer is" --worst reward
     rlstreams inspect recordings/demo --worst reward --step 8
     """
     from rlstreams.debug.inspect.sample_detail import sample_detail
@@ -50,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     names = [w for w in args.config if w not in wanted]
     with opened(names, args.overrides) as source:
         log, spelled = source.log, spelling(args.tokenizer, source.model_path)
-        details = [sample_detail(one, spelled) for one in _lineages(log, args, wanted)]
+        details = [sample_detail(one, spelled) for one in _lineages(log, args, wanted, spelled)]
         name, num_unreadable, problems = log.name, log.num_unreadable, log.problems
     for problem in problems:
         print(f"{name}: {problem}", file=sys.stderr)
@@ -62,19 +69,48 @@ def run(args: argparse.Namespace) -> int:
     if not known:
         print(f"nothing in {name} matches", file=sys.stderr)
         return 1
-    _show(known, args, _title(name, args, wanted))
+    is_group = len(wanted) == 1 and len(known) > 1
+    _show(known, args, _title(name, args, wanted), is_group=is_group)
     return 1 if missing else 0
 
 
-def _lineages(log: RunLog, args: argparse.Namespace, wanted: Sequence[str]) -> list[Lineage]:
-    if wanted and (args.worst or args.step is not None):
-        raise ConfigError("name samples, or rank them by --worst or --step")
-    found = wanted or worst(log, args.worst, args.step, args.limit)
+def _lineages(
+    log: RunLog, args: argparse.Namespace, wanted: Sequence[str], spelled: Spelling
+) -> list[Lineage]:
+    if wanted and (args.worst or args.text or args.step is not None):
+        raise ConfigError("name samples, or rank them by --worst, --step or --text")
+    found = wanted
+    if args.text:
+        among = _saying(log, args.text, spelled)
+        by = args.worst or ("" if args.step else "reward")
+        ranked = worst(log, by, args.step, len(among) or 1, among)
+        found = ranked[: args.limit]
+    elif not wanted:
+        found = worst(log, args.worst, args.step, args.limit)
     return log.samples(*found) if found else []
 
 
-def worst(log: RunLog, measure: str | None, step: int | None, limit: int) -> list[str]:
-    """Names of samples, the worst first; of a step without a measure those of its batch, in order.
+def _saying(log: RunLog, words: str, spelled: Spelling) -> set[str]:
+    """Names of the samples that say these words."""
+    from rlstreams.streams.log.topics import TRAJECTORIES
+
+    texts = Texts(lambda: spelled)
+    for record in log.read_topic(TRAJECTORIES, skip_unreadable=True):
+        if isinstance(record.event, Trajectory):
+            texts.add(record.event)
+    while texts.spell(_AT_ONCE):
+        pass
+    return texts.find(words)
+
+
+def worst(
+    log: RunLog, measure: str | None, step: int | None, limit: int, among: Container[str] = ()
+) -> list[str]:
+    """Names of samples, the worst first, those that were trained on before held-out ones; of a step
+    without a measure those of its batch, in order.
+
+    Args:
+        among: only these; none: all.
 
     Raises:
         ConfigError: a step that the log does not have; names those that it has.
@@ -92,24 +128,31 @@ def worst(log: RunLog, measure: str | None, step: int | None, limit: int) -> lis
         for record in log.read_topic(topic, skip_unreadable=True):
             rows.apply(record.event)
     if not by:
-        return [row.name for row in rows.of_step(step or 0)][:limit]
+        batch = [row.name for row in rows.of_step(step or 0)]
+        return [name for name in batch if not among or name in among][:limit]
     ranked = rows.find(Wanted(sort=by, ascending=by == "reward", step=step))
-    return [row.name for row in ranked if getattr(row, by) is not None][:limit]
+    ranked.sort(key=lambda row: row.purpose != TRAIN)
+    known = [row.name for row in ranked if getattr(row, by) is not None]
+    return [name for name in known if not among or name in among][:limit]
 
 
 def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
     if wanted:
         return f"{name}: {', '.join(wanted)}"
     parts = [f"step {args.step}"] if args.step is not None else []
+    if args.text:
+        parts.append(f"with {args.text!r}")
     if args.worst or not parts:
         parts.append(f"worst by {args.worst or 'mismatch'}")
     return f"{name}: {', '.join(parts)}"
 
 
-def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
+def _show(
+    details: Sequence[SampleDetail], args: argparse.Namespace, title: str, *, is_group: bool
+) -> None:
     from rich.console import Console
 
-    from rlstreams.debug.inspect.terminal import table, whole
+    from rlstreams.debug.inspect.terminal import siblings, table, whole
 
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(width=width, markup=False, emoji=False, highlight=False)
@@ -117,7 +160,10 @@ def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str)
         for detail in details:
             console.print(whole(detail, console.width))
         return
-    console.print(table(details, title))
+    if is_group:
+        console.print(siblings(details, title, console.width))
+    else:
+        console.print(table(details, title, console.width))
     first = details[0].lineage.sample
     where = " ".join(w for w in args.config if not _SAMPLE.fullmatch(w) and not _GROUP.fullmatch(w))
     console.print(f"\nall of one: rlstreams inspect {first} {where}", style="bright_black")

@@ -4,8 +4,9 @@
 
 The log lies in memory: 1,000 steps of 100 samples. *Opens* is from the request until the first
 charts are drawn in Chromium, when the log is read and while it is still being read; *samples* is
-the table, sorted by reward; *sample* one with its tokens; *new step* is from the end of a step's
-commit until its point is in the chart. The slowest of three each. Goals: 2, 0.5 and 2 s.
+the table, sorted by reward; *search* the same of those that say a word, over texts of 200 tokens;
+*sample* one with its tokens; *new step* is from the end of a step's
+commit until its point is in the chart. The slowest of three each. Goals: 2, 0.5, 1 and 2 s.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from tests.processes.web.made_run import MadeRun, served
 
 DRAWN = "document.querySelectorAll('.plot .main-svg').length > 3"
 POINTS = "document.querySelector('[data-chart] .plot').data[0].x.length"
+LISTED = "location.search.startsWith('?text') && document.querySelector('tbody tr')"
+UNREAD = "document.body.textContent.includes('not searched yet')"
+ANSWER_TOKENS = 200
 TIMES = 3
 
 
@@ -36,12 +40,16 @@ def measure(run: MadeRun, steps: int, browser: Browser) -> dict[str, float]:
         early_s = browser.open(f"{address}/r/run/", f"{DRAWN} && {POINTS} === {steps}")
         browser.wait("!document.getElementById('head').textContent.includes('records left')")
         read_s = time.monotonic() - began_s
-        opens, tables, news, tokens = [], [], [], []
+        while browser.open(f"{address}/r/run/samples?text=x", LISTED) and browser.run(UNREAD):
+            time.sleep(0.5)
+        opens, tables, searches, news, tokens = [], [], [], [], []
         for n in range(TIMES):
             tables.append(
                 browser.open(f"{address}/r/run/samples?sort=reward&page={n + 1}",
                              "document.querySelectorAll('tbody tr').length === 100")
             )  # fmt: skip
+            words = ("8283", "nobody+says+this", "5051")[n]
+            searches.append(browser.open(f"{address}/r/run/samples?text={words}", LISTED))
             tokens.append(
                 browser.open(f"{address}/r/run/samples/{100 * n + 5}/1",
                              "document.querySelector('.tokens')")
@@ -56,6 +64,7 @@ def measure(run: MadeRun, steps: int, browser: Browser) -> dict[str, float]:
         "read_s": round(read_s, 1),
         "opens_s": round(max(opens), 2),
         "samples_s": round(max(tables), 2),
+        "search_s": round(max(searches), 2),
         "sample_s": round(max(tokens), 2),
         "new_step_s": round(max(news), 2),
     }
@@ -67,7 +76,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100, help="a step")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    run = MadeRun(args.samples)
+    run = MadeRun(args.samples, ANSWER_TOKENS)
     for number in range(1, args.steps + 1):
         run.make_step(number)
     with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:

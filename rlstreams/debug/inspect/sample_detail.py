@@ -228,6 +228,18 @@ class SampleDetail:
         pairs = zip(self.words, self.tokens.segment_N.tolist(), strict=True)
         return "".join(word for word, number in pairs if authors[number] == author)
 
+    def turns(self) -> list[tuple[str, str]]:
+        """(Author, text) in order; neighbours of one author are one turn."""
+        if self.tokens is None:
+            return []
+        authors = self.tokens.authors
+        found: list[tuple[str, str]] = []
+        for word, number in zip(self.words, self.tokens.segment_N.tolist(), strict=True):
+            author = authors[number]
+            before = found.pop()[1] if found and found[-1][0] == author else ""
+            found.append((author, before + word))
+        return found
+
     def worst_tokens(self, num: int) -> list[int]:
         """Where proximal and behavior log-prob differ most, the largest first; at most `num`.
 

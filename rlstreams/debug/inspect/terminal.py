@@ -12,11 +12,13 @@ from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.panel import Panel
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail, Stage
+from rlstreams.debug.inspect.texts import parts_line, short
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.up.live.words import number, visible
 
@@ -31,7 +33,7 @@ _OUTCOMES = {
 }
 WIDE = 120  # columns, from which on places in the log have one of their own
 _WORST = 5
-_SNIPPET = 48
+_SIBLING = 38  # columns of one answer beside others, at least
 
 
 def whole(detail: SampleDetail, width: int = WIDE) -> RenderableType:
@@ -56,21 +58,69 @@ def whole(detail: SampleDetail, width: int = WIDE) -> RenderableType:
     return Group(*parts)
 
 
-def table(details: Sequence[SampleDetail], title: str) -> RenderableType:
-    """A line for each sample."""
-    drawn = Table(box=None, pad_edge=False, header_style="bright_black")
+def table(details: Sequence[SampleDetail], title: str, width: int = WIDE) -> RenderableType:
+    """A row for each sample: prompt, answer, reward and its parts; on a wide terminal its figures
+    too."""
+    is_wide = width >= WIDE
+    drawn = Table(box=None, pad_edge=False, header_style="bright_black", expand=True)
     drawn.title, drawn.title_justify = _said(title, "bold"), "left"
-    for name in ("sample", "outcome"):
-        drawn.add_column(name, no_wrap=True)
-    for name in ("step", "reward", "mismatch", "staleness", "tokens", "versions"):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column("text", no_wrap=True, overflow="ellipsis")
+    drawn.add_column("sample", no_wrap=True)
+    if is_wide:
+        drawn.add_column("outcome", no_wrap=True)
+        for name in FIGURES:
+            drawn.add_column(name, justify="right", no_wrap=True)
+    else:
+        drawn.add_column("reward", justify="right", no_wrap=True)
+    for name, ratio in (("parts", 1), ("prompt", 2), ("answer", 3)):
+        if name != "parts" or any(_parts(detail) for detail in details):
+            drawn.add_column(name, ratio=ratio, overflow="fold")
     for detail in details:
-        drawn.add_row(
-            Text(str(detail.lineage.sample), "bold"), _outcome(detail), *figures(detail),
-            Text(one_line(detail), overflow="ellipsis"),
-        )  # fmt: skip
+        drawn.add_row(*_cells(detail, is_wide=is_wide, has_parts=len(drawn.columns)))
     return drawn
+
+
+FIGURES = ("step", "reward", "mismatch", "staleness", "tokens", "versions")
+
+
+def _cells(detail: SampleDetail, *, is_wide: bool, has_parts: int) -> list[Text]:
+    found = [Text(str(detail.lineage.sample), "bold")]
+    shown = [Text(value) for value in figures(detail)]
+    found += [_outcome(detail), *shown] if is_wide else [shown[FIGURES.index("reward")]]
+    texts = [Text(visible(short(text))) for text in (_asked(detail), _answered(detail))]
+    if has_parts == len(found) + 3:
+        found.append(Text(_parts(detail), "bright_black"))
+    return [*found, *texts]
+
+
+def _asked(detail: SampleDetail) -> str:
+    prompt = detail.lineage.prompt
+    return prompt.event.text if prompt is not None else detail.said_by("prompt")
+
+
+def _answered(detail: SampleDetail) -> str:
+    return "".join(text for author, text in detail.turns() if author != "prompt")
+
+
+def _parts(detail: SampleDetail) -> str:
+    rollout = detail.lineage.rollout
+    return parts_line(rollout.reward_parts) if rollout is not None else ""
+
+
+def siblings(details: Sequence[SampleDetail], title: str, width: int) -> RenderableType:
+    """The answers of one group side by side, under their prompt."""
+    across = max(1, min(len(details), width // _SIBLING))
+    panels = []
+    for detail in details:
+        reward = figures(detail)[FIGURES.index("reward")]
+        parts = f" ({_parts(detail)})" if _parts(detail) else ""
+        name = Text.assemble((f"{detail.lineage.sample} ", "bold"), f"reward {reward}{parts}")
+        panels.append(Panel(_said(_answered(detail)), title=name, title_align="left"))
+    rows = Table.grid(expand=True)
+    for _ in range(across):
+        rows.add_column(ratio=1)
+    for start in range(0, len(panels), across):
+        rows.add_row(*panels[start : start + across])
+    return Group(_said(title, "bold"), _said(_asked(details[0])), rows)
 
 
 def figures(detail: SampleDetail) -> tuple[str, ...]:
@@ -84,14 +134,6 @@ def figures(detail: SampleDetail) -> tuple[str, ...]:
         str(detail.num_sampled) if detail.tokens is not None else "-",
         ",".join(map(str, detail.versions)) or "-",
     )
-
-
-def one_line(detail: SampleDetail) -> str:
-    """The beginning of its prompt and the end of its answer."""
-    prompt = detail.lineage.prompt
-    asked = prompt.event.text if prompt is not None else detail.said_by("prompt")
-    text = visible(" ".join(f"{asked}{detail.said_by('policy')}".split()))
-    return text if len(text) <= _SNIPPET else f"{text[: _SNIPPET // 2]}…{text[-_SNIPPET // 2 :]}"
 
 
 def _outcome(detail: SampleDetail) -> Text:
@@ -108,15 +150,16 @@ def _heading(name: str) -> Text:
 
 
 def _figures(detail: SampleDetail) -> Text:
-    names = ("step", "reward", "mismatch", "staleness", "tokens", "versions")
     line = _outcome(detail)
-    for name, value in zip(names, figures(detail), strict=True):
+    for name, value in zip(FIGURES, figures(detail), strict=True):
         if value != "-":
             line += Text.assemble("   ", (f"{name} ", "bright_black"), value)
     trained, prompt = detail.lineage.trained, detail.lineage.prompt
     if trained is not None:
         advantage = f"{trained.ref.advantage:+.3f}"
         line += Text.assemble("   ", ("advantage ", "bright_black"), advantage)
+    if parts := _parts(detail):
+        line += Text.assemble("   ", ("parts ", "bright_black"), parts)
     if prompt is not None and prompt.event.answer:
         line += Text.assemble("   ", ("expected ", "bright_black"), visible(prompt.event.answer))
     return line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from rlstreams.show.metrics.rows import step_row
@@ -28,80 +29,97 @@ class Chart:
     note: str
     unit: str
     lines: tuple[str, ...]
+    theme: str = ""  # of those that are folded; empty: it is open
 
 
-def _chart(id_: str, title: str, unit: str, note: str, *lines: str) -> Chart:
-    return Chart(id=id_, title=title, note=note, unit=unit, lines=lines or (id_,))
+def _chart(id_: str, title: str, unit: str, note: str, *lines: str, theme: str = "") -> Chart:
+    return Chart(id=id_, title=title, note=note, unit=unit, lines=lines or (id_,), theme=theme)
 
 
 FIRST: tuple[Chart, ...] = (
-    _chart("learning", "Reward and held-out accuracy", "",
-           "reward of the training batch; accuracy over the held-out rows, which are not trained "
-           "on", "reward", "held_out", "held_out_best"),
-    _chart("entropy", "Entropy", "nats", "of the policy while it was trained, per token"),
-    _chart("mismatch", "Engine mismatch", "nats",
-           "proximal against behavior log-prob under one version, mean per token before a pull "
-           "within its answer", "mismatch_mean"),
-    _chart("staleness", "Staleness", "versions",
-           "of the trained tokens: mean, and the largest", "staleness_mean", "staleness_max"),
-    _chart("throughput", "Throughput", "tokens/s",
-           f"tokens trained per second, prompts included, over {SMOOTH} steps", "tokens_per_s"),
-)  # fmt: skip
-OTHERS: tuple[Chart, ...] = (
+    _chart("learning", "Reward and held-out reward", "",
+           "reward of the training batch, and of the held-out rows, which are not trained on",
+           "reward", "held_out", "held_out_best"),
     _chart("loss", "Loss", "", "policy loss, mean over the trained tokens"),
     _chart("kl", "KL divergence", "nats",
            "of the trained policy from the sampling policy, per token"),
-    _chart("kl_reference", "Distance from the reference", "nats",
-           "KL divergence as the loss has it, before kl_coef, per token"),
+    _chart("entropy", "Entropy", "nats", "of the policy while it was trained, per token"),
     _chart("grad_norm", "Gradient norm", "", "before clipping"),
-    _chart("clip_fraction", "Clipped tokens", "share", "share of tokens whose gradient is clipped"),
-    _chart("rejected_fraction", "Rejected tokens", "share",
-           "share of tokens of importance weight 0"),
-    _chart("response_tokens", "Answer length", "tokens", "mean over the batch"),
-    _chart("truncated", "Truncated answers", "share",
-           "samples of the batch that were cut at their length"),
-    _chart("ratio_max", "Largest ratio", "", "of the trained to the sampling version, per step"),
-    _chart("mismatch_max", "Largest mismatch", "nats", "of one token of the batch"),
-    _chart("mismatch_after_pull_mean", "Mismatch behind a pull", "nats",
-           "as engine mismatch, of answers that went on under newer weights: with a kept cache "
-           "the older ones are in it"),
-    _chart("rollout_kl", "Rollout KL", "nats",
-           "of the proximal policy from the sampler's own log-probs, by its estimators k1 and k3",
-           "rollout_k1", "rollout_k3"),
-    _chart("rollout_chi2", "Rollout chi-square", "",
-           "of proximal / behavior, by token and by sample", "rollout_chi2_token",
-           "rollout_chi2_seq"),
-    _chart("rollout_ppl_ratio", "Rollout perplexity ratio", "",
-           "perplexity of an answer under the proximal policy over the sampler's own, mean"),
-    _chart("rollout_prob_diff", "Rollout probability difference", "",
-           "of a token, proximal against behavior: mean, and the largest",
-           "rollout_prob_diff_mean", "rollout_prob_diff_max"),
-    _chart("rollout_pearson", "Rollout correlation", "",
-           "Pearson's, of the two probabilities of each token"),
-    _chart("ess", "Effective sample size", "share",
-           "of the weights that tokens were trained with, as a share of the tokens; 1: all alike"),
-    _chart("weight_mean", "Importance weight", "", "proximal over behavior policy, capped, mean"),
-    _chart("reward_std", "Spread of the reward", "", "standard deviation over the batch"),
-    _chart("equal_reward_groups", "Groups without a signal", "share",
-           "share whose samples all got the same reward, so that their advantage is 0"),
-    _chart("routing_flips", "Routing flips", "share",
-           "share of the recorded (token, layer) rows for which the live router would choose "
-           "other experts than the replayed ones"),
-    _chart("routing_recorded", "Recorded routes", "share",
-           "share of the (token, layer) rows that are replayed; the live router chooses for the "
-           "rest"),
-    _chart("turns", "Turns per sample", "turns", "of the policy, mean over the batch"),
-    _chart("environment_tokens", "Environment's tokens", "tokens",
-           "per sample, mean over the batch; not in the loss"),
-    _chart("lr", "Learning rate", "", "of the optimizer"),
-    _chart("train_s", "Time to train", "s", "forward, backward, update and hash of a step"),
-    _chart("parts_s", "A step by part", "s",
-           "seconds by what the trainer does, and waits for", *PARTS),
-    _chart("mfu", "MFU", "share", "FLOPs that a step needs, over what its GPUs can do in its time"),
-    _chart("gpu_free_gb", "Memory left", "GB", "of the trainer's GPU, behind each step"),
+    _chart("throughput", "Throughput", "tokens/s",
+           f"tokens trained per second, prompts included, over {SMOOTH} steps", "tokens_per_s"),
+    _chart("staleness", "Staleness", "versions",
+           "of the trained tokens: mean, and the largest", "staleness_mean", "staleness_max"),
 )  # fmt: skip
+ANSWERS, OPTIMIZER, ENGINES = "Rewards and answers", "Optimizer", "Sampler against trainer"
+EXPERTS, SPEED, REST = "Experts", "Speed and memory", "Other metrics"
+THEMES: Mapping[str, tuple[Chart, ...]] = {
+    ANSWERS: (
+        _chart("reward_std", "Spread of the reward", "", "standard deviation over the batch"),
+        _chart("equal_reward_groups", "Groups without a signal", "share",
+               "share whose samples all got the same reward, so that their advantage is 0"),
+        _chart("response_tokens", "Answer length", "tokens", "mean over the batch"),
+        _chart("truncated", "Truncated answers", "share",
+               "samples of the batch that were cut at their length"),
+        _chart("turns", "Turns per sample", "turns", "of the policy, mean over the batch"),
+        _chart("environment_tokens", "Environment's tokens", "tokens",
+               "per sample, mean over the batch; not in the loss"),
+    ),
+    OPTIMIZER: (
+        _chart("clip_fraction", "Clipped tokens", "share",
+               "share of tokens whose gradient is clipped"),
+        _chart("kl_reference", "Distance from the reference", "nats",
+               "KL divergence as the loss has it, before kl_coef, per token"),
+        _chart("lr", "Learning rate", "", "of the optimizer"),
+    ),
+    ENGINES: (
+        _chart("mismatch", "Engine mismatch", "nats",
+               "proximal against behavior log-prob under one version, mean per token before a "
+               "pull within its answer", "mismatch_mean"),
+        _chart("mismatch_max", "Largest mismatch", "nats", "of one token of the batch"),
+        _chart("mismatch_after_pull_mean", "Mismatch after a pull", "nats",
+               "as engine mismatch, of answers that went on under newer weights: with a kept "
+               "cache the older ones are in it"),
+        _chart("ratio_max", "Largest ratio", "", "of the trained to the sampling version, by step"),
+        _chart("weight_mean", "Importance weight", "",
+               "proximal over behavior policy, capped, mean"),
+        _chart("ess", "Effective sample size", "share",
+               "of the weights that tokens were trained with, as a share of the tokens; 1: all "
+               "alike"),
+        _chart("rejected_fraction", "Rejected tokens", "share",
+               "share of tokens of importance weight 0"),
+        _chart("rollout_kl", "Rollout KL", "nats",
+               "of the proximal policy from the sampler's own log-probs, by its estimators k1 "
+               "and k3", "rollout_k1", "rollout_k3"),
+        _chart("rollout_chi2", "Rollout chi-square", "",
+               "of proximal / behavior, by token and by sample", "rollout_chi2_token",
+               "rollout_chi2_seq"),
+        _chart("rollout_ppl_ratio", "Rollout perplexity ratio", "",
+               "perplexity of an answer under the proximal policy over the sampler's own, mean"),
+        _chart("rollout_prob_diff", "Rollout probability difference", "",
+               "of a token, proximal against behavior: mean, and the largest",
+               "rollout_prob_diff_mean", "rollout_prob_diff_max"),
+        _chart("rollout_pearson", "Rollout correlation", "",
+               "Pearson's, of the two probabilities of each token"),
+    ),
+    EXPERTS: (
+        _chart("routing_flips", "Routing flips", "share",
+               "share of the recorded (token, layer) rows for which the live router would choose "
+               "other experts than the replayed ones"),
+        _chart("routing_recorded", "Recorded routes", "share",
+               "share of the (token, layer) rows that are replayed; the live router chooses for "
+               "the rest"),
+    ),
+    SPEED: (
+        _chart("train_s", "Time to train", "s", "forward, backward, update and hash of a step"),
+        _chart("parts_s", "A step by part", "s",
+               "seconds by what the trainer does, and waits for", *PARTS),
+        _chart("mfu", "MFU", "share",
+               "FLOPs that a step needs, over what its GPUs can do in its time"),
+        _chart("gpu_free_gb", "Memory left", "GB", "of the trainer's GPU, after each step"),
+    ),
+}  # fmt: skip
 _ELSEWHERE = frozenset({"reward", "num_loss_tokens", "tokens_real", "tokens_computed"}) | {
-    line for chart in (*FIRST, *OTHERS) for line in chart.lines
+    line for chart in (*FIRST, *chain(*THEMES.values())) for line in chart.lines
 }
 
 
@@ -167,12 +185,13 @@ def charts_of(
             values.setdefault(name, []).extend(value for value in line if value is not None)
     if values.get("held_out_best") == values.get("held_out"):
         values["held_out_best"] = []  # one answer a row
-    parts = [_chart(n, n, "", "a part of the reward, mean over the batch") for n in sorted(values)
-             if n.startswith(PART)]  # fmt: skip
-    rest = [_chart(name, name, "", "") for name in sorted(values)
+    parts = [_chart(n, n, "", "a part of the reward, mean over the batch", theme=ANSWERS)
+             for n in sorted(values) if n.startswith(PART)]  # fmt: skip
+    rest = [_chart(name, name, "", "", theme=REST) for name in sorted(values)
             if name not in _ELSEWHERE and not name.startswith(PART)]  # fmt: skip
+    listed = [replace(c, theme=theme) for theme, charts in THEMES.items() for c in charts]
     others, flat = [], []
-    for chart in (*parts, *OTHERS, *rest):
+    for chart in (*parts, *listed, *rest):
         numbers = [value for name in chart.lines for value in values.get(name, ())]
         if len(set(numbers)) > 1:
             others.append(_known(chart, values))
@@ -200,7 +219,7 @@ def spoken(chart: Chart, found: Mapping[str, Any]) -> str:
 
 def label(name: str) -> str:
     """What a line is called."""
-    return {"held_out": "held-out accuracy", "held_out_best": "best of each row",
+    return {"held_out": "held-out reward", "held_out_best": "best of each row",
             "tokens_per_s": "tokens/s", **PARTS}.get(name, name.replace("_", " "))  # fmt: skip
 
 

@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
+from rlstreams.debug.inspect.texts import SampleText, text_of
 from rlstreams.debug.inspect.words import NUMBERS, Spelling
+from rlstreams.schemas.events import TensorError
 from rlstreams.show.report.fold import FIRST, THEN, RunFold
 from rlstreams.show.report.page import (
     ReportInput,
@@ -104,7 +106,9 @@ def collect(
     finally:
         feed.close()
     picks = fold.samples.picks()
-    details = log.samples(*(row.name for _, row in picks)) if picks else []
+    group = fold.samples.newest_group()
+    names = dict.fromkeys([row.name for _, row in picks] + [row.name for row in group])
+    lineages = log.samples(*names) if names else []
     state = fold.state
     return ReportInput(
         run=run,
@@ -116,10 +120,21 @@ def collect(
         command=command,
         samples=[
             (label, readable(lineage, spelling))
-            for (label, _), lineage in zip(picks, details, strict=True)
+            for (label, _), lineage in zip(picks, lineages, strict=False)
         ],
+        texts=_texts(lineages, spelling),
         decode=spelling.plain,
     )
+
+
+def _texts(lineages: Sequence[Lineage], spelling: Spelling) -> dict[str, SampleText]:
+    """Those that can be read, by name."""
+    found = {}
+    for lineage in lineages:
+        if lineage.rollout is not None:
+            with suppress(TensorError, ValueError):
+                found[str(lineage.sample)] = text_of(lineage.rollout, spelling)
+    return found
 
 
 def readable(lineage: Lineage, spelling: Spelling) -> SampleDetail:

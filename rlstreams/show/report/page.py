@@ -5,24 +5,28 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
+from rlstreams.debug.inspect.texts import SampleText
 from rlstreams.show.metrics.rows import CsvTable, step_row
 from rlstreams.show.report import facts
+from rlstreams.show.report.answers import FIGURES, answer_rows
 from rlstreams.show.report.charts import charts_of, series, spoken, timeline
 from rlstreams.show.report.fold import RunFold
 from rlstreams.show.report.html import environment, inlined, render
 from rlstreams.show.report.html import short as number
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.dead import list_command
+from rlstreams.streams.views.pace import nothing_to_learn
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import Restart
 from rlstreams.up.live.words import KillMark, ends, over, redone_lines, spell, spelled
 
 FEW_DEAD = 0.05  # of the samples; the verdict is not green above it
 _NEWEST = 20  # steps that the histogram is of
-environment().globals["step_head"] = facts.STEP_HEAD
+environment().globals |= {"step_head": facts.STEP_HEAD, "answer_figures": FIGURES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,7 @@ class ReportInput:
     stopped: str = ""  # why the run stopped before its end; empty: it did not, or goes on
     command: str = ""  # that started it; empty: not known
     samples: Sequence[tuple[str, SampleDetail]] = ()  # why it is shown, and the sample
+    texts: Mapping[str, SampleText] = field(default_factory=dict)  # by the sample's name
     decode: Callable[[Sequence[int]], str] = field(default=spell)
 
 
@@ -50,7 +55,8 @@ def chart_values(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         )
         for chart in (*first, *others)
     }
-    return {"first": first, "others": others, "flat": flat, "said": said}
+    themes = [(theme, list(charts)) for theme, charts in groupby(others, lambda c: c.theme)]
+    return {"first": first, "themes": themes, "flat": flat, "said": said}
 
 
 def render_report(given: ReportInput) -> str:
@@ -74,8 +80,10 @@ def render_report(given: ReportInput) -> str:
         redone=redone_lines(state.run.redone),
         charts=chart_values(found),
         pace=facts.pace_of(state),
+        warning=nothing_to_learn(state.run.steps),
         problems=_problems(given),
-        samples=[_sample(label, detail) for label, detail in given.samples],
+        samples=[_sample(given, label, detail) for label, detail in given.samples],
+        group=_group(given),
         histogram=_histogram(given.fold, state.run.steps),
         state=state,
         list_command=list_command(),
@@ -164,15 +172,23 @@ def _problems(given: ReportInput) -> list[dict[str, Any]]:
     ]
 
 
-def _sample(label: str, detail: SampleDetail) -> dict[str, Any]:
-    rollout = detail.lineage.rollout
+def _sample(given: ReportInput, label: str, detail: SampleDetail) -> dict[str, Any]:
+    name = str(detail.lineage.sample)
+    row = given.fold.samples.row(name)
+    (shown,) = answer_rows([row], given.texts.get)
     return {
-        "label": label,
-        "name": str(detail.lineage.sample),
-        "reward": number(rollout.reward if rollout else None),
+        **shown,
+        "label": f"{name}, {label}",
         "shown": facts.shown_tokens(detail),
         "detail": detail,
     }
+
+
+def _group(given: ReportInput) -> list[dict[str, Any]]:
+    with given.fold.lock:
+        rows = given.fold.samples.newest_group()
+    known = [row for row in rows if row.name in given.texts]
+    return answer_rows(known, given.texts.get)
 
 
 def _histogram(fold: RunFold, steps: Sequence[StepPoint]) -> list[list[str]]:

@@ -149,26 +149,30 @@ class SampleRows:
         known.sort(key=lambda row: getattr(row, name), reverse=not wanted.ascending)
         return known + [row for row in fitting if getattr(row, name) is None]
 
+    def row(self, name: str) -> SampleRow:
+        """Of a sample that is there."""
+        return self._rows[name]
+
     def groups(self, group_id: str) -> list[str]:
         """Names of a group's samples."""
         names = (f"{group_id}/{number}" for number in range(1024))
         return [name for name in names if name in self._rows]
 
-    def picks(self, num: int = 3) -> list[tuple[str, SampleRow]]:
+    def picks(self, num: int = 2) -> list[tuple[str, SampleRow]]:
         """What a report shows: the best, the worst, the longest and the newest wrong ones.
 
-        Held-out samples where there are any, else trained ones; each once.
+        Trained samples where there are any, else held-out ones; each once.
         """
         rows = [row for row in self._rows.values() if row.reward is not None]
-        held_out = [row for row in rows if row.purpose != TRAIN]
-        rows = sorted(held_out or rows, key=lambda row: row.at_ms, reverse=True)
+        trained = [row for row in rows if row.step is not None]
+        rows = sorted(trained or rows, key=lambda row: row.at_ms, reverse=True)
         best = sorted(rows, key=lambda row: -(row.reward or 0.0))
         longest = sorted(rows, key=lambda row: -(row.tokens or 0))
         wrong = [row for row in rows if (row.reward or 0.0) < 0.5]
         shown: dict[str, tuple[str, SampleRow]] = {}
         kinds = (
-            ("newest wrong", wrong),
             ("best", best),
+            ("newest wrong", wrong),
             ("worst", best[::-1]),
             ("longest", longest),
         )
@@ -176,6 +180,15 @@ class SampleRows:
             fresh = [row for row in ranked if row.name not in shown]
             shown |= {row.name: (label, row) for row in fresh[:num]}
         return list(shown.values())
+
+    def newest_group(self) -> list[SampleRow]:
+        """Samples of one group of the newest step: of one with unlike rewards, if there is one."""
+        last = max((row.step for row in self._rows.values() if row.step is not None), default=0)
+        groups: dict[str, list[SampleRow]] = {}
+        for row in self.of_step(last):
+            groups.setdefault(row.name.partition("/")[0], []).append(row)
+        unlike = [rows for rows in groups.values() if len({row.reward for row in rows}) > 1]
+        return next(iter([*unlike, *groups.values()]), [])
 
     def histogram(self, steps: Sequence[int]) -> list[tuple[float, int]]:
         """Rewards of the samples that these steps trained, and how many there are of each."""

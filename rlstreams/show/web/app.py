@@ -107,6 +107,7 @@ def application(
     of_run = [
         *(Route(f"/{view}", partial(give.page, make=make)) for view, make in pages.items()),
         Route("/samples/go", give.named_sample),
+        Route("/samples/{group}", give.group),
         Route("/samples/{group}/{sample}", give.sample),
         Route("/steps/{step:int}", give.step),
         Route("/steps.csv", give.table),
@@ -153,6 +154,10 @@ class _Answers:
         asked, reader = request.path_params, self._of(request)
         name = f"{asked['group']}/{asked['sample']}"
         return HTMLResponse(views.sample(reader, request.query_params, self._names, name))
+
+    def group(self, request: Request) -> Response:
+        reader, name = self._of(request), request.path_params["group"]
+        return HTMLResponse(views.group(reader, request.query_params, self._names, name))
 
     def named_sample(self, request: Request) -> Response:
         name = quote(request.query_params.get("name", ""))

@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
+from rlstreams.debug.inspect.texts import Texts
 from rlstreams.debug.inspect.words import Spelling, spelling
-from rlstreams.schemas.events import Event
+from rlstreams.schemas.events import Event, Trajectory
 from rlstreams.show.report.collect import there
 from rlstreams.show.report.fold import FIRST, LAST, THEN, RunFold
 from rlstreams.streams.lineage.fold import Lineage
@@ -25,6 +26,7 @@ NEWS_S = 1.0
 AGAIN_S = 2.0  # until a log that could not be read is opened anew
 STOP_S = 60.0
 BEHIND = 1000  # offsets in which the last part of a large record comes
+SPELLED_AT_ONCE = 200  # samples, where nothing else is to be read
 GONE_S = 5.0  # longest wait for a record that was there
 Places = Mapping[bytes, dict[Partition, tuple[int, int]]]  # by key: the first and the last offset
 
@@ -56,8 +58,10 @@ class RunReader:
         self._places: Places = {}
         self._stop = threading.Event()
         self._spelling: Spelling | None = None
+        self.texts = Texts(self._spelled)
         self._stack = ExitStack()
         self._source: Any = self._stack.enter_context(opened())
+        self._model_path: str = self._source.model_path
         self._thread = threading.Thread(target=self._run, name=f"reader of {name}", daemon=True)
         self._thread.start()
 
@@ -75,9 +79,12 @@ class RunReader:
             log, places = source.log, self._places
             if not self.reading and isinstance(log, BusLog):
                 log = _PlacedLog(log, places)
-            if self._spelling is None:
-                self._spelling = spelling("", source.model_path)
-            return log.samples(name), self._spelling
+            return log.samples(name), self._spelled()
+
+    def _spelled(self) -> Spelling:
+        if self._spelling is None:
+            self._spelling = spelling("", self._model_path)
+        return self._spelling
 
     def close(self) -> None:
         """Stop reading, and close the log; idempotent."""
@@ -108,6 +115,8 @@ class RunReader:
             spans, at = places[record.raw.key], Partition(topic, number)
             first, last = spans.get(at, (offset, offset))
             spans[at] = min(first, offset), max(last, offset)
+            if isinstance(record.event, Trajectory):
+                self.texts.add(record.event)
 
         self.reading, self._places = "reading the log", places  # until then they are not all
         with ExitStack() as stack:
@@ -128,6 +137,7 @@ class RunReader:
                 waits_s = [POLL_S if n == due or not sum(left) else 0.0 for n in range(len(feeds))]
                 polled = zip(feeds[: due + 1], waits_s, strict=False)
                 num = sum(feed.poll(wait_s) for feed, wait_s in polled)
+                num += 0 if num else self.texts.spell(SPELLED_AT_ONCE)
                 if not (num or sum(left) or log.is_growing):
                     self._stop.wait(4 * POLL_S)
 

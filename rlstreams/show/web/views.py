@@ -7,14 +7,16 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
+from rlstreams.schemas.events import TRAIN
 from rlstreams.show.report import facts
+from rlstreams.show.report.answers import FIGURES, answer_rows
 from rlstreams.show.report.charts import series
 from rlstreams.show.report.collect import readable
 from rlstreams.show.report.html import clock_time, render, short
 from rlstreams.show.report.page import chart_values, kill_marks
-from rlstreams.show.report.rows import SampleRow, Wanted
+from rlstreams.show.report.rows import Wanted
 from rlstreams.show.web.reading import RunReader
-from rlstreams.streams.views.pace import bottleneck
+from rlstreams.streams.views.pace import bottleneck, nothing_to_learn
 from rlstreams.up.live.words import KillMark
 from rlstreams.workers.config.layers import leaves
 
@@ -26,11 +28,9 @@ VIEWS = (
     ("flow", "Flow"),
     ("configuration", "Configuration"),
 )
-COLUMNS = (
-    ("reward", "reward"), ("tokens", "length"), ("version", "version"), ("staleness", "staleness"),
-    ("mismatch", "mismatch"), ("step", "step"), ("at_ms", "sampled"),
-)  # fmt: skip
+COLUMNS = (("reward", "reward"), *FIGURES)
 PER_PAGE = 100
+NEWEST = 4  # answers on the run's own page
 TOKENS_LISTED = 2000
 Query = Mapping[str, str]
 
@@ -65,9 +65,23 @@ def run(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
     state, kills = reader.fold.state, kills_of(reader)
     return _page(
         reader, "", "run.html", "run", all_runs=all_runs, has_charts=True, state=state,
+        answers=_newest_answers(reader), warning=nothing_to_learn(state.run.steps),
         tiles=facts.tiles(state, kills), facts=facts.facts(state), pace=facts.pace_of(state),
         charts=chart_values({reader.name: series(reader.fold, kills)}),
     )  # fmt: skip
+
+
+def _newest_answers(reader: RunReader) -> list[dict[str, Any]]:
+    """Of the newest step's batch, the best and the worst; before the first step what was sampled
+    last."""
+    steps = reader.fold.state.run.steps
+    with reader.fold.lock:
+        rows = reader.fold.samples.of_step(steps[-1].step) if steps else ()
+        rows = rows or reader.fold.samples.find(Wanted())[:NEWEST]
+    rows = sorted(rows, key=lambda row: row.reward or 0.0, reverse=True)
+    half = NEWEST // 2
+    shown = rows if len(rows) <= NEWEST else [*rows[:half], *rows[-half:]]
+    return answer_rows(shown, reader.texts.of)
 
 
 def samples(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
@@ -82,8 +96,14 @@ def samples(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
         version=_whole(query, "version"),
         reward_max=float(reward_max) if reward_max else None,
     )
+    text = query.get("text", "").strip()
+    hits = reader.texts.find(text) if text else None
     with reader.fold.lock:
         found = reader.fold.samples.find(wanted)
+    if hits is not None:
+        found = [row for row in found if row.name in hits]
+    if not wanted.purpose and "sort" not in query:
+        found.sort(key=lambda row: row.purpose != TRAIN)
     page, pages, rows = _some(found, query)
 
     def sorted_by(name: str) -> str:
@@ -92,16 +112,27 @@ def samples(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
 
     return _page(
         reader, "samples", "samples.html", "samples of", all_runs=all_runs, query=wanted,
-        rows=[_cells(row) for row in rows], columns=COLUMNS, total=len(found), page=page,
+        rows=answer_rows(rows, reader.texts.of), columns=COLUMNS, total=len(found), page=page,
         pages=pages, sorted_by=sorted_by, forgotten=reader.fold.samples.num_forgotten,
+        text=text, unread=reader.texts.num_waiting,
         at_page=lambda number: "?" + urlencode({**query, "page": number}),
     )  # fmt: skip
 
 
-def _cells(row: SampleRow) -> dict[str, Any]:
-    values = [clock_time(row.at_ms) if name == "at_ms" else short(getattr(row, name))
-              for name, _ in COLUMNS]  # fmt: skip
-    return {"name": row.name, "purpose": row.purpose, "ended": row.ended, "cells": values}
+def group(reader: RunReader, _: Query, all_runs: Sequence[str], name: str) -> str:
+    """All answers to one prompt, side by side.
+
+    Raises NotThereError: the log knows no such group.
+    """
+    with reader.fold.lock:
+        rows = [reader.fold.samples.row(one) for one in reader.fold.samples.groups(name)]
+    if not rows:
+        raise NotThereError(f"the log of {reader.name} does not know group {name}")
+    prompt = next(filter(None, (reader.texts.of(row.name) for row in rows)), None)
+    return _page(
+        reader, "samples", "group.html", f"group {name} of", all_runs=all_runs, group=name,
+        prompt=prompt.prompt if prompt else "-", rows=answer_rows(rows, reader.texts.of),
+    )  # fmt: skip
 
 
 def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) -> str:
@@ -116,9 +147,9 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
     detail = readable(lineages[0], spelled)
     if not detail.stages:
         raise NotThereError(f"the log of {reader.name} does not know sample {name}")
-    color = query.get("color", "version")
-    color = color if color in facts.LEGENDS else "version"
-    prompt, rollout = detail.lineage.prompt, detail.lineage.rollout
+    color = query.get("color", "")
+    is_colored, color = color in facts.LEGENDS, color if color in facts.LEGENDS else "version"
+    rollout = detail.lineage.rollout
     with reader.fold.lock:
         siblings = reader.fold.samples.groups(detail.lineage.sample.group_id)
     trained = detail.lineage.trained
@@ -139,9 +170,21 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
     return _page(
         reader, "samples", "sample.html", f"sample {name} of", all_runs=all_runs, name=name,
         detail=detail, siblings=siblings, color=color, legend=facts.LEGENDS[color],
-        shown=facts.shown_tokens(detail, color), prompt=prompt.event if prompt else None,
-        sample_facts=told, token_rows=_token_rows(detail),
+        group=detail.lineage.sample.group_id, is_colored=is_colored, texts=_texts(detail),
+        shown=facts.shown_tokens(detail, color), sample_facts=told,
+        token_rows=_token_rows(detail),
     )  # fmt: skip
+
+
+def _texts(detail: SampleDetail) -> list[tuple[str, str]]:
+    """What was asked, answered by whom in turn, and expected: (title, text)."""
+    prompt, said = detail.lineage.prompt, detail.turns()
+    titles = {"policy": "Answer", "environment": "Environment"}
+    found = [("Prompt", prompt.event.text if prompt else detail.said_by("prompt"))]
+    found += [(titles[author], text) for author, text in said if author in titles]
+    if prompt and prompt.event.answer:
+        found.append(("Expected answer", prompt.event.answer))
+    return [(title, text) for title, text in found if text]
 
 
 def _token_rows(detail: SampleDetail) -> list[list[str]]:
@@ -185,6 +228,7 @@ def step(reader: RunReader, _: Query, all_runs: Sequence[str], number: int) -> s
     if point is None or fact is None:
         raise NotThereError(f"the log of {reader.name} has no step {number}")
     metrics = [(name, short(value)) for name, value in sorted(point.metrics.items())]
+    there = {p.step for p in fold.state.run.steps}
     told = [
         *zip(facts.STEP_HEAD, facts.step_cells(point), strict=True),
         ("epoch of its trainer", str(point.epoch)),
@@ -193,7 +237,9 @@ def step(reader: RunReader, _: Query, all_runs: Sequence[str], number: int) -> s
     ]
     return _page(
         reader, "steps", "step.html", f"step {number} of", all_runs=all_runs, number=number,
-        step_facts=told, rows=rows, metrics=metrics,
+        step_facts=told, rows=answer_rows(rows, reader.texts.of), metrics=metrics,
+        before=number - 1 if number - 1 in there else 0,
+        after=number + 1 if number + 1 in there else 0,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.views.run import StepPoint
 
+FLAT_STEPS = 3  # in a row without a signal: not by chance
 STEPS = 10  # that a mean is over
 # Of a step's metrics: seconds by part, in their order in a step, and what was measured besides.
 PARTS = {
@@ -109,6 +110,24 @@ def bottleneck(steps: Sequence[StepPoint]) -> str:
         return f"nobody holds the trainer back: it works {found.train_s:.2f} s {of}"
     told = " and ".join(f"{waited[what]:.2f} s for {what}" for what in waited)
     return f"the trainer waits {told}, {of}"
+
+
+def nothing_to_learn(steps: Sequence[StepPoint]) -> str:
+    """That the last steps had nothing to learn from; "": they had, or there are too few of them."""
+    newest = steps[-FLAT_STEPS:]
+    if len(newest) < FLAT_STEPS:
+        return ""
+    is_flat = all(p.metrics.get("reward_std", 1.0) == 0.0 for p in newest)
+    if not is_flat and any(p.metrics.get("equal_reward_groups", 0.0) < 1.0 for p in newest):
+        return ""
+    rewards = {p.reward for p in newest}
+    same = f"every answer was rewarded with {newest[-1].reward:g}"
+    if not (is_flat and len(rewards) == 1):
+        same = "all answers to the same prompt were rewarded alike"
+    return (
+        f"nothing can be learnt: in the last {FLAT_STEPS} steps {same}, so one answer is as good "
+        f"as another; read some: rlstreams inspect --step {newest[-1].step} RUN"
+    )
 
 
 def shortage(steps: Sequence[StepPoint]) -> str:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstreams.schemas.events import Event, Segment
+import numpy as np
+
+from rlstreams.schemas.events import Event, Segment, Tensor
 from rlstreams.show.web.app import server_of
 from rlstreams.show.web.beside import listening
 from rlstreams.show.web.reading import RunReader
@@ -40,11 +42,11 @@ class Opened:
 class MadeRun:
     """A log in memory, and who writes it."""
 
-    def __init__(self, samples_per_step: int = 8) -> None:
+    def __init__(self, samples_per_step: int = 8, answer_tokens: int = 3) -> None:
         self.log = made_log()
         self.bus = MemoryBus(self.log, "run")
         self._producer = self.bus.producer("test")
-        self._samples_per_step = samples_per_step
+        self._samples_per_step, self._answer_tokens = samples_per_step, answer_tokens
         config = resolved_json(RunConfig())
         self.write([factories.trainer_started(config=config, started_at_ms=NOW_MS)])
         self.write([factories.prompt(group_id="1", sample=0, text=EVIL, answer=EVIL)])
@@ -67,7 +69,8 @@ class MadeRun:
         sampled = [
             factories.trajectory(
                 group_id=str(number), sample=n, reward=float(n % 2),
-                segments=segments(number - 1, n), finished_at_ms=NOW_MS + number * 1000 + n,
+                segments=segments(number - 1, n, self._answer_tokens),
+                finished_at_ms=NOW_MS + number * 1000 + n,
             )
             for n in names
         ]  # fmt: skip
@@ -80,10 +83,11 @@ class MadeRun:
         self.write([*sampled, *(factories.scored(one) for one in sampled), step])
 
 
-def segments(version: int, number: int) -> tuple[Segment, ...]:
+def segments(version: int, number: int, num_tokens: int = 3) -> tuple[Segment, ...]:
     """A prompt and an answer; every fourth was cut at its length."""
     reason = "length" if number % 4 == 0 else "stop"
-    answer = factories.policy_segment(3, version, finish_reason=reason)
+    ids = Tensor.of((np.arange(num_tokens, dtype=np.int32) + version + number) % 90 + 4)
+    answer = factories.policy_segment(num_tokens, version, token_ids=ids, finish_reason=reason)
     return factories.prompt_segment(), answer
 
 

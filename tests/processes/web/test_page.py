@@ -13,6 +13,7 @@ import pytest
 from rlstreams.show.web.beside import LOG, listening, web_page
 from rlstreams.streams.log.errors import ConfigError
 from tests import factories
+from tests.factories import NOW_MS
 from tests.html_pages import Balance
 from tests.processes.web.made_run import EVIL, MadeRun, served
 from tests.waiting import until
@@ -24,6 +25,8 @@ VIEWS = (
     "steps/3",
     "samples/3/1",
     "samples/50/0",
+    "samples/3",
+    "samples?text=rewarded",
     "letters",
     "flow",
     "configuration",
@@ -38,6 +41,16 @@ def client() -> Iterator[httpx.Client]:
     run.write([factories.dead_letter(detail=EVIL, reason="<b>reward", worker=EVIL)])
     odd = factories.policy_segment(3, token_ids=factories.int32s(3, start=-9))
     run.write([factories.trajectory(group_id="50", sample=0, segments=(odd,))])
+    asked = factories.prompt_segment()
+    said = factories.policy_segment(200, token_ids=factories.int32s(200, start=7))
+    long = factories.trajectory(
+        group_id="60", sample=0, segments=(asked, said), reward_parts={"form": 0.5, "right": 1.0},
+        reward_note="Because it is LONG: a long way", finished_at_ms=NOW_MS + 10_000_000,
+    )  # fmt: skip
+    held_out = factories.trajectory(
+        group_id="e0-0", sample=0, purpose="evaluate", finished_at_ms=NOW_MS + 20_000_000
+    )
+    run.write([long, held_out])
     run.write([factories.worker_report(worker="rollout-0", detail=EVIL, state="waiting")])
     with served({"run": run, "other": MadeRun()}) as address, httpx.Client(base_url=address) as got:
         yield got
@@ -74,11 +87,71 @@ def test_samples_are_sorted_and_filtered(client: httpx.Client, query: str, first
     assert first == body.partition('<a href="/r/run/samples/')[2].partition('"')[0]
 
 
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("?text=LONG+WAY", ["60/0"]),
+        ("?text=because+it+is+long", ["60/0"]),
+        ("?text=long&purpose=evaluate", []),
+        ("?text=", ["60/0"]),
+    ],
+)
+def test_samples_are_found_by_what_was_said(
+    client: httpx.Client, query: str, names: list[str]
+) -> None:
+    """In prompt, answer or the reward's note, in either case, beside the other filters."""
+    page = client.get(f"/r/run/samples{query}").text
+    found = re.findall(r'<td class="who"><a href="/r/run/samples/([^"]+)"', page)
+    assert names == found[: len(names)]
+    assert names or "no sample fits" in page
+
+
+def test_a_row_has_prompt_answer_and_the_parts_of_its_reward(client: httpx.Client) -> None:
+    """Cut in the middle; all of it is one click away. Training samples come first."""
+    page = client.get("/r/run/samples").text
+    row = page.partition('samples/60/0"')[2].partition("</tr>")[0]
+    assert "form 0.5, right 1" in row
+    assert "Because it is LONG" in row
+    cut, _, whole = row.partition('data-name="answer"')[2].partition('<div class="said">')
+    assert " … " in cut
+    assert len(whole) > len(cut)
+    assert page.index("samples/60/0") < page.index("samples/e0-0/0")
+
+
+def test_siblings_stand_side_by_side(client: httpx.Client) -> None:
+    """Each answer of the group with its reward, under one prompt."""
+    page = client.get("/r/run/samples/3").text
+    assert 8 == page.count('<div class="said" tabindex="0"')
+    assert 1 == page.count("<h2>Prompt</h2>")
+    assert 404 == client.get("/r/run/samples/77").status_code
+
+
+def test_colours_of_tokens_are_one_click_away(client: httpx.Client) -> None:
+    """Folded under the text, open where a colour was asked for."""
+    assert '<details id="tokens"><summary>' in client.get("/r/run/samples/3/1").text
+    assert '<details id="tokens" open>' in client.get("/r/run/samples/3/1?color=logprob").text
+
+
+def test_the_run_shows_answers_before_its_charts(client: httpx.Client) -> None:
+    """Loss, KL, entropy and gradient norm open, mismatches folded with their like."""
+    page = client.get("/r/run/").text
+    order = ('id="answers"', "Reward and held-out", "&#34;loss&#34;", "&#34;kl&#34;",
+             "&#34;entropy&#34;", "&#34;grad_norm&#34;", "Timeline")  # fmt: skip
+    places = [page.index(words) for words in order]
+    assert sorted(places) == places
+
+
+def test_no_step_links_to_one_that_is_not_there(client: httpx.Client) -> None:
+    assert 'rel="next"' in client.get("/r/run/steps/4").text
+    assert 'rel="next"' not in client.get("/r/run/steps/5").text
+    assert 'rel="prev"' not in client.get("/r/run/steps/1").text
+
+
 def test_a_step_has_its_batch_and_the_command_to_do_it_again(client: httpx.Client) -> None:
     """As `rerun-step` takes it."""
     page = client.get("/r/run/steps/3").text
     assert "rlstreams rerun-step 3 runs/run" in page
-    assert 8 == page.count('<a href="/r/run/samples/3/')
+    assert 8 == page.count('<td class="who"><a href="/r/run/samples/3/')
 
 
 def test_dead_letters_by_reason(client: httpx.Client) -> None:

@@ -2,7 +2,7 @@
 "use strict";
 const DASHES = ["solid", "dash", "dot", "dashdot"], COLORS = ["--a", "--e", "--d", "--good", "--c", "--b"];
 const SYMBOLS = { kill: "x", restart: "triangle-right", "weight pull": "line-ns-open", checkpoint: "square", evaluation: "star" };
-const NAMES = { held_out: "held-out accuracy", held_out_best: "best of each row", tokens_per_s: "tokens/s" };
+const NAMES = { held_out: "held-out reward", held_out_best: "best of each row", tokens_per_s: "tokens/s" };
 const $ = (id) => document.getElementById(id);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const runs = JSON.parse(document.body.dataset.runs || "[]");
@@ -86,7 +86,16 @@ function draw(figure) {
       ...(limits.some((end) => end !== null) ? { range: limits, uirevision: limits.join() } : {}) },
     yaxis: { title: { text: chart.unit } } });
   if (isSeveral) layout.margin.t = 30;
-  return Plotly.react(figure.querySelector(".plot"), traces, layout, { displayModeBar: false, responsive: true });
+  return put(figure, traces, layout);
+}
+
+// With a view box the drawing shrinks with its box where nothing draws it anew: on paper.
+function put(figure, traces, layout) {
+  const plot = figure.querySelector(".plot");
+  return Plotly.react(plot, traces, layout, { displayModeBar: false, responsive: true }).then(() => {
+    const { width, height } = plot._fullLayout;
+    plot.querySelectorAll(".main-svg").forEach((svg) => svg.setAttribute("viewBox", `0 0 ${width} ${height}`));
+  });
 }
 
 function drawTimeline(figure) {
@@ -101,7 +110,7 @@ function drawTimeline(figure) {
   const layout = layoutOf({ hovermode: "closest", barmode: "overlay", showlegend: true,
     xaxis: { type: "date" }, yaxis: { autorange: "reversed", type: "category" } });
   layout.margin.t = 30;
-  return Plotly.react(figure.querySelector(".plot"), traces, layout, { displayModeBar: false, responsive: true });
+  return put(figure, traces, layout);
 }
 
 const visible = new Set();
@@ -112,6 +121,22 @@ const watch = new IntersectionObserver((seen) => seen.forEach(({ isIntersecting,
   visible.add(target);
   paint(target);
 }), { rootMargin: "200px" });
+const drawable = () => [...document.querySelectorAll("figure[data-chart], figure.timeline")]
+  .filter((figure) => !figure.closest("details:not([open])"));
+
+// Also those that nobody has scrolled to: a picture of the whole page and a sheet of paper have them.
+function drawWhenIdle(left) {
+  if (!left.length) { document.body.dataset.drawn = ""; return; }
+  (window.requestIdleCallback ?? setTimeout)(() => {
+    if (!left[0].querySelector(".main-svg")) paint(left[0]);
+    drawWhenIdle(left.slice(1));
+  });
+}
+
+function onPaper(is) {
+  document.documentElement.classList.toggle("paper", is);
+  drawable().forEach(paint);
+}
 
 async function readPlotter() {
   const packed = $("plotter");
@@ -198,6 +223,9 @@ async function start() {
     const wanted = isLive && document.querySelector("figure[data-chart]") ? runs.map(readSeries) : [];
     await Promise.all([readPlotter(), ...wanted]);
     figures.forEach((figure) => watch.observe(figure));
+    drawWhenIdle(drawable());
+    addEventListener("beforeprint", () => onPaper(true));
+    addEventListener("afterprint", () => onPaper(false));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   }
   if (isLive) follow();

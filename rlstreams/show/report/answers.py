@@ -1,0 +1,58 @@
+"""Rows in which answers can be read: prompt, answer, reward and its parts beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rlstreams.debug.inspect.texts import SampleText, parts_line
+from rlstreams.debug.inspect.texts import short as cut
+from rlstreams.schemas.events import TRAIN
+from rlstreams.show.report.html import clock_time, short
+from rlstreams.show.report.rows import SampleRow
+
+LONGEST = 20_000  # characters of one text in a row; its own page has all
+FIGURES = (
+    ("tokens", "length"), ("version", "version"), ("staleness", "staleness"),
+    ("mismatch", "mismatch"), ("step", "step"), ("at_ms", "sampled"),
+)  # fmt: skip
+"""Behind prompt, answer and reward: what a row has, and what its column is called."""
+
+
+def answer_rows(
+    rows: Iterable[SampleRow], text_of: Callable[[str], SampleText | None]
+) -> list[dict[str, Any]]:
+    """What the templates print for samples.
+
+    Args:
+        text_of: of a sample's name; None: its text is not known.
+    """
+    return [_answer_row(row, text_of(row.name)) for row in rows]
+
+
+def _answer_row(row: SampleRow, text: SampleText | None) -> dict[str, Any]:
+    reward = row.reward if text is None else text.reward
+    return {
+        "name": row.name,
+        "group": row.name.partition("/")[0],
+        "purpose": "" if row.purpose == TRAIN else row.purpose,
+        "ended": row.ended,
+        "prompt": _text(text.prompt if text else None),
+        "answer": _text(text.answer if text else None),
+        "reward": short(reward),
+        "parts": parts_line(text.parts) if text else "",
+        "note": text.note if text else "",
+        "advantage": short(row.advantage),
+        "figures": [
+            clock_time(row.at_ms) if name == "at_ms" else short(getattr(row, name))
+            for name, _ in FIGURES
+        ],
+    }
+
+
+def _text(whole: str | None) -> dict[str, str]:
+    """The text as it is shown at first, and all of it if that is more; `-`: not known."""
+    if whole is None:
+        return {"cut": "-", "whole": ""}
+    shown = cut(whole)
+    return {"cut": shown or "(empty)", "whole": "" if shown == whole else whole[:LONGEST]}
