@@ -35,7 +35,7 @@ BLUE, GREY, RED = "#0969da", "#afb8c1", "#cf222e"
 
 
 def save_curve(views: ViewState, kills: Sequence[KillMark], title: str, path: Path) -> None:
-    """Write reward and held-out accuracy by step, with a stroke for each kill; 1280 x 640 pixels,
+    """Write reward and held-out reward by step, with a stroke for each kill; 1280 x 640 pixels,
     legible at half of that."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -47,7 +47,7 @@ def save_curve(views: ViewState, kills: Sequence[KillMark], title: str, path: Pa
     rewards, held_out = [(p.step, p.reward) for p in views.run.steps], views.held_out
     for points, color, label, mark in (
         (rewards, GREY, "reward, training batch", "o" if len(rewards) == 1 else None),
-        (held_out, BLUE, "accuracy, held-out problems", "o"),
+        (held_out, BLUE, f"{views.evaluation.measure}, held-out rows", "o"),
     ):
         axes.plot(
             [x for x, _ in points], [y for _, y in points], color=color, label=label, marker=mark,

@@ -50,7 +50,7 @@ def tiles(
     if run.steps and run.claims:
         seconds = (run.steps[-1].finished_at_ms - run.claims[0].started_at_ms) / 1000
     return [
-        (gain, "held-out accuracy"),
+        (gain, f"held-out {state.evaluation.measure}"),
         (f"{run.step} of {run.step_target or '?'}", "optimizer steps"),
         (short(run.steps[-1].reward if run.steps else None), "newest reward"),
         (f"{sum(p.num_samples for p in run.steps):,}", "samples trained"),

@@ -110,7 +110,8 @@ def curve_title(given: ReportInput) -> str:
         return f"Run {given.run}"
     killed = f"; {len(kills)} process{'es' * (len(kills) > 1)} {ends(kills)}" if kills else ""
     first, last = curve[0].accuracy, curve[-1].accuracy
-    return f"Held-out accuracy {first:.2f} to {last:.2f}, {over(curve[0], curve[-1])}{killed}"
+    measure = given.fold.state.evaluation.measure
+    return f"Held-out {measure} {first:.2f} to {last:.2f}, {over(curve[0], curve[-1])}{killed}"
 
 
 def kill_marks(

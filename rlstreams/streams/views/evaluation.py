@@ -24,6 +24,7 @@ class EvaluationPoint:
     num_dead: int
     num_tokens: int  # sampled ones
     finished_at_ms: int  # of the newest sample
+    is_right_or_wrong: bool = True  # every reward was 0 or 1, so that their mean is an accuracy
 
     @property
     def is_complete(self) -> bool:
@@ -47,6 +48,12 @@ class EvaluationState:
         )
 
     @property
+    def measure(self) -> str:
+        """What the mean reward of held-out rows is: `accuracy` where all rewards are 0 or 1."""
+        is_accuracy = all(point.is_right_or_wrong for point in self.points)
+        return "accuracy" if is_accuracy else "reward"
+
+    @property
     def first(self) -> EvaluationPoint | None:
         """Where the run started."""
         return self.curve[0] if self.curve else None
@@ -66,6 +73,7 @@ class _Tally:
     best: dict[int, float] = field(default_factory=dict)  # by row, where a row has several samples
     tokens: int = 0
     finished_at_ms: int = 0
+    is_right_or_wrong: bool = True
 
 
 class EvaluationView:
@@ -92,6 +100,7 @@ class EvaluationView:
             tally.answered.add(key)
             sampled = (s for s in event.segments if s.author == "policy")
             tally.reward += event.reward
+            tally.is_right_or_wrong &= event.reward in (0.0, 1.0)
             tally.tokens += sum(len(segment.token_ids) for segment in sampled)
             tally.finished_at_ms = max(tally.finished_at_ms, event.finished_at_ms)
             if event.group_size > 1:
@@ -116,6 +125,7 @@ def _point(version: int, tally: _Tally) -> EvaluationPoint:
         num_dead=len(tally.dead - tally.answered),
         num_tokens=tally.tokens,
         finished_at_ms=tally.finished_at_ms,
+        is_right_or_wrong=tally.is_right_or_wrong,
     )
 
 

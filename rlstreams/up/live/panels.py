@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, zip_longest
+from itertools import islice, pairwise, zip_longest
 from statistics import median
 
 from rich.console import Group, RenderableType
@@ -16,10 +16,20 @@ from rich.text import Text
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.evaluation import EvaluationPoint
-from rlstreams.streams.views.pace import STEPS, bottleneck, shortage
+from rlstreams.streams.views.pace import STEPS, bottleneck, nothing_to_learn, pace, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
-from rlstreams.up.live.words import LiveInput, ProcessInfo, clock, number, visible
+from rlstreams.up.live.words import (
+    ENDING,
+    LiveInput,
+    ProcessInfo,
+    clock,
+    doing,
+    learning_figures,
+    number,
+    visible,
+    waits,
+)
 
 KILL = "\u250a"  # a dotted stroke
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # an eighth of a row to all of it
@@ -65,13 +75,13 @@ def chart(
 REWARD_STYLE = "bright_black"
 ACCURACY_STYLE = "bold cyan"
 MARKER = "o"  # of the held-out accuracy
+_NAME, _BESIDE_STATE = 14, 36  # columns that a process's name takes; with version and rate
 _MARGIN = 7  # columns of the y axis
 _STATE_STYLES = {  # any other: yellow
     **dict.fromkeys(("working", "training"), "green"),
     **dict.fromkeys(("waiting", "ended"), "bright_black"),
     **dict.fromkeys(("silent", "down"), "bold red"),
 }
-_ENDING = ("saving", "finishing", "draining")  # states of the run in which a process may end
 _ROLE_ORDER = ("prompts", "rollout", "logprob", "trainer")
 
 
@@ -113,7 +123,8 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
     rewards = [(p.step, p.reward) for p in steps]
     accuracies = given.views.held_out
     y_min, y_max = _span([y for _, y in (*rewards, *accuracies)])
-    height = max(1, height - 1)
+    figures = _learns(given, width)
+    height = max(1, height - 1 - len(figures))
     rows = chart(
         [(rewards, REWARD_STYLE, ""), (accuracies, ACCURACY_STYLE, MARKER)],
         width=max(8, width - _MARGIN),
@@ -134,7 +145,21 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
     room = width - legend.cell_len
     if room >= len(axis) + 2:
         legend.append(f"{axis:>{room}}", "bright_black")
-    return Group(*labelled, legend)
+    return Group(*labelled, legend, *figures)
+
+
+def _learns(given: LiveInput, width: int) -> list[Text]:
+    """Loss, KL, entropy, gradient norm of the newest step and the rate of the last ones."""
+    steps = given.views.run.steps
+    found = pace(steps)
+    if found is None:
+        return []
+    text = Text(no_wrap=True, overflow="ellipsis")
+    rate = ("tokens/s", f"{found.sampled_per_s:,.0f}")
+    for name, value in (*learning_figures(steps[-1]), rate):
+        if text.cell_len + len(name) + len(value) + 3 <= width:
+            text.append(f"{name} ", "bright_black").append(f"{value}  ")
+    return [text]
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
@@ -153,21 +178,30 @@ def _legend(steps: Sequence[StepPoint], curve: Sequence[EvaluationPoint], has_ki
     return text.append(f" {KILL} kill", "red") if has_kills else text
 
 
-def workers(given: LiveInput) -> RenderableType:
-    """Process with its restarts, what it does or waits for, the version that it holds, its rate."""
+def workers(given: LiveInput, *, has_rates: bool = True) -> RenderableType:
+    """Process with its restarts, what it does or waits for, the version that it holds, its rate;
+    without the last two where they have no room."""
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(no_wrap=True, overflow="ellipsis", min_width=9)  # "rollout-0"
-    table.add_column(no_wrap=True, overflow="ellipsis", min_width=7, ratio=1)  # "working"
-    for _ in range(2):
+    table.add_column(overflow="fold", min_width=7, ratio=1)  # all of "waiting for trajectories"
+    titles = ("worker", "state", "", "rate")[: 4 if has_rates else 2]
+    for _ in titles[2:]:
         table.add_column(no_wrap=True, overflow="ellipsis", justify="right")
-    titles = ("worker", "state", "", "rate")
     table.add_row(*(Text(title, "bright_black") for title in titles))
     reported = {worker.worker: worker for worker in given.views.throughput.workers}
     processes = {process.worker: process for process in given.processes}
     names = sorted(reported.keys() | processes.keys(), key=_by_role)
     for name in names:
-        table.add_row(*_worker_row(name, reported.get(name), processes.get(name), given))
+        row = _worker_row(name, reported.get(name), processes.get(name), given)
+        table.add_row(*islice(row, len(titles)))
     return table
+
+
+def num_folded(given: LiveInput, width: int, *, has_rates: bool) -> int:
+    """Rows that `workers` takes of this width besides one for each process."""
+    room = max(7, width - (_BESIDE_STATE if has_rates else _NAME))
+    states = [doing(w.state, w.detail) for w in given.views.throughput.workers]
+    return sum(len(state) // room for state in states)
 
 
 def _by_role(worker: str) -> tuple[int, str]:
@@ -181,20 +215,14 @@ def _worker_row(
     state = worker.state if worker else "starting"
     if process is not None and not process.is_alive:
         # Towards its end a run has workers that are done: red is for those that are missed.
-        state = "ended" if given.state in _ENDING else "down"
+        state = "ended" if given.state in ENDING else "down"
     version = worker.policy_version if worker else NO_VERSION
     restarts = process.restarts if process else worker.restarts if worker else 0
     yield Text.assemble(name, (f" +{restarts}" if restarts else "", "bold red"))
-    detail = visible(worker.detail) if worker and state == worker.state else ""
-    yield Text(_doing(state, detail), _STATE_STYLES.get(state, "yellow"))
+    detail = worker.detail if worker and state == worker.state else ""
+    yield Text(doing(state, detail), _STATE_STYLES.get(state, "yellow"))
     yield Text("" if version == NO_VERSION else f"v{version}")
     yield Text(_rate(worker, given) if state not in ("down", "ended", "silent") else "-")
-
-
-def _doing(state: str, detail: str) -> str:
-    """`waiting for trajectories`, `pulling: policy version 7`."""
-    between = " " if not detail or detail.startswith("for ") else ": "
-    return f"{state}{between}{detail}".strip()
 
 
 def _rate(worker: WorkerView | None, given: LiveInput) -> str:
@@ -239,17 +267,26 @@ def footer(given: LiveInput) -> RenderableType:
 
     Dead letters, if there are any, stand above.
     """
-    run = given.views.run
-    news = given.message or shortage(run.steps)
-    line = news or bottleneck(run.steps)
-    style = "bold red" if news else "bright_black"
-    message = Text(f" {visible(line)}", style, no_wrap=True, overflow="ellipsis")
+    news, held = _news(given), bottleneck(given.views.run.steps) or waits(given)
+    lines = [(visible(text), style) for text, style in ((news, "bold red"), (held, "bright_black"))
+             if text]  # fmt: skip
+    shown = [Text(f" {text}", style, no_wrap=True, overflow="ellipsis")
+             for text, style in lines or [("", "")]]  # fmt: skip
     hint = Text.assemble(
-        (" Ctrl-C ", "reverse"),
-        " drain; resume later with --resume",
-        no_wrap=True,
+        (" Ctrl-C ", "reverse"), " drain; resume later with --resume", no_wrap=True,
         overflow="ellipsis",
-    )
+    )  # fmt: skip
     dead = given.views.dead
     letters = [Text(f" dead letters: {dead}   {list_command()}", "bold red", no_wrap=True)]
-    return Group(*(letters if dead.num else ()), message, hint)
+    return Group(*(letters if dead.num else ()), *shown, hint)
+
+
+def _news(given: LiveInput) -> str:
+    steps = given.views.run.steps
+    return given.message or shortage(steps) or nothing_to_learn(steps)
+
+
+def footer_rows(given: LiveInput) -> int:
+    """Rows that `footer` takes."""
+    held = bottleneck(given.views.run.steps) or waits(given)
+    return 2 + (given.views.dead.num > 0) + bool(_news(given) and held)

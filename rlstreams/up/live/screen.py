@@ -24,10 +24,25 @@ from rich.text import Text
 
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.streams.views.feed import ViewState
-from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
+from rlstreams.streams.views.pace import (
+    STEPS,
+    nothing_to_learn,
+    pace,
+    pace_line,
+    ranks_of,
+    shortage,
+)
 from rlstreams.streams.views.run import StepPoint
-from rlstreams.up.live.panels import footer, header, learning, queues, workers
-from rlstreams.up.live.words import LiveInput, clock, over, visible
+from rlstreams.up.live.panels import (
+    footer,
+    footer_rows,
+    header,
+    learning,
+    num_folded,
+    queues,
+    workers,
+)
+from rlstreams.up.live.words import LiveInput, clock, learning_figures, over, visible, waits
 
 _GONE = (errno.EPIPE, errno.EIO)
 
@@ -80,9 +95,9 @@ class Output:
 
 _FRAME = 2  # rows and columns that a panel's border takes
 _HEADER = 2
-_FOOTER = 2
 _FEWEST_ROWS = 24
 _FEWEST_COLUMNS = 64
+QUIET_S = 30.0  # without a line; then one says what is waited for
 _KEPT = 200  # lines of what happened
 
 
@@ -91,7 +106,7 @@ class Screen:
 
     def __init__(self, given: LiveInput) -> None:
         self._given = given
-        self._footer = _FOOTER + (given.views.dead.num > 0)
+        self._footer = footer_rows(given)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Fill what the terminal has; at 80 x 24 nothing is cut."""
@@ -105,10 +120,13 @@ class Screen:
     def _body(self, width: int, height: int) -> RenderableType:
         given = self._given
         num_workers = max(len(given.processes), len(given.views.throughput.workers))
-        bottom = min(height // 2, max(10, num_workers + 1 + _FRAME))
+        is_wide = width >= _FEWEST_COLUMNS  # else side by side neither of two could be read
+        inner = (width * 2 // 3 if is_wide else width) - _FRAME - 2
+        rows = num_workers + num_folded(given, inner, has_rates=is_wide)
+        bottom = min(height // 2 + 2, max(10, rows + 1 + _FRAME))
         curve = learning(given, width - _FRAME - 2, height - bottom - _FRAME)
-        below: RenderableType = _framed("workers", workers(given))
-        if width >= _FEWEST_COLUMNS:  # else side by side neither of two could be read
+        below: RenderableType = _framed("workers", workers(given, has_rates=is_wide))
+        if is_wide:
             lag = _framed("topics", queues(given, bottom - _FRAME))
             below = _split((below, width * 2 // 3), (lag, 0), is_row=True)
         return _split((_framed("learning", curve), 0), (below, bottom))
@@ -139,7 +157,8 @@ class PlainLines:
     def __init__(self) -> None:
         self._step = 0
         self._message = ""
-        self._short = ""
+        self._warned: set[str] = set()  # what is wrong since the last step
+        self._quiet_since_s = 0.0  # of the run's own clock
         self._is_start_told = False  # how good the model was before training
 
     def skip_to(self, views: ViewState) -> None:
@@ -148,7 +167,18 @@ class PlainLines:
         self._is_start_told = views.evaluation.first is not None
 
     def new(self, given: LiveInput) -> Iterator[str]:
-        """What happened since the last call."""
+        """What happened since the last call; at least what is waited for, every `QUIET_S`."""
+        lines = [*self._news(given), *self._steps(given)]
+        if lines:
+            self._quiet_since_s = given.elapsed_s
+        elif given.elapsed_s - self._quiet_since_s >= QUIET_S:
+            quiet_s, self._quiet_since_s = given.elapsed_s - self._quiet_since_s, given.elapsed_s
+            step = f"step {given.views.run.step}/{given.target or '?'}"
+            told = waits(given) or "all processes work"
+            lines.append(f"[{clock(given.elapsed_s)}] {step}, {quiet_s:.0f} s without news: {told}")
+        yield from lines
+
+    def _news(self, given: LiveInput) -> Iterator[str]:
         if given.message != self._message:
             self._message = given.message
             yield f"[{clock(given.elapsed_s)}] {given.message}"
@@ -156,7 +186,10 @@ class PlainLines:
         if first is not None and not self._is_start_told:
             self._is_start_told = True
             if first.policy_version == 0:  # steps may have been quicker than its last answer
-                yield f"before training: held-out accuracy {first.accuracy:.3f}, {over(first)}"
+                measure = given.views.evaluation.measure
+                yield f"before training: held-out {measure} {first.accuracy:.3f}, {over(first)}"
+
+    def _steps(self, given: LiveInput) -> Iterator[str]:
         for step in given.views.run.steps:
             if step.step > self._step:
                 self._step = step.step
@@ -164,9 +197,10 @@ class PlainLines:
                 done = [p for p in given.views.run.steps if p.step <= step.step]
                 if step.step % STEPS == 0:
                     yield pace_line(done, ranks_of(given.views.run.claims))
-                if (short := shortage(done)) and short != self._short:
-                    yield short
-                self._short = short
+                warnings = {text for text in (shortage(done), nothing_to_learn(done)) if text}
+                kinds = {text.partition(":")[0] for text in warnings}
+                yield from (t for t in warnings if t.partition(":")[0] not in self._warned)
+                self._warned = kinds
 
 
 def _step_line(point: StepPoint, given: LiveInput) -> str:
@@ -176,9 +210,10 @@ def _step_line(point: StepPoint, given: LiveInput) -> str:
     mean = pace(done)
     rate = mean.sampled_per_s if mean else 0.0
     staleness = step_row(point).values["staleness_mean"]
+    figures = "  ".join(f"{name} {value}" for name, value in learning_figures(point))
     return (
         f"step {point.step:>4}/{given.target or '?'}  reward {point.reward:.3f}  "
-        f"held-out {held_out}  {rate:,.0f} tokens/s  staleness {staleness:.2f}  "
+        f"held-out {held_out}  {figures}  {rate:,.0f} tokens/s  staleness {staleness:.2f}  "
         f"{clock(given.elapsed_s)}"
     )
 

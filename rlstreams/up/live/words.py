@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from rlstreams.schemas.events import StepsRedone
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
 from rlstreams.streams.views.feed import ViewState
+from rlstreams.streams.views.run import StepPoint
 
 REDONE_LINES = 3
+_FIGURES = {"KL": "kl", "entropy": "entropy", "gradient": "grad_norm"}  # by the step's metric
 # C0 without tab and newline, delete, and C1: ESC [ 2 J would clear the screen.
 _STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -101,6 +103,38 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def learning_figures(point: StepPoint) -> list[tuple[str, str]]:
+    """(Name, value) of what says whether a step learns: loss, KL, entropy, gradient norm."""
+    shown = {"loss": point.loss} | {
+        name: point.metrics[key] for name, key in _FIGURES.items() if key in point.metrics
+    }
+    return [(name, number(value)) for name, value in shown.items()]
+
+
+def waits(given: LiveInput) -> str:
+    """What each process does that does not simply work: `rollout-0 starting: loads weights`."""
+    reported = {worker.worker: worker for worker in given.views.throughput.workers}
+    alive = {process.worker: process.is_alive for process in given.processes}
+    found = []
+    for name in sorted(reported.keys() | alive.keys()):
+        worker = reported.get(name)
+        state = "starting" if worker is None else doing(worker.state, worker.detail)
+        if not alive.get(name, True):
+            state = "ended" if given.state in ENDING else "down"
+        if state not in ("working", "training", "stopped", "ended"):
+            found.append(f"{name} {state}")
+    return "; ".join(found)
+
+
+ENDING = ("saving", "finishing", "draining")  # states of the run in which a process may end
+
+
+def doing(state: str, detail: str) -> str:
+    """`waiting for trajectories`, `pulling: policy version 7`."""
+    between = " " if not detail or detail.startswith("for ") else ": "
+    return f"{state}{between}{visible(detail)}".strip()
 
 
 def redone_lines(redone: Sequence[StepsRedone]) -> list[str]:

@@ -90,13 +90,13 @@ def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
         return ()
     if first is last:
         return (
-            f"held-out accuracy {first.accuracy:.2f} (version {first.policy_version}), "
+            f"held-out {evaluation.measure} {first.accuracy:.2f} (version {first.policy_version}), "
             f"{over(first)}",
         )
     each = last.num_samples // max(1, last.num_rows)
     best = f"; best of {each} from {first.best:.2f} to {last.best:.2f}" if each > 1 else ""
     return (
-        f"held-out accuracy from {first.accuracy:.2f} (version {first.policy_version}) "
+        f"held-out {evaluation.measure} from {first.accuracy:.2f} (version {first.policy_version}) "
         f"to {last.accuracy:.2f} (version {last.policy_version}), {over(first, last)}{best}",
     )
 

@@ -11,11 +11,14 @@ import pytest
 from rich.console import Console
 
 from rlstreams.streams.views.dead import DeadReason, DeadState
-from rlstreams.streams.views.evaluation import EvaluationState
+from rlstreams.streams.views.evaluation import EvaluationState, EvaluationView
 from rlstreams.streams.views.feed import ViewState
+from rlstreams.streams.views.pace import nothing_to_learn
+from rlstreams.streams.views.run import RunState
 from rlstreams.up.live.panels import learning
 from rlstreams.up.live.screen import LiveView, PlainLines, Screen
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo
+from tests import factories
 from tests.unit.report.sample_run import views_at
 
 WORKERS = ("prompts-0", "rollout-0", "rollout-1", "logprob-0", "trainer-0")
@@ -80,7 +83,12 @@ SMALL = (
     "0:42, 0:39 left",
     "o held-out 0.86 \u2584 reward 0.82 \u250a kill",
     "rollout-0 +1 working",
-    "waiting for traj",
+    "waiting for",
+    "trajectories",
+    "closed",
+    "groups",
+    "loss -0.268  KL 0.0034  entropy 0.105  gradient 0.56  tokens/s",
+    "nobody holds the trainer back",
     "v34",
     "lag",
     "3,264",
@@ -142,6 +150,65 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_step() -> None:
     assert "held-out 0.422 (v0)" in lines[1]
 
 
+def test_a_long_wait_says_what_it_waits_for() -> None:
+    """Every thirty seconds without a line, in plain lines and in the log file; nothing before."""
+    lines = PlainLines()
+    quiet = live_input(views=ViewState(), message="", elapsed_s=29.0)
+    assert [] == list(lines.new(quiet))
+    (said,) = lines.new(replace(quiet, elapsed_s=31.0))
+    assert said.startswith("[0:31] step 0/60, 31 s without news: logprob-0 starting; ")
+    assert "rollout-1 down" in said
+    assert [] == list(lines.new(replace(quiet, elapsed_s=60.0)))
+    (again,) = lines.new(replace(full_input(), elapsed_s=62.0, views=waiting(), message=""))
+    assert "logprob-0 waiting for trajectories" in again
+    assert "rollout-0" not in again, "what works is not waited for"
+
+
+def waiting() -> ViewState:
+    """As in `full_input`, before the first step."""
+    return replace(full_input().views, run=RunState(), evaluation=EvaluationState())
+
+
+def test_rewards_without_a_signal_are_said_once() -> None:
+    """After three steps whose answers all earned the same; again only when it had ended."""
+    flat = {"reward_std": 0.0, "equal_reward_groups": 1.0}
+    views = views_at(5)
+    steps = [replace(p, reward=0.0, metrics={**p.metrics, **flat}) for p in views.run.steps]
+
+    def said(upto: int) -> list[str]:
+        run = replace(views.run, steps=tuple(steps[:upto]))
+        given = live_input(views=replace(views, run=run), message="")
+        return [line for line in lines.new(given) if line.startswith("nothing can be learnt")]
+
+    lines = PlainLines()
+    assert [] == said(2)
+    (told,) = said(3)
+    assert "in the last 3 steps every answer was rewarded with 0" in told
+    assert "rlstreams inspect --step 3 RUN" in told
+    assert [] == said(5)
+    apart = [
+        replace(steps[0], reward=n / 2, metrics={**flat, "reward_std": 0.5}) for n in (0, 1, 2)
+    ]
+    assert "to the same prompt were rewarded alike" in nothing_to_learn(apart)
+    mixed = [
+        *apart[:2],
+        replace(apart[2], metrics={**flat, "reward_std": 1, "equal_reward_groups": 0.9}),
+    ]
+    assert "" == nothing_to_learn(mixed)
+
+
+def test_rewards_that_are_not_right_or_wrong_are_no_accuracy() -> None:
+    """One held-out answer that earned 0.5 is enough."""
+    fold = EvaluationView()
+    for reward, measure in ((1.0, "accuracy"), (0.5, "reward")):
+        fold.apply(
+            factories.trajectory(
+                group_id=f"e0-{int(reward)}", sample=0, purpose="evaluate", reward=reward
+            )
+        )
+        assert measure == fold.state.measure
+
+
 def test_a_message_is_shown_as_it_is() -> None:
     """No markup, no picture for a name between colons, nothing that steers the terminal."""
     given = live_input(num_steps=0, message="rollout-0: [/INST] :x: \x1b[2J")
@@ -176,7 +243,7 @@ def test_rewards_of_any_size_have_room() -> None:
     views = replace(views, run=replace(views.run, steps=tuple(steps)))
     console = Console(width=40, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
-        console.print(learning(live_input(views=views, kills=()), 40, 6))
+        console.print(learning(live_input(views=views, kills=()), 40, 7))
     lines = captured.get().splitlines()
     assert ["12", "5", "-2"] == [lines[row].split()[0] for row in (0, 2, 4)]
     assert lines[0][7:].strip(), "the highest reward is at the top"
