@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlstreams.workers.config.trainer import LoraSection
+from rlstreams.workers.config.trainer import LoraSection, TrainerSection
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests.heavy.trainer.parallel_stand import batch_of, make_model, two_ranks
 
@@ -40,3 +41,21 @@ def test_a_merge_that_rounds_otherwise_is_the_version_until_it_learns(tmp_path: 
         with pytest.raises(ValueError, match="are not this folder's with adapters"):
             two.learner.load(own | {plain: own[plain] * 1.1}, state, 1)
         assert expected == weight_hash(two.learner.weights())
+
+
+def test_two_ranks_round_as_one_process_does(tmp_path: Path) -> None:
+    """In 16 bits, where an element's threshold decides: what they publish is what one process makes
+    of the same adapters."""
+    folder = make_model(tmp_path / "model")
+    with closing(two_ranks(folder, lora=LORA)) as two:
+        two.learner.step(batch_of(0))
+        own = {name: tensor.clone() for name, tensor in two.learner.weights().items()}
+        state = {n: t.clone() for n, t in two.learner.optimizer_tensors().items()}
+        share = two.learner.figures()["adapter_arrived"]
+    section = TrainerSection(lora=LORA)
+    one = Training(folder, section, threads=1, dtype="bfloat16")
+    assert one.model_hash != weight_hash(own)
+    one.learner.load(own, state, 1)
+    assert not one.learner._published
+    assert weight_hash(one.learner.weights()) == weight_hash(own)
+    assert one.learner.figures()["adapter_arrived"] == pytest.approx(share, rel=1e-9)

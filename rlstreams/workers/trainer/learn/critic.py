@@ -52,6 +52,10 @@ class WithValueHead:
         """The value head, and what the policy has."""
         return self._trained.extra() | {n: one.detach() for n, one in self._head.items()}
 
+    def figures(self) -> dict[str, float]:
+        """See `Trainable`."""
+        return self._trained.figures()
+
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `Trainable`."""

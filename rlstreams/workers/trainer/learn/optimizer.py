@@ -134,6 +134,7 @@ class Learner:
             totals.means()
             | rollout_figures(batch)
             | value_figures(batch)
+            | self.figures()
             | {
                 "grad_norm": sum(norms) / len(norms),
                 "lr": lr,
@@ -351,6 +352,10 @@ class Learner:
     def weights(self) -> Mapping[str, Tensor]:
         """What is published, by name; the model's own tensors, which the next step changes."""
         return self._trained.weights() | self._published
+
+    def figures(self) -> dict[str, float]:
+        """Metrics of the weights as they are."""
+        return self._trained.figures()
 
     def optimizer_tensors(self) -> Mapping[str, Tensor]:
         """AdamW's state, as `Adam.tensors` has it; of adapters also the `value`, which the weights

@@ -6,10 +6,9 @@ shapes. A checkpoint holds the merged weights, the optimizer's state and the ada
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,11 @@ from torch.nn.utils import parametrize
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.trainer import LoraSection
 from rlstreams.workers.model.model import load_weights, weights_of
+from rlstreams.workers.trainer.learn.dither import Dither, rounded, seed_of
 from rlstreams.workers.weights.layout import layout_of, weight_hash
 
 VALUE = "value"  # of an adapter among the optimizer's tensors
+ARRIVED = "adapter_arrived"
 
 
 class Trainable(Protocol):
@@ -34,6 +35,9 @@ class Trainable(Protocol):
 
     def extra(self) -> dict[str, Tensor]:
         """What a checkpoint needs beside the weights, by the names of `parameters`."""
+
+    def figures(self) -> dict[str, float]:
+        """Metrics of the weights as they are."""
 
     def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Take what `weights` and `extra` gave.
@@ -66,6 +70,10 @@ class AllWeights:
         """Nothing: the weights are all."""
         return {}
 
+    def figures(self) -> dict[str, float]:
+        """None."""
+        return {}
+
     def load(
         self, weights: Mapping[str, Tensor], _extra: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
@@ -81,21 +89,74 @@ class _LowRank(nn.Module):
         super().__init__()
         num_out, num_in = weight.shape
         # Keyed by the layer, so that no adapter depends on which others there are.
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
-        draw = torch.randn(section.rank, num_in, generator=torch.Generator().manual_seed(seed))
+        own = torch.Generator().manual_seed(seed_of(name))
+        draw = torch.randn(section.rank, num_in, generator=own)
         # In float32 whatever the weight has: an update is smaller than 16 bits can tell.
         self.down = nn.Parameter((draw / num_in**0.5).to(weight.device))
         self.up = nn.Parameter(torch.zeros(num_out, section.rank, device=weight.device))
         self._scale = section.alpha / section.rank
+        dither = Dither.of(name, weight.shape, weight.device)
+        self.register_buffer("_rows_O", dither.rows_O, persistent=False)
+        self.register_buffer("_columns_I", dither.columns_I, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
         """The merged weight; what is published is this, to the bit."""
-        return merged(weight, self.down, self.up, self._scale)
+        dither = Dither(*self.buffers())
+        merge: Any = _Merged.apply
+        found: Tensor = merge(weight, self.down, self.up, self._scale, dither)
+        return found
+
+    def arrived(self, weight: Tensor) -> tuple[float, float]:
+        """See `arrived`."""
+        return arrived(weight, self(weight), self.down, self.up, self._scale)
 
 
-def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """What a layer with an adapter computes with."""
-    return weight + (scale * (up @ down)).to(weight.dtype)
+class _Merged(torch.autograd.Function):
+    """`merged`, whose gradient is that of a sum that is not rounded."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        weight: Tensor,
+        down: Tensor,
+        up: Tensor,
+        scale: float,
+        dither: Dither,
+    ) -> Tensor:
+        ctx.save_for_backward(down, up)
+        ctx.scale = scale
+        return merged(weight, down, up, scale, dither)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_OI: Tensor) -> Any:  # noqa: ANN401
+        down, up = ctx.saved_tensors
+        scaled_OI = ctx.scale * gradient_OI.float()
+        return None, up.T @ scaled_OI, scaled_OI @ down.T, None, None
+
+
+def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float, dither: Dither) -> Tensor:
+    """What a layer with an adapter computes with: the sum in float32, rounded without a dead zone
+    where the weight has 16 bits. No gradient."""
+    whole = (up @ down).mul_(scale).add_(weight)
+    return rounded(whole, dither) if weight.dtype == torch.bfloat16 else whole
+
+
+def arrived(
+    weight: Tensor, made: Tensor, down: Tensor, up: Tensor, scale: float
+) -> tuple[float, float]:
+    """How much of an adapter's change D is in the merged weight: (made - weight) . D, and D . D."""
+    whole = (up @ down).mul_(scale)
+    moved = made.float() - weight.float()
+    return float((moved * whole).sum(dtype=torch.float64)), float(
+        whole.square().sum(dtype=torch.float64)
+    )
+
+
+def share_arrived(sums: Iterable[tuple[float, float]]) -> dict[str, float]:
+    """The metric: of all adapters, each as `arrived` gives; nothing before they have changed."""
+    found = list(sums)
+    whole = sum(square for _, square in found)
+    return {ARRIVED: sum(moved for moved, _ in found) / whole} if whole else {}
 
 
 class Adapters:
@@ -141,6 +202,12 @@ class Adapters:
     def extra(self) -> dict[str, Tensor]:
         """The adapters."""
         return {name: parameter.detach() for name, parameter in self.parameters().items()}
+
+    @torch.no_grad()
+    def figures(self) -> dict[str, float]:
+        """`adapter_arrived`; in float32 all has."""
+        adapted = [(self._base[name], one) for name, one in self._adapted.items()]
+        return share_arrived(one.arrived(w) for w, one in adapted if w.dtype == torch.bfloat16)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ shapes and bytes, and tensors come to rank 0 one at a time, as they are asked fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,17 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look
+from rlstreams.workers.trainer.learn.dither import Dither
 from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.trainable import (
     VALUE,
+    arrived,
     check_base,
     is_same,
     merged,
+    share_arrived,
     sorted_state,
 )
 from rlstreams.workers.trainer.parallel.deal import Task, deal
@@ -190,16 +193,30 @@ class Leader(RankLearner):
         if name in self._published:
             return self._published[name]
         base = self._whole(self._plan.published[name])
-        if f"{name}.up" not in self._plan.adapters:
-            return base
-        up = self._whole(self._plan.trained[f"{name}.up"])
+        return self._adapted(name, base)[0] if f"{name}.up" in self._plan.adapters else base
+
+    @torch.no_grad()
+    def _adapted(self, name: str, base: Tensor) -> tuple[Tensor, Sequence[Any]]:
+        """The merged weight, and what it is made of beside `base`."""
         section = self._spec.section.lora
+        down, up = (self._whole(self._plan.trained[f"{name}.{half}"]) for half in ("down", "up"))
+        parts = (down, up, section.alpha / section.rank)
         # Adding nothing would still turn a weight of -0.0 into 0.0, and so another hash.
         if not bool(up.any()):
-            return base
-        with torch.no_grad():
-            down = self._whole(self._plan.trained[f"{name}.down"])
-            return merged(base, down, up, section.alpha / section.rank)
+            return base, parts
+        dither = Dither.of(name.removesuffix(".weight"), base.shape, base.device)
+        return merged(base, *parts, dither), parts
+
+    def figures(self) -> dict[str, float]:
+        """See `Learner`."""
+        adapted = [n for n in self._plan.facts if f"{n}.up" in self._plan.adapters]
+        found = []
+        for name in adapted:
+            if self._plan.facts[name].dtype == torch.bfloat16:
+                base = self._whole(self._plan.published[name])
+                made, parts = self._adapted(name, base)
+                found.append(arrived(base, made, *parts))
+        return share_arrived(found)
 
     def _optimizer_tensor(self, key: str) -> Tensor:
         name, _, part = key.rpartition(":")
