@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
     parser = parser_of_all()
+    words = options_last(parser, words)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse(parser, args, unknown[0])
@@ -101,6 +102,35 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, overrides
 
 
+def options_last(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """The words with all options after the arguments of their command, where argparse takes them.
+
+    It stops to look for `RUN ...` at the first option behind one of them.
+    """
+    ahead: list[str] = []
+    rest = list(words)
+    while (nested := _nested(parser)) is not None and rest:
+        ahead.append(rest.pop(0))
+        parser = nested.choices.get(ahead[-1], parser)
+        if ahead[-1] not in nested.choices:
+            return list(words)  # an option of the program itself, or no command of ours
+    takes = {name: action for action in parser._actions for name in action.option_strings}
+    arguments: list[str] = []
+    options: list[str] = []
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        if not word.startswith("-") or word == "-":
+            arguments.append(word)
+            continue
+        options.append(word)
+        action = takes.get(word)
+        wants = action is not None and action.nargs is None
+        may = action is not None and action.nargs == "?" and rest[:1] and rest[0].isdigit()
+        if rest and (wants or may):
+            options.append(rest.pop(0))
+    return [*ahead, *arguments, *options, *rest]
+
+
 class _Parser(argparse.ArgumentParser):
     """No abbreviated options: `--step` is not `--steps` by luck."""
 
@@ -127,9 +157,18 @@ class _Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"there is no {value}{_meant(str(value), names)}")
 
 
+_ELSEWHERE = {  # what other programs call it
+    "train": "up", "run": "up", "start": "up", "launch": "up", "serve": "web", "ui": "web",
+    "dashboard": "web", "new": "init", "eval": "try", "sample": "try", "show": "inspect",
+    "logs": "inspect", "status": "monitor", "stop": "control", "list": "web", "check": "doctor",
+}  # fmt: skip
+
+
 def _meant(word: str, names: Sequence[str]) -> str:
     from difflib import get_close_matches
 
+    if _ELSEWHERE.get(word) in names:
+        return f"; did you mean {_ELSEWHERE[word]}?"
     near = get_close_matches(word, names, n=1)
     return f"; did you mean {near[0]}?" if near else f"; it is one of {', '.join(names)}"
 

@@ -80,7 +80,7 @@ def _rows(log: RunLog, spelled: Spelling, args: argparse.Namespace) -> Iterator[
     )
 
 
-@command("export-model", RUN, settings={"--to": {"required": True}})
+@command("export-model", RUN, settings={"--out": {"required": True}})
 def run_model(args: argparse.Namespace) -> int:
     """the trained model as a Hugging Face folder
 
@@ -89,14 +89,14 @@ def run_model(args: argparse.Namespace) -> int:
     with; adapters of trainer.lora are merged into them. What was written is loaded again and
     its hash compared with the log's before the folder gets its name.
 
-    --to DIR  a folder that is not there yet, or is empty
+    --out DIR  a folder that is not there yet, or is empty
     --step N  a step with a checkpoint (the newest)
     --model DIR  where the model folder is now
     --dtype float32|bfloat16|float16  of the weights (as the checkpoint has them)
 
-    rlstreams export-model runs/demo --to models/demo
-    rlstreams export-model runs/demo --to models/demo-40 --step 40
-    rlstreams export-model runs/demo --to models/demo --dtype bfloat16
+    rlstreams export-model runs/demo --out models/demo
+    rlstreams export-model runs/demo --out models/demo-40 --step 40
+    rlstreams export-model runs/demo --out models/demo --dtype bfloat16
     """
     from rlstreams.workers.config.hub import model_folder
 
@@ -108,7 +108,7 @@ def run_model(args: argparse.Namespace) -> int:
             log.bus,
             Path(config.folder),
             model_folder(args.model or config.model.path),
-            Path(args.to),
+            Path(args.out),
             step=args.step or 0,
             dtype=args.dtype,
         )
@@ -116,7 +116,7 @@ def run_model(args: argparse.Namespace) -> int:
         "the log's" if done.weight_hash == done.ledger_hash else f"after the cast to {done.dtype}"
     )
     print(
-        f"{args.to}: version {done.policy_version} of run {done.run}, step {done.step}, "
+        f"{args.out}: version {done.policy_version} of run {done.run}, step {done.step}, "
         f"{done.num_bytes / 1e6:,.1f} MB of {done.dtype}\n"
         f"loaded again: hash {done.weight_hash[:12]}, {same}"
     )

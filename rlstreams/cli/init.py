@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import command
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.data import GYM
 from rlstreams.workers.config.nearest import meant_path
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
     cd DIR, then `rlstreams up`.
 
     DIR                     a folder that does not exist yet
-    --from demo|gsm8k|FILE  twenty sums, the data set openai/gsm8k, or your own rows, .jsonl
-                            or .parquet [demo]
+    --from demo|gsm8k|gym:TASK|FILE  twenty sums, the data set openai/gsm8k, a task of
+                            reasoning-gym, or your own rows: .jsonl, .parquet or .csv [demo]
     --prompt COLUMN         FILE's problem column
     --answer COLUMN         FILE's answer column
     --model MODEL           Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can
@@ -33,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     rlstreams init sums
     rlstreams init x --from my.jsonl --prompt question --answer target
+    rlstreams init sums2 --from gym:chain_sum
     rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B
     """
     from rlstreams.start.project.start import write
@@ -73,6 +75,8 @@ def _plan(args: argparse.Namespace, folder: Path) -> Plan:
         return start.from_demo(folder, model)
     if args.from_ == GSM8K:
         return start.from_gsm8k(folder, model)
+    if args.from_.startswith(GYM):
+        return start.from_gym(folder, args.from_.removeprefix(GYM), model)
     return start.from_file(folder, Path(args.from_), model, args.prompt, args.answer)
 
 
@@ -81,9 +85,11 @@ def _told(plan: Plan) -> list[str]:
     columns = plan.columns.data.columns
     others = ", ".join(plan.columns.others)
     kind = "a number" if plan.columns.is_numeric else "text"
+    answer = f"answer: column {columns.answer or 'answer'!r}, {kind}"
+    if not plan.columns.has_answers:
+        answer = "answer: none; say in reward.py what a good one is"
     lines = [
-        f"problem: column {columns.prompt or 'prompt'!r}; answer: column "
-        f"{columns.answer or 'answer'!r}, {kind}"
+        f"problem: column {columns.prompt or 'prompt'!r}; {answer}"
         + (f"; metadata for the reward: {others}" if others else "")
     ]
     if plan.model:

@@ -30,11 +30,11 @@ def run(args: argparse.Namespace) -> int:
     evaluation; prometheus answers scrapes with the present state until Ctrl-C.
 
     --follow   go on until the run is over or Ctrl-C
-    --to FILE  - is standard output [-]
+    --out FILE  - is standard output [-]
     --port PORT  of prometheus [9400]
     --format jsonl|csv|prometheus  what is written [jsonl]
 
-    rlstreams metrics runs/demo --to steps.csv --format csv
+    rlstreams metrics runs/demo --out steps.csv --format csv
     rlstreams metrics runs/demo --follow
     rlstreams metrics runs/demo --format prometheus --port 9400
     """
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         with _sink(args) as sink, suppress(KeyboardInterrupt):
             view = MetricRows(has_held_out=config.data.has_held_out)
             num_rows = read_rows(log.bus, sink, view, follow=args.follow)
-            print(f"{counted(num_rows, 'row')} in {args.to}", file=sys.stderr)
+            print(f"{counted(num_rows, 'row')} in {args.out}", file=sys.stderr)
     return 0
 
 
@@ -62,9 +62,9 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
     from rlstreams.show.metrics.rows import CsvTable, JsonLines
 
     kind = CsvTable if args.format == "csv" else JsonLines
-    path = Path(args.to)
+    path = Path(args.out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    opening = nullcontext(sys.stdout) if args.to == STDOUT else path.open("w", encoding="utf-8")
+    opening = nullcontext(sys.stdout) if args.out == STDOUT else path.open("w", encoding="utf-8")
     with opening as file, closing(kind(file)) as table:
         yield table
 

@@ -88,7 +88,7 @@ def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     assert again[1] == again[2] == again[3]
     assert "run demo: complete" == outcome
     assert ["report:", "curve:", "logs:", "model:"] == [path.split()[0] for path in paths]
-    assert "try next:" == lines[-3]
+    assert "try next:" == lines[-5]
     assert all(line.startswith("  rlstreams ") for line in lines[-2:])
     assert "  rlstreams audit runs/demo" == lines[-1]
 

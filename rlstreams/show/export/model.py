@@ -71,7 +71,7 @@ def export_model(
         WeightError: what was written does not load as what the log says.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError(f"--to {to} is there and not empty; name a new folder")
+        raise ConfigError(f"--out {to} is there and not empty; name a new folder")
     ledger = read_ledger(bus, "export-model")
     if ledger.claim is None:
         raise ConfigError(f"no trainer ever claimed the run in {run_folder}: nothing was trained")
@@ -178,7 +178,7 @@ def _write(loaded: Any, model: Path, to: Path, facts: Exported) -> None:  # noqa
     free = shutil.disk_usage(to.parent).free
     if free < facts.num_bytes:
         raise ConfigError(
-            f"--to {to}: the model has {facts.num_bytes:,} bytes and {free:,} are free there"
+            f"--out {to}: the model has {facts.num_bytes:,} bytes and {free:,} are free there"
         )
     temporary = to.with_name(f".tmp-{to.name}")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -19,13 +19,18 @@ from typing import Any
 from jinja2 import StrictUndefined, Template
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.data import HUB, ColumnsSection, DataSection
+from rlstreams.workers.config.data import GYM, HUB, ColumnsSection, DataSection, GymSection
 from rlstreams.workers.config.here import CONFIG_FILE
 from rlstreams.workers.config.nearest import meant, meant_path
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.dataset.files import numbered_lines
 from rlstreams.workers.dataset.row import brief, parse
-from rlstreams.workers.dataset.sources import first_parquet_rows, refuse_table
+from rlstreams.workers.dataset.sources import (
+    SEPARATORS,
+    first_parquet_rows,
+    numbered_rows,
+    source_of,
+)
 from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
 
 PROMPTS = ("prompt", "question", "problem", "query", "instruction", "input", "messages", "text")
@@ -45,6 +50,7 @@ class ColumnGuess:
     is_numeric: bool  # every answer is a number
     is_chat: bool  # prompts are lists of messages
     others: Sequence[str]  # columns that go to the reward as metadata
+    has_answers: bool = True  # else rows are prompts alone, and the reward judges without one
 
 
 def guess_columns(
@@ -62,10 +68,12 @@ def guess_columns(
                 f"{option} {name}: {path} has no such column; the first row: {_shown(rows[0])}"
             )
     prompt, answer = prompt or _guess(rows, PROMPTS), answer or _guess(rows, ANSWERS)
-    if not (prompt and answer):
+    others = {name for row in rows for name in row} - {prompt}
+    if not prompt or (others and not answer):
         raise ConfigError(_unknown(path, rows, prompt, answer))
-    answers = [str(value_at(row, answer)) for row in rows]
-    pattern = GSM8K_PATTERN if all(re.search(GSM8K_PATTERN, a) for a in answers) else ""
+    answers = [str(value_at(row, answer)) for row in rows if answer]
+    is_gsm8k = answers and all(re.search(GSM8K_PATTERN, a) for a in answers)
+    pattern = GSM8K_PATTERN if is_gsm8k else ""
     if pattern:
         answers = [re.findall(pattern, a)[-1].strip() for a in answers]
     columns = ColumnsSection(
@@ -76,7 +84,8 @@ def guess_columns(
     used = {name.partition(".")[0] for name in (prompt, answer)}
     return ColumnGuess(
         data=DataSection(train=str(path), columns=columns),
-        is_numeric=all(is_number(a) for a in answers),
+        is_numeric=bool(answers) and all(is_number(a) for a in answers),
+        has_answers=bool(answer),
         is_chat=any(isinstance(value_at(row, prompt), list) for row in rows),
         others=sorted({name for row in rows for name in row} - used),
     )
@@ -145,7 +154,7 @@ class Plan:
     model: str  # empty: the demo's, copied into the project
     data_lines: Sequence[str]  # of [data]
     has_held_out: bool
-    system_prompt: str = ""
+    gym: str = ""  # task of reasoning-gym, which brings its own reward
 
 
 def write(plan: Plan) -> list[Path]:
@@ -161,11 +170,11 @@ def write(plan: Plan) -> list[Path]:
         "data": "\n".join(plan.data_lines),
         "is_small": plan.is_small,
         "has_held_out": plan.has_held_out,
+        "verifier": "reasoning-gym" if plan.gym else "reward.py:reward",
     }
     texts = {
         CONFIG_FILE: _filled("run.toml", model=plan.model and json.dumps(plan.model), **values),
-        "reward.py": _text("numeric.py.tmpl" if plan.columns.is_numeric else "exact.py.tmpl"),
-        "test_reward.py": _text("test_reward.py.tmpl"),
+        **_reward(plan),
         "rows.jsonl": "".join(f"{json.dumps(row)}\n" for row in _rows_as_rewarded(plan)),
         "README.md": _filled("README.md", model=plan.model, **values),
     }
@@ -178,6 +187,16 @@ def write(plan: Plan) -> list[Path]:
     except OSError as err:
         raise ConfigError(f"{folder} cannot be written: {err}") from err
     return [folder / name for name in texts] + ([] if plan.model else [folder / "model"])
+
+
+def _reward(plan: Plan) -> dict[str, str]:
+    """The reward function and its test, by file; none where the data set brings a scorer."""
+    if plan.gym:
+        return {}
+    kind = "numeric" if plan.columns.is_numeric else "exact"
+    kind = kind if plan.columns.has_answers else "alone"
+    test = _filled("test_reward.py.tmpl", has_answers=plan.columns.has_answers)
+    return {"reward.py": _text(f"{kind}.py.tmpl"), "test_reward.py": test}
 
 
 def run_id(folder: Path) -> str:
@@ -197,7 +216,7 @@ def _rows_as_rewarded(plan: Plan) -> list[dict[str, Any]]:
     pattern = re.compile(columns.answer_pattern) if columns.answer_pattern else None
     found = []
     for row in plan.rows[:ROWS]:
-        answer = value_at(row, columns.answer or "answer")
+        answer = value_at(row, columns.answer or "answer") if plan.columns.has_answers else ""
         text = answer if isinstance(answer, str) else json.dumps(answer)
         match = pattern.search(text) if pattern else None
         found.append(
@@ -245,7 +264,8 @@ def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) ->
     """
     rows, count = read_rows(path)
     guess = guess_columns(path, rows, prompt, answer)
-    what = "Parquet" if path.suffix == ".parquet" else "a row a line, as JSON"
+    kinds = {".parquet": "Parquet", ".csv": "a table", ".tsv": "a table"}
+    what = kinds.get(path.suffix.lower(), "a row a line, as JSON")
     lines = [f"train = {json.dumps(relative(path, folder))} # {what}"]
     if count >= MANY_ROWS:
         lines.append("held_out_fraction = 0.1 # kept out of training, chosen by content")
@@ -279,6 +299,27 @@ def from_gsm8k(folder: Path, model: str) -> Plan:
     return _packaged(folder, _FILES / "word_problems.jsonl", model or SMALL_MODEL, lines)
 
 
+def from_gym(folder: Path, task: str, model: str) -> Plan:
+    """A task of reasoning-gym, which makes its rows and judges answers to them.
+
+    Raises ConfigError: the package is not installed, or has no such task.
+    """
+    data = DataSection(train=f"{GYM}{task}", gym=GymSection(rows=ROWS))
+    made = numbered_rows(source_of(data, "data.train", "--from"), ())
+    rows = [parse(line, f"row {number}", "--from") for number, line in made]
+    lines = [
+        f"train = {json.dumps(data.train)} # made by reasoning-gym, and judged by it",
+        "held_out_rows = 64 # kept out of training, chosen by content, to evaluate on",
+    ]
+    if _has_template(model):
+        lines += [_CHAT, 'system_prompt = "Think step by step. End with the answer alone."']
+    lines += ["", "[data.gym]", "rows = 2000", "seed = 0", "# options = {} # of the task"]
+    return Plan(
+        folder=folder, columns=guess_columns(Path(data.train), rows, "", ""), is_small=False,
+        rows=rows, model=model or SMALL_MODEL, data_lines=lines, has_held_out=True, gym=task,
+    )  # fmt: skip
+
+
 def _packaged(folder: Path, path: Path, model: str, lines: Sequence[str]) -> Plan:
     """Rows of ours beside the project's configuration; `lines` name what it trains on."""
     rows, _ = read_rows(path)
@@ -300,10 +341,12 @@ def read_rows(path: Path) -> tuple[Rows, int]:
     """
     rows: Rows = []
     count = 0
-    if path.is_file():
-        refuse_table(path, "--from")
-        if path.suffix == ".parquet":
-            return first_parquet_rows(path, "--from", LOOKED_AT)
+    if path.is_file() and path.suffix == ".parquet":
+        return first_parquet_rows(path, "--from", LOOKED_AT)
+    if path.is_file() and path.suffix.lower() in SEPARATORS:
+        found = numbered_rows(source_of(DataSection(train=str(path)), "data.train", "--from"), ())
+        lines = [parse(line, f"{path}: row {number}", "--from") for number, line in found]
+        return lines[:LOOKED_AT], len(lines)
     try:
         with path.open("rb") as file:
             for number, line in numbered_lines(file, f"--from {path}"):
@@ -314,7 +357,10 @@ def read_rows(path: Path) -> tuple[Rows, int]:
                     rows.append(parse(line, f"{path}:{number}", "--from"))
     except OSError as err:
         near = ""
-        if isinstance(err, FileNotFoundError):
+        if isinstance(err, FileNotFoundError) and str(path).startswith(HUB):
+            near = ": of the hub only gsm8k can be begun with; load others with `datasets`, write "
+            near += "them by to_json(), and name that file"
+        elif isinstance(err, FileNotFoundError):
             near = meant(str(path), ("demo", "gsm8k")) or meant_path(path)
         raise ConfigError(f"--from {path}: cannot be read: {err.strerror}{near}") from err
     return rows, count

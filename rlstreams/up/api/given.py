@@ -58,7 +58,7 @@ def rows_file(rows: Iterable[Mapping[str, Any]], folder: Path) -> GivenFile:
     Raises ConfigError: a row is no mapping, or holds what JSON cannot; names it.
     """
     lines = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(_as_dicts(rows)):
         if not isinstance(row, Mapping):
             raise ConfigError(f"dataset: row {number} must be a dict, got {type(row).__name__}")
         try:
@@ -66,6 +66,15 @@ def rows_file(rows: Iterable[Mapping[str, Any]], folder: Path) -> GivenFile:
         except (TypeError, ValueError) as err:
             raise ConfigError(f"dataset: row {number} cannot be written as JSON: {err}") from err
     return GivenFile.of(folder, "rows", ".jsonl", "".join(lines))
+
+
+def _as_dicts(rows: Any) -> Iterable[Any]:  # noqa: ANN401
+    """Rows of a pandas or polars DataFrame or a pyarrow Table, which iterate over columns."""
+    for name, words in (("to_pylist", ()), ("to_dicts", ()), ("to_dict", ("records",))):
+        if hasattr(rows, "columns") and hasattr(rows, name):
+            found: Iterable[Any] = getattr(rows, name)(*words)
+            return found
+    return rows  # type: ignore[no-any-return]
 
 
 def reward_place(function: Callable[..., object], folder: Path) -> tuple[str, GivenFile | None]:

@@ -123,7 +123,8 @@ def next_commands(ended: Ended) -> Sequence[str]:
     config, command, resume = options.config, options.command, options.resume
     if ended.outcome is Outcome.COMPLETE:
         resume = f"{command} --resume --steps {max(config.trainer.steps, ended.step) * 2}"
-    commands = [resume, f"audit {shlex.quote(config.folder)}"]
+    folder = shlex.quote(config.folder)
+    commands = [resume, f"web {folder}", f"inspect {folder}", f"audit {folder}"]
     is_failed = ended.outcome is Outcome.FAILED
     if is_failed and command.partition(" ")[0] == "up":  # not the demo: no file for `doctor`
         commands.append(f"doctor{command.removeprefix('up')}")
@@ -138,7 +139,7 @@ def model_lines(folder: str, step: int) -> Sequence[str]:
         to = Path(folder, name)
         if not to.exists() or (to.is_dir() and not any(to.iterdir())):
             named = shlex.quote(folder), shlex.quote(f"{folder}/{name}")
-            return (f"model:  {program_name()} export-model {named[0]} --to {named[1]}",)
+            return (f"model:  {program_name()} export-model {named[0]} --out {named[1]}",)
     return ()
 
 

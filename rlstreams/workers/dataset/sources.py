@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
 import json
 import re
-import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.config.data import GYM, HUB, DataSection
 from rlstreams.workers.config.nearest import meant_path
-from rlstreams.workers.dataset.files import checked_length, content_hash, numbered_lines
+from rlstreams.workers.dataset.files import LINE_BYTES, checked_length, content_hash, numbered_lines
 from rlstreams.workers.dataset.row import Fields
 
 _HUB_NAME = re.compile(r"hf:([^:@]+)(?::([^:@]+))?(?:@([^@]+))?")
-_TABLES = {".csv": "", ".tsv": ", delimiter='\\t'"}  # by ending: what the reader must be told
+SEPARATORS = {".csv": ",", ".tsv": "\t"}  # of tables of text, by ending
 _SAVED = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves
 
 
@@ -33,6 +33,7 @@ class Kind(StrEnum):
 
     JSON_LINES = "json-lines"
     PARQUET = "parquet"
+    TABLE = "table"  # of text: its first line names the columns, all its values are text
     SAVED = "saved"  # by `datasets`
     HUB = "hub"
     GYM = "gym"
@@ -90,26 +91,28 @@ class Source:
         return digest_of([self.name, *known])
 
 
-def source_of(data: DataSection, field: str) -> Source:
+def source_of(data: DataSection, field: str, named_by: str = "") -> Source:
     """What `data.train` or `data.held_out` stands for.
 
     Args:
         field: `data.train` or `data.held_out`.
+        named_by: what messages name instead of the field.
 
     Raises:
         ConfigError: nothing is named, or nothing has that name.
     """
-    name = data.train if field == "data.train" else data.held_out
+    name, split = (data.train, "train") if field == "data.train" else (data.held_out, "test")
+    field = named_by or field
     if not name:
         raise ConfigError(
-            f"{field} is empty; name a file of JSON lines or Parquet, hf:NAME or gym:TASK"
+            f"{field} is empty; name a file of JSON lines, Parquet or CSV, hf:NAME or gym:TASK"
         )
     if name.startswith(GYM):
         return Source(field=field, kind=Kind.GYM, name=name.removeprefix(GYM), data=data)
     if name.startswith(HUB):
         if (match := _HUB_NAME.fullmatch(name)) is None:
             raise ConfigError(f"{field} must be hf:NAME[:SUBSET][@SPLIT], got {name!r}")
-        split = match[3] or ("train" if field == "data.train" else "test")
+        split = match[3] or split
         return Source(
             field=field, kind=Kind.HUB, name=match[1], data=data, subset=match[2] or "", split=split
         )
@@ -140,7 +143,13 @@ def numbered_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[int,
                 f"{source.field}: cannot read {source.name!r}: {err.strerror}"
             ) from err
         return
-    readers = {Kind.PARQUET: _parquet, Kind.SAVED: _saved, Kind.HUB: _hub, Kind.GYM: _gym}
+    readers = {
+        Kind.PARQUET: _parquet,
+        Kind.TABLE: _table,
+        Kind.SAVED: _saved,
+        Kind.HUB: _hub,
+        Kind.GYM: _gym,
+    }
     for number, fields in enumerate(readers[source.kind](source, columns), 1):
         place = f"{source.field}: {source.place(number)}"
         yield number, checked_length(_line(fields, place).encode(), place)
@@ -159,28 +168,10 @@ def first_parquet_rows(path: Path, field: str, count: int) -> tuple[list[Fields]
     return rows, pyarrow.parquet.read_metadata(path).num_rows
 
 
-def refuse_table(path: Path, field: str) -> None:
-    """Tables of text have no types and several dialects: whoever has one makes rows of it first.
-
-    Raises:
-        ConfigError: says how.
-    """
-    if (dialect := _TABLES.get(path.suffix.lower())) is None:
-        return
-    old, new = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".jsonl")))
-    program = (
-        "import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(open(sys.argv[1],"
-        f" encoding='utf-8-sig', newline=''){dialect})]"
-    )
-    raise ConfigError(
-        f"{field}: {path} is a table; rows are .jsonl (an object a line) or .parquet; convert it: "
-        f'python3 -c "{program}" {old} > {new}'
-    )
-
-
 def _kind_of(path: Path, field: str) -> Kind:
     if path.is_file():
-        refuse_table(path, field)
+        if path.suffix.lower() in SEPARATORS:
+            return Kind.TABLE
         return Kind.PARQUET if path.suffix == ".parquet" else Kind.JSON_LINES
     if any((path / name).is_file() for name in _SAVED):
         return Kind.SAVED
@@ -210,6 +201,25 @@ def _parquet(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
                     yield from batch.to_pylist()
         except (pyarrow.ArrowException, OSError) as err:
             raise ConfigError(f"{source.field}: {path}: no readable Parquet: {err}") from err
+
+
+def _table(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
+    """Rows of CSV or TSV as RFC 4180 has them; a row of another length is refused by number."""
+    del columns  # it is read line by line
+    csv.field_size_limit(LINE_BYTES)
+    try:
+        with source.path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file, delimiter=SEPARATORS[source.path.suffix.lower()])
+            known = rows.fieldnames or []
+            for number, row in enumerate(rows, 1):
+                if None in row or None in row.values():
+                    raise ConfigError(
+                        f"{source.field}: {source.place(number)}: it has not the {len(known)} "
+                        f"columns of the first line ({', '.join(known)})"
+                    )
+                yield dict(row)
+    except (OSError, ValueError, csv.Error) as err:
+        raise ConfigError(f"{source.field}: {source.path}: no readable table: {err}") from err
 
 
 def _saved(source: Source, columns: Sequence[str]) -> Iterator[Fields]:

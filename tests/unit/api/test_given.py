@@ -9,10 +9,12 @@ import math
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
@@ -104,6 +106,25 @@ def test_what_cannot_be_copied_is_refused_with_the_reason(
         reward_place(cell["locked"], tmp_path)
     with pytest.raises(ConfigError, match=r"^reward: asking .* API_KEY, by its name a secret, "):
         reward_place(cell["asking"], tmp_path)
+
+
+class Frame:
+    """As much of a pandas DataFrame as tells it from a list: it iterates over its columns."""
+
+    columns = ("prompt",)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def to_dict(self, orient: str) -> list[dict[str, str]]:
+        assert "records" == orient
+        return [{"prompt": "a"}]
+
+
+@pytest.mark.parametrize("table", [Frame(), pyarrow.table({"prompt": ["a"]})])
+def test_a_table_is_taken_by_its_rows(tmp_path: Path, table: Any) -> None:
+    """Of pandas and of pyarrow."""
+    assert rows_file([{"prompt": "a"}], tmp_path).text == rows_file(table, tmp_path).text
 
 
 def test_rows_become_json_lines_or_are_refused_by_number(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -167,20 +166,50 @@ def test_a_column_that_is_not_there_is_refused(tmp_path: Path, words: tuple[str,
         from_file(tmp_path / "x", file, "", *words)
 
 
-def test_a_table_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
-    """The line that is told makes rows of it; so do quoted line ends and a mark at the start."""
+def test_rows_may_be_a_table(tmp_path: Path) -> None:
+    """With quoted line ends and a mark at the start; its values are text; a torn row is named."""
     table = tmp_path / "my table.csv"
-    table.write_text('prompt,answer\n"1+1=",2\n"a, ""b""\nc",d\n', encoding="utf-8-sig")
-    with pytest.raises(ConfigError, match=r"a table; rows are \.jsonl .* or \.parquet") as caught:
-        from_file(tmp_path / "x", table, "", "", "")
-    line = str(caught.value).partition("convert it: ")[2]
-    line = line.replace("python3", shlex.quote(sys.executable), 1)
-    subprocess.run(line, shell=True, cwd=tmp_path, check=True)
-    made = [json.loads(line) for line in (tmp_path / "my table.jsonl").read_text().splitlines()]
-    assert [["1+1=", "2"], ['a, "b"\nc', "d"]] == [[*row.values()] for row in made]
-    assert ["prompt", "answer"] == [*made[0]]
-    with pytest.raises(ConfigError, match=r"^data\.train: .*my table\.csv is a table"):
-        first_rows(DataSection(train=str(table)), "data.train", 1)
+    table.write_text('prompt,answer\n"1+1=",2\n"a, ""b""\nc",3\n', encoding="utf-8-sig")
+    plan = from_file(tmp_path / "x", table, "", "", "")
+    assert (2, True) == (len(plan.rows), plan.columns.is_numeric)
+    found = first_rows(DataSection(train=str(table)), "data.train", 9)
+    assert [("1+1=", "2"), ('a, "b"\nc', "3")] == [(row.prompt, row.answer) for row in found]
+    table.write_text("prompt\tanswer\na\tb\nc\n", "utf-8")
+    table = table.rename(tmp_path / "my.TSV")
+    with pytest.raises(ConfigError, match=r"my\.TSV: row 2: it has not the 2 columns of the first"):
+        first_rows(DataSection(train=str(table)), "data.train", 9)
+
+
+def test_rows_need_no_answers(tmp_path: Path) -> None:
+    """Prompts alone: the reward that is written says where to put one, and its test passes."""
+    file = rows_file(tmp_path, *({"prompt": f"Tell me about {n}."} for n in range(9)))
+    config = project(tmp_path, "--from", str(file))
+    assert "" == first_rows(config.data, "data.train", 1)[0].answer
+    assert reward_of(config, "one two", "") < reward_of(config, "a " * 12, "")
+    words = [sys.executable, "test_reward.py"]
+    done = subprocess.run(words, cwd=tmp_path / "x", capture_output=True, text=True, check=False)
+    assert "9 rows: the reward is as expected\n" == done.stdout, done.stderr
+
+
+def test_a_note_is_no_part_of_a_sum(tmp_path: Path) -> None:
+    """The test that is written beside a reward takes one that says why."""
+    project(tmp_path)
+    own = "def reward(prompt, completion, answer, metadata):\n"
+    own += "    return {'right': completion == answer, 'note': 'as told'}\n"
+    (tmp_path / "x/reward.py").write_text(own, "utf-8")
+    words = [sys.executable, "test_reward.py"]
+    done = subprocess.run(words, cwd=tmp_path / "x", capture_output=True, text=True, check=False)
+    assert "the reward is as expected" in done.stdout, done.stderr
+
+
+def test_a_project_from_a_gym(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its own scorer and no reward to write; a task that is not there is named."""
+    pytest.importorskip("reasoning_gym")
+    config = project(tmp_path, "--from", "gym:chain_sum")
+    assert ("gym:chain_sum", "reasoning-gym") == (config.data.train, config.reward.verifier)
+    assert not (tmp_path / "x/reward.py").exists()
+    assert 78 == main(["init", str(tmp_path / "y"), "--from", "gym:chain_sun"])
+    assert "--from: reasoning-gym has no task 'chain_sun'; did you mean" in capsys.readouterr().err
 
 
 def test_rows_may_be_parquet(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_commands_to_try_can_be_pasted(here: Path, monkeypatch: pytest.MonkeyPat
     tool = script(here / "my tools/rlstreams")
     monkeypatch.setattr("sys.executable", str(here / "my tools/python"))
     commands = next_commands(ended(Outcome.COMPLETE, folder="my runs/one"))
-    assert ["my tools/rlstreams", "audit", "my runs/one"] == shlex.split(commands[1])
+    assert ["my tools/rlstreams", "audit", "my runs/one"] == shlex.split(commands[3])
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
     assert [str(tool)] == shlex.split(program_name())
@@ -181,7 +181,7 @@ def test_the_model_is_offered_where_there_is_one(here: Path) -> None:
     for name in ("export", "export-5", ""):
         told += [shlex.split(line)[-3:] for line in model_lines("my run", 5)]
         script(run / name / "file")
-    assert told == [["my run", "--to", f"my run/{name}"] for name in ("export", "export-5")]
+    assert told == [["my run", "--out", f"my run/{name}"] for name in ("export", "export-5")]
 
 
 def point(version: int, accuracy: float, num_samples: int) -> EvaluationPoint:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.__main__ import main, split_overrides
+from rlstreams.__main__ import main, options_last, parser_of_all, split_overrides
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.loop import log
 from rlstreams.workers.loop.host import commit
@@ -169,3 +169,33 @@ def test_log_level(capsys, monkeypatch):
     monkeypatch.setenv("RLSTREAMS_LOG", "loud")
     with pytest.raises(ConfigError, match=r"RLSTREAMS_LOG must be one of .* got 'loud'"):
         log.get("trainer", "trainer-0", "i1")
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "rest"),
+    [
+        ("inspect --worst reward RUN --limit 3 12", ["RUN", "12"], {"limit": 3, "worst": "reward"}),
+        ("up a.toml --steps 3 b.toml", ["a.toml", "b.toml"], {"steps": 3}),
+        ("up --web a.toml", ["a.toml"], {"web": 9402}),
+        ("up a.toml --web 0 --no-live b.toml", ["a.toml", "b.toml"], {"web": 0, "no_live": True}),
+        ("topics tail --last 2 steps RUN", ["RUN"], {"topic": "steps", "last": 2}),
+        ("export RUN --out - --step 3", ["RUN"], {"out": "-", "step": 3}),
+        ("up a.toml -- --odd.toml", ["a.toml", "--odd.toml"], {}),
+    ],
+)
+def test_options_may_stand_between_arguments(
+    words: str, config: list[str], rest: dict[str, object]
+) -> None:
+    parser = parser_of_all()
+    args = parser.parse_args(options_last(parser, words.split()))
+    assert config == args.config
+    assert rest == {name: getattr(args, name) for name in rest}
+
+
+@pytest.mark.parametrize(("word", "meant"), [("train", "up"), ("ui", "web"), ("inspec", "inspect")])
+def test_a_word_of_another_program_is_understood(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([word, "run.toml"])
+    assert f"there is no {word}; did you mean {meant}?" in capsys.readouterr().err
