@@ -80,6 +80,6 @@ def test_two_ranks_give_the_bits_of_one(folder: Path) -> None:
             two.pull(replace(channel.at(2), layout="[]"), channel)
         (process,) = two._team.processes
         os.kill(process, signal.SIGKILL)
-        told = rf"rank 1 of the scorer \(process {process}\) was killed by SIGKILL"
+        told = rf"rank 1 of the scorer \(process {process}\) was ended by SIGKILL"
         with pytest.raises(RankLostError, match=told):
             score_in_halves(sequences(1), lambda part: two.score(part, 1, 1.0))

@@ -4,16 +4,15 @@ nothing.
     python -m rlstreams.workers.trainer.parallel.follower FD [FOLDER]
 
 It does what comes over the socket FD, one thing at a time, answers each, and says once a second
-that it is alive. When the socket closes its trainer is gone, however that ended, and so is it. With
-the model's FOLDER it is on another host than its trainer, which speaks first.
+that it is alive. When the socket closes its trainer is gone, however that ended, and so is it; its
+reaper (`Child`) ends it where it is stopped, and could not see that. With the model's FOLDER it is
+on another host than its trainer, which speaks first.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -34,7 +33,6 @@ from rlstreams.workers.trainer.parallel.link import (
 
 ALIVE_EVERY_S = 1.0
 SEND_LIMIT_S = 60.0
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Follower:
@@ -104,15 +102,8 @@ class Follower:
         group.hang_up(but=self._link.peer)
 
 
-def die_with_parent() -> None:
-    """Killed with the trainer even where this process is stopped, and could not see its end."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main(arguments: list[str]) -> None:
     """See the module."""
-    die_with_parent()
     end = socket.socket(fileno=int(arguments[0]))
     own = {"folder": Path(f), "host": end.getsockname()[0]} if (f := "".join(arguments[1:])) else {}
     Follower(Link(end, SEND_LIMIT_S), **own).run()

@@ -6,9 +6,7 @@ with the connection. It holds no model and outlives its trainers: the next one a
 
 from __future__ import annotations
 
-import os
 import select
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +16,7 @@ from typing import Any
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.host import host_name
@@ -70,8 +69,7 @@ def make_rank_server(config: RunConfig, ordinal: int, instance: str) -> RankServ
 
 
 class RankServer:
-    """Listens until the process ends. Each connection has a thread, which starts its follower: the
-    system ends that with the thread."""
+    """Listens until the process ends. Each connection has a thread, which minds its follower."""
 
     def __init__(
         self, address: str, secret: str, folder: Path, log: Log, *, program: str = PROGRAM
@@ -149,19 +147,18 @@ class RankServer:
     def _follow(self, link: Connection, number: int, gpu: str) -> None:
         """A follower, from its start to its end."""
         end = link.detach()
-        process = subprocess.Popen(
+        child = Child.started(
             [sys.executable, "-m", self._program, str(end.fileno()), str(self._folder)],
-            pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
-            env=os.environ | ({VISIBLE: gpu} if gpu else {}),
+            orphaned=Orphaned.DIES, stdout=2, pass_fds=[end.fileno()],
+            environment={VISIBLE: gpu} if gpu else {},
         )  # fmt: skip
-        self.processes[number] = process.pid
-        facts = {"trainer": link.peer, "number": number, "process": process.pid, "gpu": gpu}
+        self.processes[number] = child.pid
+        facts = {"trainer": link.peer, "number": number, "process": child.pid, "gpu": gpu}
         self._log.info("rank_begun", **facts)
         poller = select.poll()
         poller.register(end, _RDHUP)  # and what cannot be asked for: an error, both ends closed
-        while process.poll() is None and not poller.poll(_LOOK_EVERY_MS):
+        while child.poll() is None and not poller.poll(_LOOK_EVERY_MS):
             pass
-        is_trainer_gone = process.poll() is None
-        process.kill()  # stopped or not
-        status = process.wait()
+        is_trainer_gone = child.poll() is None
+        status = child.end()  # stopped or not
         self._log.info("rank_ended", **facts, status=status, with_trainer=is_trainer_gone)

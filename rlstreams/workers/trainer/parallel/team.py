@@ -8,11 +8,8 @@ behind. Nobody is replaced: the trainer ends, its supervisor starts it again, an
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
 from rlstreams.workers.model.one_order import NoOrderError
@@ -35,7 +33,8 @@ T = TypeVar("T")
 PROGRAM = "rlstreams.workers.trainer.parallel.follower"
 LOOPBACK = "127.0.0.1"
 SILENT_S = 30.0  # a follower speaks once a second
-END_S = 10.0
+END_S = 10.0  # for the thread that reads a link
+_DEATH_S = 1.0  # from the end of a link to that of its process
 _LOOK_EVERY_S = 0.05
 # Two ranks fail together where one does: so long the one at fault may take to be told apart.
 _EXPLAIN_S = 5.0
@@ -55,18 +54,16 @@ class FollowerError(RankLostError):
     """Of a team: one of its followers, or what all do together."""
 
 
-def _started(program: str, gpu: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _started(program: str, gpu: str) -> tuple[Child, socket.socket]:
     """A follower on this host, and our end of its link."""
     ours, theirs = socket.socketpair()
-    environment = os.environ | ({VISIBLE: gpu} if gpu else {})
     command = [sys.executable, "-m", program, str(theirs.fileno())]
-    with theirs:
-        # Its own session: Ctrl-C is not for it. What it prints belongs to the trainer's log.
-        process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
-            start_new_session=True, env=environment,
+    with theirs:  # what it prints belongs to the trainer's log
+        child = Child.started(
+            command, orphaned=Orphaned.DIES, stdout=2, pass_fds=[theirs.fileno()],
+            environment={VISIBLE: gpu} if gpu else {},
         )  # fmt: skip
-    return process, ours
+    return child, ours
 
 
 class _Follower:
@@ -76,16 +73,16 @@ class _Follower:
         self,
         rank: int,
         end: socket.socket,
-        at: subprocess.Popen[bytes] | str,
+        at: Child | str,
         changed: threading.Event,
         owner: str,
     ) -> None:
         """
         Args:
-            at: the process; or the address of who started it on another host, and will end it.
+            at: the child; or the address of who started it on another host, and will end it.
         """
         self.rank = rank
-        self.process = None if isinstance(at, str) else at
+        self.child = None if isinstance(at, str) else at
         where = f"on {at}" if isinstance(at, str) else f"process {at.pid}"
         self.name = f"rank {rank} of the {owner} ({where})"
         self.silent_s = 0.0
@@ -93,7 +90,7 @@ class _Follower:
         self.is_gone = False
         self._changed = changed
         self.link = Link(end, SILENT_S)
-        if self.process is None:
+        if self.child is None:
             with contextlib.suppress(OSError):  # gone already
                 self.link.send(ALIVE)  # it speaks after us: what was said before was no pickle
         self._reader = threading.Thread(target=self._read, name=f"rank-{rank}", daemon=True)
@@ -110,28 +107,19 @@ class _Follower:
 
     def end(self) -> None:
         """Kill it, stopped or not."""
-        if self.process is None:
+        if self.child is None:
             self.link.hang_up()
         else:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.process.pid, signal.SIGKILL)
-            # The kernel still frees its memory.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=END_S)
+            self.child.end()
         self._reader.join(timeout=END_S)
         self.link.close()
 
     def death(self) -> str:
         """How it ended."""
-        if self.process is None:
+        if self.child is None:
             return "closed its link: its host's log says how it ended, or its host is gone"
-        try:
-            status = self.process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            return "closed its link"
-        if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with status {status}"
+        self.child.wait(_DEATH_S)
+        return self.child.cause() or "closed its link"
 
 
 class Team:
@@ -148,8 +136,7 @@ class Team:
         owner: str = "trainer",
         hosts: Hosts | None = None,
     ) -> None:
-        """Start them. Call it in the main thread: the system ends them with the thread that
-        started them.
+        """Start them.
 
         Args:
             gpus: by follower of this host, the GPU that it may see; "" for none in particular.
@@ -177,7 +164,7 @@ class Team:
         self._changed = threading.Event()
         self._own = ThreadPoolExecutor(1, "rank-0")
         self._is_closed = False
-        places: list[tuple[subprocess.Popen[bytes] | str, socket.socket]] = []
+        places: list[tuple[Child | str, socket.socket]] = []
         places += [_started(program, gpu) for gpu in gpus]
         if hosts:
             places += [(hosts.addresses[n // hosts.ranks], end) for n, end in enumerate(ends)]
@@ -196,7 +183,7 @@ class Team:
     @property
     def processes(self) -> list[int]:
         """The followers' process ids, by rank; of this host."""
-        return [follower.process.pid for follower in self._followers if follower.process]
+        return [follower.child.pid for follower in self._followers if follower.child]
 
     def new_meeting(self) -> Meeting:
         """Where ranks may meet: a name that nobody has used."""
