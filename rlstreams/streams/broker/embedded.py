@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -41,6 +41,7 @@ from rlstreams.streams.broker.ports import answers, free_port, is_free
 from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
 from rlstreams.streams.log.owner_lock import OwnedError, held, is_held
 from rlstreams.streams.log.text import tail
+from rlstreams.streams.process.child import Child, Orphaned
 
 START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s
@@ -48,7 +49,7 @@ STOP_S = 15.0
 TAKE_S = 2.0  # somebody who asks whether the lock is held has it for a moment
 _LOOKED_AT = 1 << 16  # bytes at the end of a log, each second
 # A child that nobody refers to would be warned about while it rightly goes on living.
-_CHILDREN: list[subprocess.Popen[bytes]] = []
+_CHILDREN: list[Child] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,6 @@ class BrokerState:
     port: int
     controller_port: int
     cluster_id: str
-    helper: int = 0  # process that prepares the start, and holds the lock as well
-    starter: int = 0  # process that minds the helper
 
     @property
     def bootstrap(self) -> str:
@@ -95,7 +94,7 @@ class EmbeddedBroker:
         self._output = folder / "jvm.out"
         self._heap_mb = heap_mb
         self._extra = dict(settings)
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._log_start = 0  # where the log of the broker that this object started begins
         self._has_password = has_password
 
@@ -124,10 +123,12 @@ class EmbeddedBroker:
             )
             self._write_settings(state)
             if not (self._data / "meta.properties").is_file():
-                self._format(java, state, lock_fd)
+                self._format(java, state.cluster_id, lock_fd)
             elif not (self._data / CLEAN).is_file():
                 self._fence_dead(java, state, lock_fd)
-            child = self._spawn((*java, "kafka.Kafka", str(self._settings)), lock_fd)
+            child = self._spawn(
+                (*java, "kafka.Kafka", str(self._settings)), lock_fd, Orphaned.LIVES
+            )
             self._child = child
             with _killed_on_error(child):
                 state = replace(state, pid=child.pid)
@@ -208,24 +209,8 @@ class EmbeddedBroker:
         """Whether a group has no coordinator until this broker is started again."""
         return OUT_OF_SYNC in self._last_log(most=_LOOKED_AT)
 
-    def _end_orphan(self) -> None:
-        """End the helper of a start whose starter was killed: it would hold the lock for ever."""
-        state = self._read_state()
-        if state and state.helper and not _is_alive(state.starter) and is_held(self._lock):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(state.helper, signal.SIGKILL)
-
-    def _helper(
-        self, command: tuple[str, ...], state: BrokerState, lock_fd: int
-    ) -> subprocess.Popen[bytes]:
-        """What prepares a start, noted for the case that nobody is left to end it."""
-        child = self._spawn(command, lock_fd)
-        self._write_state(replace(state, helper=child.pid, starter=os.getpid()))
-        return child
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        self._end_orphan()
         try:
             with held(self._lock, wait_s=TAKE_S) as fd:
                 yield fd
@@ -264,8 +249,10 @@ class EmbeddedBroker:
 
     def _read_state(self) -> BrokerState | None:
         try:
-            return BrokerState(**json.loads((self.folder / "broker.json").read_text("utf-8")))
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            said = json.loads((self.folder / "broker.json").read_text("utf-8"))
+            known = [field.name for field in fields(BrokerState)]
+            return BrokerState(**{name: said[name] for name in known})
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
             return None  # not there, or emptied by a power cut: the data know themselves
 
     def _write_state(self, state: BrokerState) -> None:
@@ -279,20 +266,17 @@ class EmbeddedBroker:
         self._settings.write_text(text, encoding="utf-8")
         (self.folder / "log4j2.xml").write_text(log4j2(), encoding="utf-8")
 
-    def _format(self, java: tuple[str, ...], state: BrokerState, lock_fd: int) -> None:
+    def _format(self, java: tuple[str, ...], cluster_id: str, lock_fd: int) -> None:
         """Write `meta.properties`; Kafka writes it last, so where it is the format is whole."""
-        options = ("-t", state.cluster_id, "-c", str(self._settings), "--ignore-formatted")
+        options = ("-t", cluster_id, "-c", str(self._settings), "--ignore-formatted")
         command = (*java, "kafka.tools.StorageTool", "format", *options)
-        child = self._helper(command, state, lock_fd)
-        try:
-            status = child.wait(timeout=START_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        child = self._spawn(command, lock_fd, Orphaned.DIES)
+        if not child.wait(START_S):
+            child.end()
             raise DeadlineError(
                 f"broker: formatting {self._data} took over {START_S:.0f} s:\n{self.log_tail()}"
-            ) from None
-        if status:
+            )
+        if status := child.poll():
             raise BrokerError(
                 f"broker: cannot format {self._data} (exit {status}):\n{self.log_tail()}"
             )
@@ -314,42 +298,40 @@ class EmbeddedBroker:
         log.write_text("", encoding="utf-8")
         log4j.write_text(log4j2(controller="INFO"), encoding="utf-8")
         command = (*java, *java_logging(log4j, log), "kafka.Kafka", str(settings))
-        child = self._helper(command, state, lock_fd)
+        child = self._spawn(command, lock_fd, Orphaned.DIES)
         deadline = time.monotonic() + FENCE_S
         try:
             # It says nothing if that was done before, by a start that was killed in between.
             while FENCED not in log.read_text("utf-8", "replace") and time.monotonic() < deadline:
                 if child.poll() is not None:
                     raise BrokerError(
-                        f"broker: fencing the one that was killed ended (exit {child.returncode}):"
+                        f"broker: fencing the one that was killed ended (exit {child.poll()}):"
                         f"\n{last_lines(log, self._output)}"
                     )
                 time.sleep(0.05)
         finally:
-            child.kill()
-            child.wait()
+            child.end()
 
-    def _spawn(self, command: tuple[str, ...], lock_fd: int) -> subprocess.Popen[bytes]:
-        """In a session of its own, so that Ctrl-C for its starter is none for it."""
+    def _spawn(self, command: tuple[str, ...], lock_fd: int, orphaned: Orphaned) -> Child:
+        """The broker, or what prepares its start: that ends with its starter, and the lock too."""
         with self._output.open("wb") as output:
-            child = subprocess.Popen(
+            child = Child.started(
                 command,
-                stdin=subprocess.DEVNULL,
+                orphaned=orphaned,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
                 umask=0o077,  # what lies in its segments is its owner's
                 pass_fds=(lock_fd,),
             )
         _CHILDREN.append(child)
         return child
 
-    def _await_ready(self, child: subprocess.Popen[bytes]) -> None:
+    def _await_ready(self, child: Child) -> None:
         deadline = time.monotonic() + START_S
         while STARTED not in self._last_log():
             if child.poll() is not None:
                 raise BrokerError(
-                    f"broker ended while starting (exit {child.returncode}):\n{self.log_tail()}"
+                    f"broker ended while starting (exit {child.poll()}):\n{self.log_tail()}"
                 )
             if time.monotonic() > deadline:
                 raise DeadlineError(
@@ -366,13 +348,12 @@ class EmbeddedBroker:
 
 
 @contextlib.contextmanager
-def _killed_on_error(child: subprocess.Popen[bytes]) -> Iterator[None]:
+def _killed_on_error(child: Child) -> Iterator[None]:
     """Ctrl-C is one, too: nobody else knows of this broker yet."""
     try:
         yield
     except BaseException:
-        child.kill()
-        child.wait()
+        child.end()
         raise
 
 

@@ -17,14 +17,12 @@ from typing import Self
 from rlstreams.streams.broker.embedded import START_S, EmbeddedBroker
 from rlstreams.streams.log.errors import BrokerError, DeadlineError, StreamsError
 from rlstreams.streams.process.cause import is_about_room, is_full
+from rlstreams.streams.process.keeper import FIRST_S, Ended, Keeper, Limits
 
 CHECK_S = 1.0
 AGAIN_S = 0.2
-QUICK_S = 60.0  # a broker that ended by itself and lived shorter than this failed quickly
-QUICK_LIMIT = 5
-BACK_OFF_S = 0.5  # doubles with every failure in a row
-LONGEST_BACK_OFF_S = 15.0
-ROOM_S = 5.0  # between two starts on a full disk
+STEADY_S = 60.0  # a broker that stood for so long works
+QUICK_LIMIT = 5  # failures in a row
 RETURN_S = START_S + 10.0  # one start, at most
 SIGNALLED = 128  # plus the signal: how a JVM ends that was asked to
 CLOSE_S = 60.0  # longer than the part of a start that cannot be cut short
@@ -33,9 +31,9 @@ CLOSE_S = 60.0  # longer than the part of a start that cannot be cut short
 class BrokerKeeper:
     """Starts the broker again when it died; gives up when that does not help. Use in a `with`.
 
-    A start that fails counts as a quick failure, as does a broker that ends by itself soon; one
-    that is killed while it serves does not. The thread tells nobody: `tick` does, in the thread of
-    whoever owns `say`.
+    A start that fails counts as a failure, as does a broker that ends by itself soon; one that is
+    killed while it serves does not. They are in a row as long as nothing came of it in between
+    (`made_headway`). The thread tells nobody: `tick` does, in the thread of whoever owns `say`.
 
     Args:
         room_s: how long room on a full disk is waited for; 0: for ever.
@@ -52,8 +50,10 @@ class BrokerKeeper:
         self._say = say
         self._check_s = check_s
         self._room_s = room_s
-        self._num_failures = 0  # in a row
-        self._full_since_s: float | None = None
+        self._policy = Keeper(
+            Limits(failures=QUICK_LIMIT, first_s=FIRST_S, steady_s=STEADY_S, room_s=room_s)
+        )
+        self._has_headway = False
         self._was_killed_by_us = False
         self._why_restart = ""
         self._lock = threading.Lock()  # over looking and killing, never over a start
@@ -94,6 +94,10 @@ class BrokerKeeper:
         with self._lock:
             return self._send(number)
 
+    def made_headway(self) -> None:
+        """The run got further with this broker: what fails from here on is another row."""
+        self._has_headway = not self.is_away
+
     def tick(self) -> None:
         """Say what happened; never waits.
 
@@ -109,7 +113,7 @@ class BrokerKeeper:
     @property
     def lacks_room(self) -> bool:
         """Whether the broker is away because its disk is full, or is about to be."""
-        return self._full_since_s is not None or is_full(self._broker.folder)
+        return self._policy.lacks_room or is_full(self._broker.folder)
 
     def _send(self, number: Signals) -> bool:
         state = self._broker.status()
@@ -147,12 +151,11 @@ class BrokerKeeper:
         died_s = self.last_death_seen_s = time.monotonic()
         self.is_away = True
         lived_s = died_s - self.started_s
-        if lived_s >= QUICK_S:
-            self._num_failures = 0
-        delay_s = 0.0
-        is_quick = lived_s < QUICK_S or self._broker.died_of_full_disk()
-        if self._ended_by_itself() and is_quick:
-            delay_s = self._failed(f"it ended after {lived_s:.0f} s:\n{self._broker.log_tail()}")
+        if self._ended_by_itself():
+            told = f"it ended after {lived_s:.0f} s:\n{self._broker.log_tail()}"
+            delay_s = self._ended(Ended.FAILED, told, lived_s)
+        else:
+            delay_s = self._ended(Ended.EXCUSED, "", lived_s)
         self._news.append("the broker died; starting it again")
         while not self._over.wait(delay_s):
             try:
@@ -160,11 +163,12 @@ class BrokerKeeper:
             except (StreamsError, OSError) as err:
                 if self._over.is_set():
                     return
-                delay_s = 0.0 if self._was_killed() else self._failed(f"its start failed: {err}")
+                how = Ended.EXCUSED if self._was_killed() else Ended.FAILED
+                delay_s = self._ended(how, f"its start failed: {err}")
                 continue
             self.started_s = time.monotonic()
             self.is_away = False
-            self._full_since_s = None
+            self._policy.has_room()
             self._news.append(
                 f"the broker died; started again, it serves {state.bootstrap} as before "
                 f"(after {self.started_s - died_s:.0f} s)"
@@ -182,38 +186,42 @@ class BrokerKeeper:
         by_us, status = self._was_killed(), self._broker.last_status
         return not by_us and status is not None and 0 <= status <= SIGNALLED
 
-    def _failed(self, why: str) -> float:
-        """Note a failure; the pause before the next start. A full disk is none of the broker.
+    def _ended(self, how: Ended, why: str, lived_s: float = 0.0) -> float:
+        """Note an end, or a start that failed; the pause before the next start. A full disk is none
+        of the broker's failures.
 
         Raises BrokerError: it was one too many, or the disk has been full for too long.
         """
-        now_s = time.monotonic()
-        lacks_room = self._broker.died_of_full_disk() or is_about_room(why)
-        if lacks_room or is_full(self._broker.folder):
-            since_s = self._full_since_s = self._full_since_s or now_s
-            if 0 < self._room_s <= now_s - since_s:
+        folder = self._broker.folder
+        if how is Ended.FAILED and (
+            self._broker.died_of_full_disk() or is_about_room(why) or is_full(folder)
+        ):
+            how = Ended.NO_ROOM
+        has_headway, self._has_headway = self._has_headway, False
+        verdict = self._policy.ended(
+            how, time.monotonic(), has_headway=has_headway, lived_s=lived_s
+        )
+        again = f"again in {verdict.delay_s:g} s"
+        if how is Ended.NO_ROOM:
+            if verdict.is_over:
                 raise BrokerError(
-                    f"the disk under {self._broker.folder} is full, and there was no room for "
-                    f"{now_s - since_s:.0f} s: {why}"
+                    f"the disk under {folder} is full, and there was no room for "
+                    f"{verdict.room_s:.0f} s: {why}"
                 )
             limit = f", at most {self._room_s:g} s" if self._room_s else ""
             self._news.append(
-                f"the disk under {self._broker.folder} is full: the broker waits for room{limit}; "
-                f"again in {ROOM_S:g} s"
+                f"the disk under {folder} is full: the broker waits for room{limit}; {again}"
             )
-            return ROOM_S
-        self._full_since_s = None
-        self._num_failures += 1
-        doubled = 2.0 ** (min(self._num_failures, 9) - 1)
-        delay_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * doubled)
-        if self._num_failures >= QUICK_LIMIT:
-            raise BrokerError(f"the broker failed {QUICK_LIMIT} times in a row; the last: {why}")
-        first = why.splitlines()[0]
-        self._news.append(
-            f"the broker failed ({self._num_failures} of {QUICK_LIMIT}), {first} again in "
-            f"{delay_s:g} s"
-        )
-        return delay_s
+        elif verdict.failures and how is Ended.FAILED:
+            if verdict.is_over:
+                raise BrokerError(
+                    f"the broker failed {QUICK_LIMIT} times in a row within "
+                    f"{verdict.row_s:.0f} s; the last: {why}"
+                )
+            first = why.splitlines()[0]
+            count = f"{verdict.failures} of {QUICK_LIMIT}"
+            self._news.append(f"the broker failed ({count}), {first} {again}")
+        return verdict.delay_s
 
 
 def outlasting(attempt: Callable[[], None], keeper: BrokerKeeper | None) -> None:

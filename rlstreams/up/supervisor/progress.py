@@ -23,6 +23,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
+        self.num_events = 0  # of work: samples, scores and steps
         self._instances: set[str] = set()
         self._started: set[str] = set()
         self._saving: set[str] = set()
@@ -32,6 +33,7 @@ class Progress:
         """Take one event."""
         self._ledger.apply(event)
         if isinstance(event, Trajectory | ScoredTrajectory):
+            self.num_events += 1
             self._instances.add(event.instance)
         if not isinstance(event, WorkerReport):
             return
@@ -45,6 +47,7 @@ class Progress:
         take(event.instance)
 
     def _add(self, event: StepCompleted, _: Position) -> None:
+        self.num_events += 1
         self._instances.add(event.instance)
 
     def committed(self, instance: str) -> bool:

@@ -115,8 +115,8 @@ class RestartPolicy:
         if is_disk_full:
             why = f"; there was no room on the disk for {verdict.room_s:.0f} s"
         else:
-            why = f", the {QUICK_LIMIT}rd time in a row without committing anything"
-            why += f", within {verdict.row_s:.0f} s"
+            why = f", the {QUICK_LIMIT}rd time in a row within {verdict.row_s:.0f} s"
+            why += " without committing anything"
         return Decision(Action.STOP, how + why)
 
     def _owned(self, how: str, now_s: float) -> Decision:

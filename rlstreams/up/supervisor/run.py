@@ -174,11 +174,14 @@ class Supervisor:
         self._watcher.is_broker_away = keeper.is_away
         if keeper.is_away:  # whoever is in a commit, or starts without it, may end
             self._fleet.excuse_all("ended while the broker was away")
+        before = self._watcher.progress.num_events
         try:
             self._watcher.poll()
         except (BrokerError, DeadlineError):
             if not (keeper.is_away or keeper.lacks_room):
                 raise
+        if self._watcher.progress.num_events > before:
+            keeper.made_headway()
 
     @property
     def _is_running(self) -> bool:

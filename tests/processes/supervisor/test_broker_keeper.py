@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.streams.broker.embedded import BrokerState, EmbeddedBroker
+from rlstreams.streams.broker.embedded import BrokerState, EmbeddedBroker, _is_alive
 from rlstreams.streams.log.errors import BrokerError, ConfigError
-from rlstreams.streams.log.owner_lock import held
 from rlstreams.up.supervisor import broker
 from rlstreams.up.supervisor.broker import BrokerKeeper, outlasting
+from tests.contract.polling import within
 
 CHECK_S = 0.005
 WAIT_S = 120.0
@@ -83,7 +83,7 @@ class SmallBroker:
 @pytest.fixture(autouse=True)
 def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two attempts: a small broker is back at once."""
-    for name in ("AGAIN_S", "BACK_OFF_S", "LONGEST_BACK_OFF_S", "ROOM_S"):
+    for name in ("AGAIN_S", "FIRST_S"):
         monkeypatch.setattr(broker, name, CHECK_S)
 
 
@@ -141,7 +141,9 @@ def test_a_broker_that_never_lives_is_given_up(small: SmallBroker) -> None:
         until(keeper, lambda: small.num_starts == 2)
         small.start_fails = "broker ended while starting (exit -9)\nlast words"
         small.die()
-        with pytest.raises(BrokerError, match=r"failed 5 times in a row; .*-9\)\nlast words"):
+        with pytest.raises(
+            BrokerError, match=r"failed 5 times in a row within \d+ s; .*-9\)\nlast"
+        ):
             until(keeper, lambda: False)
     assert any("failed (3 of 5), its start failed: broker ended" in line for line in said)
 
@@ -156,6 +158,17 @@ def test_a_successor_that_is_killed_too_is_followed_by_another(small: SmallBroke
         keeper.tick()
     assert any("failed (2 of 5), its start failed: broker ended" in line for line in said)
     assert small.status() is not None
+
+
+def test_failures_with_headway_between_them_are_not_in_a_row(small: SmallBroker) -> None:
+    """The broker and its successor are killed again and again, and the run goes on in between."""
+    with kept(small) as keeper:
+        for number in range(broker.QUICK_LIMIT + 2):
+            small.start_fails, small.failures_left = "broker ended while starting (exit -9)", 1
+            small.die()
+            until(keeper, lambda number=number: small.num_starts == 3 + 2 * number)
+            until(keeper, lambda: not keeper.is_away)
+            keeper.made_headway()
 
 
 def test_a_broker_that_is_killed_while_it_serves_did_not_fail(small: SmallBroker) -> None:
@@ -291,23 +304,41 @@ def test_an_error_on_a_full_disk_is_told_as_such(
 @pytest.mark.parametrize("is_minded", [False, True])
 def test_a_start_whose_starter_was_killed_holds_no_lock(tmp_path: Path, is_minded: bool) -> None:
     """`up` was killed while it prepared its broker: the next one goes on, and nothing is left."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    with held(tmp_path / "broker.lock", wait_s=1.0) as fd:
-        helper = subprocess.Popen(["sleep", "3600"], pass_fds=[fd])
-    state = {
-        "pid": 0, "port": 9, "controller_port": 8, "cluster_id": "c", "helper": helper.pid,
-        "starter": os.getpid() if is_minded else gone.pid,
-    }  # fmt: skip
-    (tmp_path / "broker.json").write_text(json.dumps(state))
+    starter = subprocess.Popen(
+        [sys.executable, "-c", PREPARES, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    with starter.stdout:
+        helper = int(starter.stdout.readline())
     one = EmbeddedBroker(tmp_path)
     try:
         if is_minded:
             with pytest.raises(ConfigError, match="in use by a starting broker"), one._locked():
                 pass
         else:
+            starter.kill()
             with one._locked():
-                assert -signal.SIGKILL == helper.wait(WAIT_S)
+                within(WAIT_S, lambda: not _is_alive(helper) or None, "the helper's end")
     finally:
-        helper.kill()
-        helper.wait()
+        starter.kill()
+        starter.wait()
+
+
+PREPARES = """
+import sys, time
+from pathlib import Path
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.process.child import Orphaned
+one = EmbeddedBroker(Path(sys.argv[1]))
+with one._locked() as lock_fd:
+    print(one._spawn(("sleep", "3600"), lock_fd, Orphaned.DIES).pid, flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_the_state_of_a_broker_of_another_release_is_read(tmp_path: Path) -> None:
+    """Its port and its cluster's id are those of the data."""
+    state = {"pid": 7, "port": 9, "controller_port": 8, "cluster_id": "c", "helper": 5, "new": 1}
+    (tmp_path / "broker.json").write_text(json.dumps(state))
+    found = EmbeddedBroker(tmp_path)._read_state()
+    assert BrokerState(pid=7, port=9, controller_port=8, cluster_id="c") == found

@@ -72,6 +72,32 @@ def test_a_stage_that_is_not_fed_is_given_a_new_broker_once_a_step(tmp_path: Pat
     assert advanced(1, is_unfed=True, keeper=None)
 
 
+def test_what_the_run_does_between_two_deaths_of_its_broker_is_headway(tmp_path: Path) -> None:
+    """A step, not a role's report of itself; said of a broker that serves."""
+
+    class Keeper:
+        is_away = lacks_room = False
+        headway = 0
+
+        def tick(self) -> None:
+            pass
+
+        def made_headway(self) -> None:
+            self.headway += 1
+
+    bus, keeper = make_bus(), Keeper()
+    with fleet_of(tmp_path, {}, Log()) as (fleet, _, _), watching(bus) as watcher:
+        broker = cast("BrokerKeeper", keeper)
+        supervisor = Supervisor(RunConfig(), fleet, watcher, broker=broker, asked=())
+        say(bus, STEPS, trainer_started(epoch=1, instance="ours", step_target=3))
+        supervisor._poll()
+        assert 0 == keeper.headway
+        for step in (1, 2):
+            say(bus, STEPS, step_completed(step, instance="ours"))
+            supervisor._poll()
+            assert step == keeper.headway
+
+
 def test_a_process_that_is_about_to_be_started_has_no_age(tmp_path: Path) -> None:
     """Nor is it gone, as one is that ended for good."""
     worker = Worker("logprob", 0, tmp_path / "log")

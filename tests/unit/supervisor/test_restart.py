@@ -66,7 +66,7 @@ ENDS = {
     "kills as asked between failures": (
         [end(1), end(1), end(-9, excuse="was killed as asked"), end(1)],
         "later later restart stop",
-        "the 3rd time in a row without committing anything, within 0 s",
+        "the 3rd time in a row within 0 s without committing",
     ),
 }
 
