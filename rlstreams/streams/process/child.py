@@ -33,7 +33,7 @@ from rlstreams.streams.process.cause import died, last_error
 
 TAIL_LINES = 12
 GONE_S = 10.0  # longest wait for a killed process: the kernel still frees its memory
-BEGIN_S = 30.0  # for a reaper to start its program; it takes some 30 ms
+BEGIN_S = 30.0  # for a reaper to start its program; it takes 30 ms of CPU
 _LOOK_S = 0.01
 _REAPER = Path(__file__).with_name("reaper.py")
 _NOTHING: Mapping[str, str] = MappingProxyType({})

@@ -6,7 +6,7 @@ It adopts whatever loses its parent below it (`PR_SET_CHILD_SUBREAPER`), so noth
 starts gets away: neither by a session of its own, nor by a cleared environment, nor by a double
 fork. When PROGRAM ends, or standard input closes (`Child`: the owner let go, or is gone), it kills
 all of that, and ends as PROGRAM did. TELL is told `PID 0`, or `0 ERRNO` where PROGRAM cannot be
-started; the other descriptors are PROGRAM's. Without imports of ours: it starts in some 20 ms.
+started; the other descriptors are PROGRAM's. Without imports of ours: it starts with 30 ms of CPU.
 
 Other systems than Linux have no such adoption: there, what left the program's process group stays.
 """

@@ -14,12 +14,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.streams.process.keeper import Ended, Keeper, Limits
 from rlstreams.workers.sandbox.program import MAX_REPLY_BYTES, OUT_OF_MEMORY
 from rlstreams.workers.sandbox.user_code import (
     LostCallError,
@@ -93,18 +95,21 @@ class Process:
             LostCallError: there was no room `NUM_TRIES` times, `PAUSE_S` apart; says what lacked.
             UserCodeError: the code cannot be loaded.
         """
-        for number in itertools.count(1):
+        # Room comes back when something else ends, no sooner for a longer pause.
+        starts = Keeper(Limits(failures=NUM_TRIES, first_s=PAUSE_S, longest_s=PAUSE_S))
+        while True:
             self = cls(code)
             try:
                 await self._launch()
                 break
             except OSError as err:
-                if number >= NUM_TRIES:
+                verdict = starts.ended(Ended.FAILED, time.monotonic())
+                if verdict.is_over:
                     raise LostCallError(
-                        f"{code} has no process: in {number} tries, {PAUSE_S:g} s apart, none "
-                        f"could be started: {err}"
+                        f"{code} has no process: in {verdict.failures} tries, {PAUSE_S:g} s apart, "
+                        f"none could be started: {err}"
                     ) from None
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(verdict.delay_s)
         try:
             await self._load()
         except BaseException:
