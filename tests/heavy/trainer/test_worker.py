@@ -15,10 +15,20 @@ from rlstreams.schemas.events import (
     TrainerHeartbeat,
     WorkerReport,
 )
+from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing
-from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS, WORKER_EVENTS
+from rlstreams.streams.log.topics import (
+    CONTROL,
+    DEAD_LETTERS,
+    POLICY_VERSIONS,
+    SCORED,
+    STEPS,
+    WORKER_EVENTS,
+)
+from rlstreams.workers.loop.control import ControlFollower, ControlledRole
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.trainer.worker import TrainerWorker
+from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     DEADLINE_S,
     make_config,
@@ -31,6 +41,7 @@ from tests.heavy.trainer.trainer_stand import (
     train,
     turn_until,
 )
+from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
 
 
@@ -53,6 +64,25 @@ def test_each_step_is_committed_before_its_version_is_published(tmp_path: Path) 
     assert [(p.policy_version, p.weight_hash) for p in published[1:]] == [
         (s.policy_version, s.weight_hash) for s in done
     ]
+
+
+def test_a_paused_trainer_begins_no_step(tmp_path: Path) -> None:
+    """A whole batch lies before it; told to go on, it makes the step."""
+    log = make_log()
+    trainer = make_trainer(log, make_config(tmp_path))
+    role = ControlledRole(trainer, trainer, ControlFollower(MemoryBus(log, "demo"), every_s=0.0))
+    tell = MemoryBus(log, "demo").producer("up").commit
+    tell([outgoing(CONTROL, factories.control_state(state="paused"))])
+    role.turn()
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    turn_until(role, lambda: trainer._writer.state == "waiting")
+    for _ in range(30):
+        role.turn()
+        assert trainer._writer.state == "waiting"
+    assert (steps(log), trainer._training.learner.num_micro_batches) == ([], 0)
+    tell([outgoing(CONTROL, factories.control_state(state="running"))])
+    turn_until(role, lambda: len(steps(log)) == 1)
+    role.close()
 
 
 def test_a_drain_leaves_a_checkpoint_that_the_next_one_starts_from(tmp_path: Path) -> None:

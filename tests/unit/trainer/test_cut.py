@@ -16,7 +16,9 @@ from rlstreams.workers.model.cut import (
     cut_evenly,
     cut_rows,
     cut_smaller,
+    recorded_cut,
 )
+from tests import factories
 
 LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=60)
 
@@ -111,3 +113,12 @@ def test_a_cut_of_another_batch_is_refused(cut: Cut, message: str) -> None:
     """Of a ledger that tells of other samples, say."""
     with pytest.raises(ValueError, match=message):
         cut.check(2)
+
+
+@pytest.mark.parametrize("cut_by", [cut_bins, cut_rows])
+def test_a_cut_comes_back_from_the_log(cut_by: Callable[[list[int], int], Cut]) -> None:
+    """Its bins too: of rows of several lengths two are filled, of other sizes."""
+    cut = cut_by([300, 20, 700, 90, 40, 512, 5], 1024)
+    assert len(set(cut.bins)) == (2 if cut_by is cut_bins else 0)
+    event = factories.step_completed(1, order=cut.order, micro_batches=cut.sizes, bins=cut.bins)
+    assert recorded_cut(event) == cut

@@ -1,13 +1,16 @@
-"""What `trainer.redo = "auto"` means."""
+"""What `trainer.redo = "auto"` means, what a claim says of numerics, and what counts as equal."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.model import Numerics
 from rlstreams.workers.trainer.facts import versions
-from rlstreams.workers.trainer.redo.redo import differences
+from rlstreams.workers.trainer.redo.redo import RedoneStep, differences
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,36 @@ def test_a_gpu_whose_gradients_had_no_one_order_is_told_of() -> None:
     assert "gradients was in any order and is in one order" == differences(before, now)
     plain = versions(Numerics(threads=1, cpu_capability=""))
     assert "gradients" not in plain
+
+
+def test_a_claim_says_whether_layers_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, and by which compiler; compiled layers round otherwise."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"{name}-9")
+    before, now = (
+        versions(Numerics(threads=1, cpu_capability="", device="H", compiled=compiled))
+        for compiled in (False, True)
+    )
+    assert "layers was as they are and is compiled by triton triton-9" == differences(before, now)
+
+
+@pytest.mark.parametrize(
+    ("weights", "recorded", "heads", "expected"),
+    [
+        ("w", "w", ("h", "h"), True),
+        ("w", "w", ("", ""), True),
+        ("w", "w", ("h", "i"), False),
+        ("v", "w", ("h", "h"), False),
+        ("w", "x", ("h", "i"), True),  # behind a drift, whose value head is not in the log
+    ],
+)
+def test_a_step_is_equal_with_its_value_head(
+    weights: str, recorded: str, heads: tuple[str, str], expected: bool
+) -> None:
+    """Weights alone would be equal once more before the critic's error is in them."""
+    step = RedoneStep(
+        fact=cast(Any, SimpleNamespace(weight_hash="w")),
+        recorded=cast(Any, SimpleNamespace(weight_hash=recorded, value_head_hash=heads[0])),
+        payloads=[],
+        again=cast(Any, SimpleNamespace(weight_hash=weights, value_head_hash=heads[1])),
+    )
+    assert step.is_equal is expected
