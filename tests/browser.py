@@ -84,6 +84,18 @@ class Browser:
         found = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(found["data"]))
 
+    def as_on_paper(self, width: int) -> None:
+        """Laid out as it is printed, on a sheet of so many CSS pixels: its window stays as it is."""
+        self.run(f"document.body.style.width = '{width}px'")
+        self._call("Emulation.setEmulatedMedia", media="print")
+        self.run("dispatchEvent(new Event('beforeprint')) && 0")
+
+    def paper(self, file: Path) -> None:
+        """What it prints: A4, as PDF."""
+        found = self._call("Page.printToPDF", printBackground=True, paperWidth=8.27,
+                           paperHeight=11.69)  # fmt: skip
+        file.write_bytes(base64.b64decode(found["data"]))
+
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1
         asked = {"id": self._number, "method": method, "params": params}

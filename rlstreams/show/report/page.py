@@ -78,7 +78,7 @@ def render_report(given: ReportInput) -> str:
         facts=facts.facts(state),
         verdict=_verdict(given.audit),
         redone=redone_lines(state.run.redone),
-        charts=chart_values(found),
+        charts=_with_numbers(chart_values(found)),
         pace=facts.pace_of(state),
         warning=nothing_to_learn(state.run.steps),
         problems=_problems(given),
@@ -92,6 +92,11 @@ def render_report(given: ReportInput) -> str:
         dropped=dropped,
         rows=[facts.step_cells(point) for point in reversed(state.run.steps)],
     )
+
+
+def _with_numbers(charts: dict[str, Any]) -> dict[str, Any]:
+    """Without charts that stay empty: nothing is to come on this page."""
+    return {**charts, "first": [chart for chart in charts["first"] if chart.lines]}
 
 
 def steps_csv(steps: Sequence[StepPoint]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 from rlstreams.show.report.page import render_report
 from tests.browser import CHROMIUM, Browser
@@ -101,3 +102,63 @@ def test_the_report_needs_no_server(browser: Browser, tmp_path: Path) -> None:
     browser.wait("document.querySelector('.timeline .plot').data?.length > 3")
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
     assert [] == [url for url in browser.requests if not url.startswith(("file:", "data:"))]
+
+
+def test_all_charts_are_in_a_picture_and_on_paper(tmp_path: Path) -> None:
+    """In a picture of the whole page that nobody scrolled, and as it is printed: the open ones,
+    each with the colour of its line in its box, and no wider than the sheet."""
+    page = tmp_path / "report.html"
+    page.write_text(render_report(report_input()), "utf-8")
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(f"file://{page}", "document.body?.dataset.drawn !== undefined")
+        on_screen = painted(browser, tmp_path)
+        assert ["entropy", "learning", "loss", "staleness", "throughput"] == sorted(on_screen)
+        assert all(on_screen.values()), on_screen
+        browser.as_on_paper(718)
+        assert painted(browser, tmp_path).keys() == on_screen.keys()
+        assert all(painted(browser, tmp_path).values())
+        widths = "[...document.querySelectorAll('.main-svg')].map(svg => svg.clientWidth)"
+        assert max(browser.run(widths)) <= 718
+        browser.paper(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF-")
+
+
+def painted(browser: Browser, folder: Path) -> dict[str, bool]:
+    """By chart: whether the colour of its first line is in its box."""
+    browser.screenshot(folder / "whole.png", whole=True)
+    pixels = (imread(folder / "whole.png")[..., :3] * 255).round().astype(int)
+    boxes = browser.run(
+        "Object.fromEntries([...document.querySelectorAll('figure[data-chart]')]"
+        ".filter(f => !f.closest('details:not([open])')).map(f => {"
+        "const r = f.querySelector('.plot').getBoundingClientRect();"
+        "return [JSON.parse(f.dataset.chart).id,"
+        "[r.x, r.y + scrollY, r.right, r.bottom + scrollY]]}))"
+    )
+    line = (0x08, 0x60, 0xCA)  # --a of page.css
+    found = {}
+    for name, (left, top, right, bottom) in boxes.items():
+        box = pixels[int(top) : int(bottom), int(left) : int(right)]
+        found[name] = int((abs(box - line).max(axis=2) < 40).sum()) > 50
+    return found
+
+
+def test_a_word_is_searched_and_a_text_unfolded(browser: Browser, address: str) -> None:
+    """By the keyboard alone; the answer is on the first screen, on a desktop and on a phone."""
+    for width in (1280, 390):
+        browser.resize(width, 850)
+        browser.open(f"{address}/r/run/samples", "document.querySelector('td[data-name=answer]')")
+        top = "document.querySelector('td[data-name=answer]').getBoundingClientRect().bottom"
+        assert browser.run(f"{top} < 850")
+    browser.run("document.querySelector('input[name=text]').value = '404142'")
+    browser.run("document.querySelector('form[role=search]').requestSubmit()")
+    browser.wait("location.search.includes('404142') && document.querySelector('.answers')")
+    assert browser.run("document.body.innerText.includes('“404142”')")
+
+
+def test_siblings_are_beside_each_other(browser: Browser, address: str) -> None:
+    """On a desktop several in a row, on a phone one below the other."""
+    rows = "new Set([...document.querySelectorAll('.siblings li')].map(e => e.offsetTop)).size"
+    for width, expected in ((1280, 2), (390, 8)):
+        browser.resize(width, 850)
+        browser.open(f"{address}/r/run/samples/3", "document.querySelector('.siblings li')")
+        assert expected == browser.run(rows)
