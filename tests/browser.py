@@ -85,10 +85,11 @@ class Browser:
         file.write_bytes(base64.b64decode(found["data"]))
 
     def as_on_paper(self, width: int) -> None:
-        """Laid out as it is printed, on a sheet of so many CSS pixels: its window stays as it is."""
-        self.run(f"document.body.style.width = '{width}px'")
-        self._call("Emulation.setEmulatedMedia", media="print")
+        """Laid out as it is printed, on a sheet of so many CSS pixels: the page hears of it before
+        it has that width, and its window stays as it is."""
         self.run("dispatchEvent(new Event('beforeprint')) && 0")
+        self._call("Emulation.setEmulatedMedia", media="print")
+        self.run(f"document.body.style.width = '{width}px'")
 
     def paper(self, file: Path) -> None:
         """What it prints: A4, as PDF."""
