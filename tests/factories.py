@@ -117,7 +117,11 @@ def with_experts(num_layers: int = 2, top_k: int = 2, codec: str = "zstd") -> Tr
     experts = np.arange(7 * num_layers * top_k, dtype=np.uint8).reshape(7, num_layers, top_k)
     mask = np.ones(7, np.uint8)
     mask[0] = 0
-    return trajectory(routed_experts=Tensor.of(experts, codec), routed_experts_mask=Tensor.of(mask))
+    return trajectory(
+        routed_experts=Tensor.of(experts, codec),
+        routed_experts_mask=Tensor.of(mask),
+        judged_by=HASH,
+    )
 
 
 def score(num_tokens: int = 3, version: int = 2, **changes: Any) -> SegmentScore:
@@ -379,7 +383,7 @@ def one_of_each() -> dict[str, Event]:
         with_experts(),
         scored(with_experts(codec="raw")),
         trainer_started(),
-        step_completed(),
+        step_completed(judged_by={HASH: 2}),
         groups_dropped(),
         heartbeat(),
         redo_drifted(),

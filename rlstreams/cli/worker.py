@@ -19,8 +19,11 @@ BROKER_S = 60.0  # longest wait for a broker that is being started again
 
 
 # Hidden, and set by `up`: the id that its reports carry, the ids of its predecessors that are known
-# to have ended, that its standard input closes when `up` is gone, where it is to die on purpose.
-@command("worker", CONFIG, hidden=("--instance", "--reaped", "--owner", "--crash-at"))
+# to have ended, that its standard input closes when `up` is gone, the newest epoch when `up` began,
+# and where it is to die on purpose.
+@command(
+    "worker", CONFIG, hidden=("--instance", "--reaped", "--owner", "--claims-after", "--crash-at")
+)
 def run(args: argparse.Namespace) -> int:
     """run one worker of one role
 
@@ -58,9 +61,11 @@ def _work(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
 
     from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker, make_role, open_bus
     from rlstreams.workers.loop import lease, runtime
-    from rlstreams.workers.loop.agreement import check_alone, check_ordinal
+    from rlstreams.workers.loop.agreement import check_alone, check_ordinal, files_of
+    from rlstreams.workers.loop.compared import ClaimCheck, ComparedRole
     from rlstreams.workers.loop.context import Context
     from rlstreams.workers.loop.control import ControlFollower, ControlledRole
+    from rlstreams.workers.loop.foreign import ForeignRecords
     from rlstreams.workers.loop.stall import Watchdog, turn_limit_s
     from rlstreams.workers.loop.standalone import StandaloneRole
 
@@ -83,6 +88,8 @@ def _work(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
             instance=args.instance or uuid.uuid4().hex,
             takeover=args.takeover,
             reaped=frozenset(filter(None, args.reaped.split(","))),
+            claims_after=int(args.claims_after) if args.claims_after else None,
+            files=files_of(config, args.role),
             beat=watchdog.beat,
             told=health.told,
         )
@@ -95,10 +102,13 @@ def _work(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
         turns = None if device is None else lease.DeviceTurns(context, device, control.leases)
         if turns and not turns.await_first(lambda: bool(control.poll()) and not stop.requested):
             return
+        is_compared = args.role != "trainer"  # the trainer's is the configuration
+        if is_compared:
+            ClaimCheck(context, ForeignRecords(context.worker, bus.schemas())).at_start()
         pausable = make_role(context)
         role: runtime.Role = pausable
-        if is_alone and args.role != "trainer":  # the trainer's is the configuration
-            role = StandaloneRole(role, context)
+        if is_compared:
+            role = (StandaloneRole if is_alone else ComparedRole)(role, context)
         runtime.run(ControlledRole(role, pausable, control, turns), stop, watchdog)
 
 

@@ -80,6 +80,8 @@ class Trajectory:
     started_at_ms: int = 0
     finished_at_ms: int = 0
     reward_note: str = ""  # why it earned that, in words: of a reward function or a judge
+    # Digest of the settings, code and templates that answered and judged it; "": not told.
+    judged_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

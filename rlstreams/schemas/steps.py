@@ -61,7 +61,7 @@ class DroppedGroup:
 
     group_id: str
     # "stale", "dead_samples", "incomplete", "expired", "numerics", "memory", "no_signal",
-    # "truncated"
+    # "truncated", "mixed_code"
     reason: str
     permanent: bool  # True: do not replace
     staleness: int
@@ -129,6 +129,7 @@ class StepCompleted:
     # Tokens of each micro-batch's bin, where samples lie one behind another; (): padded rows.
     bins: tuple[int, ...] = ()
     value_head_hash: str = ""  # of a critic's, which no version has; "": there is none
+    judged_by: dict[str, int] = field(default_factory=dict)  # samples by `Trajectory.judged_by`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,8 +33,14 @@ def script(page: str) -> str:
 
 
 def test_the_tutorial_leads_to_a_result(installed: Installed, tmp_path: Path) -> None:
-    """Rows, init, the reward and its test, try, up, a look, and a change: the model learns."""
-    done = installed.run(tmp_path, "bash", "-c", script(TUTORIAL.read_text("utf-8")))
+    """Rows, init, the reward and its test, try, up, a look, and a change: the model learns.
+
+    The reward is edited as well before the run goes on, which the page promises to name.
+    """
+    edit, go_on = "echo '# edited' >> reward.py\n", "rlstreams up --resume"
+    typed = script(TUTORIAL.read_text("utf-8")).replace(go_on, edit + go_on)
+    assert 1 == typed.count(edit)
+    done = installed.run(tmp_path, "bash", "-c", typed)
     assert 0 == done.returncode, done.stdout
     assert "column 'question'; answer: column 'target', a number" in done.stdout
     assert "the reward is as expected\n" in done.stdout
@@ -45,7 +51,10 @@ def test_the_tutorial_leads_to_a_result(installed: Installed, tmp_path: Path) ->
     assert "step 40, worst by reward" in done.stdout
     assert 2 == done.stdout.count("lost 0, trained twice 0 (read from the log)")
     assert "trainer.optimizer.lr: 0.0002 -> 0.0001" in done.stdout
+    edited = r"SHA-256 of reward\.verifier: reward\.py: [0-9a-f]{12} -> [0-9a-f]{12}"
+    assert re.search(edited, done.stdout)
     run = tmp_path / "sums/runs/sums"
+    assert re.search(edited.replace(" -> ", " -&gt; "), (run / "report.html").read_text("utf-8"))
     assert (run / "report.html").is_file()
     with open_run(run) as log:
         rates = [round(step.metrics["lr"], 7) for step in log.steps()]

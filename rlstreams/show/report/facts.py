@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
@@ -85,6 +86,7 @@ def facts(state: ViewState) -> list[tuple[str, str]]:
             (get(f"data.{n}") for n in ("train", "gym", "preset") if get(f"data.{n}")), ""
         ),
         "reward": get("reward.verifier"),
+        "rewards that do not compare": judges_line(state.run.steps),
         "environment": get("environment.name"),
         "algorithm": loss,
         "batch": f"{get('trainer.groups_per_step')} groups of {get('prompts.group_size')} samples",
@@ -105,6 +107,17 @@ def facts(state: ViewState) -> list[tuple[str, str]]:
     if not found:  # a claim that names no configuration
         told = {name: told[name] for name in ("hosts", "commit", "versions")}
     return [(name, value) for name, value in told.items() if value.strip()]
+
+
+def judges_line(steps: Sequence[StepPoint]) -> str:
+    """From which step on answers were judged by other code or settings; "": they never were."""
+    told, before = [], ""
+    for point in steps:
+        for judge in point.judged_by:
+            if judge and judge != before:
+                told.append(f"from step {point.step} on judged by {judge}")
+                before = judge
+    return "; ".join(told) if len(told) > 1 else ""
 
 
 def pace_of(state: ViewState) -> str:
@@ -242,12 +255,26 @@ def shown_answer(answer: Answer, pieces: Iterator[tuple[int, str]]) -> dict[str,
     }
 
 
+def claim_changes(claims: Sequence[TrainerStarted]) -> list[str]:
+    """Of each claim the fields and files in which it differs from the one before; "": in none."""
+    found = [""] if claims else []
+    for before, claim in pairwise(claims):
+        rows = differences([[before], [claim]])
+        found.append("; ".join(f"{name}: {was} -> {now}" for name, was, now in rows))
+    return found
+
+
 def differences(claims: Sequence[Sequence[TrainerStarted]]) -> list[list[str]]:
-    """Fields in which the newest configurations of several runs differ, a column each."""
-    found = [dict(leaves(config_of(of_one))) for of_one in claims]
+    """Fields, and files, in which the newest claims of several runs differ, a column each."""
+    found = [dict(leaves(config_of(of_one))) | _hashes(of_one) for of_one in claims]
     names = sorted({name for fields in found for name in fields})
     rows = [[name, *(str(fields.get(name, "-")) for fields in found)] for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _hashes(claims: Sequence[TrainerStarted]) -> dict[str, str]:
+    hashes = claims[-1].hashes if claims else {}
+    return {f"SHA-256 of {name}": digest[:12] for name, digest in hashes.items()}
 
 
 def summary(name: str, state: ViewState) -> list[str]:

@@ -90,6 +90,7 @@ def render_report(given: ReportInput) -> str:
         workers=facts.workers(state),
         pulls=facts.pulls_line(state),
         dropped=dropped,
+        changed=facts.claim_changes(state.run.claims),
         rows=[facts.step_cells(point) for point in reversed(state.run.steps)],
     )
 

@@ -274,12 +274,11 @@ def configuration(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
     """Fields, hashes and versions, as the claims name them."""
     state = reader.fold.state
     claims = state.run.claims
-    rows = []
-    for n, claim in enumerate(claims):
-        before = facts.differences([[claims[n - 1]], [claim]]) if n else []
-        changed = "; ".join(f"{name}: {was} -> {now}" for name, was, now in before)
-        rows.append([claim.epoch, claim.next_step, claim.policy_version, claim.host,
-                     clock_time(claim.started_at_ms), changed or "nothing"])  # fmt: skip
+    rows = [
+        [claim.epoch, claim.next_step, claim.policy_version, claim.host,
+         clock_time(claim.started_at_ms), changed or "nothing"]
+        for claim, changed in zip(claims, facts.claim_changes(claims), strict=True)
+    ]  # fmt: skip
     found = facts.config_of(claims)
     return _page(
         reader, "configuration", "configuration.html", "configuration of", all_runs=all_runs,

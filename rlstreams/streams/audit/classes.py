@@ -149,6 +149,11 @@ class Classes:
         for sample in recorded:
             if sample.number not in issued and sample.number >= group.size:
                 add(BreachKind.NEVER_ISSUED, sample.name, "records, but no prompt")
+        trained = [sample for sample in samples.values() if sample.used is not None]
+        judges = sorted({sample.judged_by for sample in trained if sample.judged_by})
+        if len(judges) > 1:
+            detail = f"trained in step {group.step}, judged by {' and '.join(judges)}"
+            add(BreachKind.MIXED_CODE, group.id, detail)
         if not (group.is_open or group.size or recorded):
             add(BreachKind.NEVER_ISSUED, group.id, "closed, but no prompt")
 

@@ -7,6 +7,7 @@ cannot be read is counted and named, and costs nothing but itself.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -54,13 +55,13 @@ _PROMPT = Projection(Prompt, "group_id", "sample", "group_size", "purpose")
 _SEGMENTS = ("author", "policy_version", "weight_hash")
 _TRAJECTORY = Projection(
     Trajectory,
-    *("group_id", "sample", "reward", "worker", "finished_at_ms"),
+    *("group_id", "sample", "reward", "judged_by", "worker", "finished_at_ms"),
     *(f"segments.{field}" for field in (*_SEGMENTS, "load_id")),
 )
 _SCORED = Projection(
     ScoredTrajectory,
     *("trajectory_partition", "trajectory_offset"),
-    *(f"trajectory.{field}" for field in ("group_id", "sample", "reward")),
+    *(f"trajectory.{field}" for field in ("group_id", "sample", "reward", "judged_by")),
     *(f"trajectory.segments.{field}" for field in (*_SEGMENTS, "token_ids.shape")),
 )
 # Where a sample notes the place of its first record.
@@ -217,11 +218,12 @@ class AuditFold:
 
     def _trajectory(self, raw: RawRecord, place: int) -> None:
         values = _TRAJECTORY.read(raw.value, self._schemas)
-        group_id, number, reward, worker, finished_ms, authors, versions, hashes, loads = values
+        group_id, number, reward, judge, worker, finished_ms, *segments = values
+        authors, versions, hashes, loads = segments
         sample = self._sample(raw, group_id, number)
         if sample is None:
             return
-        facts = _facts(reward, versions, hashes)
+        facts = _facts(reward, judge, versions, hashes)
         if not self._is_first(sample, raw, place):
             self._others[place] = facts
             return
@@ -232,21 +234,24 @@ class AuditFold:
 
     def _scored(self, raw: RawRecord, place: int) -> None:
         values = _SCORED.read(raw.value, self._schemas)
-        partition, offset, group_id, number, reward, authors, versions, hashes, shapes = values
+        partition, offset, group_id, number, reward, judge, *columns = values
+        authors, versions, hashes, shapes = columns
         sample = self._sample(raw, group_id, number)
         if sample is None:
             return
-        self._is_first(sample, raw, place)
-        facts = _facts(reward, versions, hashes)
+        if self._is_first(sample, raw, place):
+            sample.judged_by = sys.intern(judge)
+        facts = _facts(reward, judge, versions, hashes)
         is_replayed = REPLAY_HEADER in raw.headers  # then it names a place of the recorded log
         named = sample.trajectory if is_replayed else place_of(partition, offset)
         is_alone = is_replayed and named == NOWHERE  # its trajectory was not replayed
         if not is_alone and (named != sample.trajectory or facts != sample.facts):
             self._unlike[place] = sample, named, facts
-        columns = enumerate(zip(authors, versions, shapes, strict=True))
         segments = [
             (index, version, prod(shape))
-            for index, (author, version, shape) in columns
+            for index, (author, version, shape) in enumerate(
+                zip(authors, versions, shapes, strict=True)
+            )
             if author == POLICY
         ]
         self.staleness.scored(sample, place, segments)
@@ -285,6 +290,6 @@ class AuditFold:
                 self.by_headers.add((field, sample))
 
 
-def _facts(reward: float, versions: Sequence[int], hashes: Sequence[str]) -> int:
+def _facts(reward: float, judge: str, versions: Sequence[int], hashes: Sequence[str]) -> int:
     """What a score may not change of its trajectory, in one number; also where a reward is NaN."""
-    return hash((repr(reward), *versions, *hashes))
+    return hash((repr(reward), judge, *versions, *hashes))

@@ -40,6 +40,7 @@ class Sample:
     used: int | None = None  # place of the bytes that a step trained; None: not trained
     oldest: int = 0  # policy version of its oldest tokens, as that step says
     is_measured: bool = False  # the record at that place was seen
+    judged_by: str = ""  # as its first scored record says
     facts: int | None = None  # of its trajectory: what its score may not change
 
     @property

@@ -32,6 +32,7 @@ class StepPoint:
     staleness: Mapping[int, int]  # trained tokens by versions of distance
     started_at_ms: int
     finished_at_ms: int
+    judged_by: tuple[str, ...] = ()  # by what its samples were judged, as far as that is told
     num_dropped: int = 0  # groups, since the step before; `RunView` knows
 
 
@@ -69,6 +70,7 @@ class RunView:
     def __init__(self) -> None:
         self._steps: list[StepPoint] = []
         self._redone: list[StepsRedone] = []
+        self.judges: tuple[str, ...] = ()  # by what the newest samples were judged, where told
         self._dropped = 0  # groups, up to the newest step
         self.ledger = Ledger(
             begins_anywhere=True,
@@ -83,7 +85,9 @@ class RunView:
 
     def _add(self, event: StepCompleted) -> None:
         before, self._dropped = self._dropped, self.ledger.num_dropped.total()
-        self._steps.append(replace(step_point(event), num_dropped=self._dropped - before))
+        point = step_point(event)
+        self.judges = point.judged_by or self.judges
+        self._steps.append(replace(point, num_dropped=self._dropped - before))
 
     @property
     def state(self) -> RunState:
@@ -118,4 +122,5 @@ def step_point(event: StepCompleted) -> StepPoint:
         staleness={int(distance): tokens for distance, tokens in event.staleness.items()},
         started_at_ms=event.started_at_ms,
         finished_at_ms=event.finished_at_ms,
+        judged_by=tuple(sorted(filter(None, event.judged_by))),
     )

@@ -64,6 +64,7 @@ class Fleet:
 
     Args:
         room_s: how long a worker that found the disk full waits for room; 0: for ever.
+        claims_after: the newest epoch before the fleet's own trainers.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class Fleet:
         progress: Progress,
         say: Callable[[str], None],
         room_s: float = 0.0,
+        claims_after: int = 0,
     ) -> None:
         self._spawner = spawner
+        self._claims_after = claims_after
         self._config = folder / "config.json"
         self._progress = progress
         self._say = say
@@ -217,6 +220,7 @@ class Fleet:
             # Only of an owner that we saw end do we know that it is dead; who that is by the time
             # that the process claims the run, it reads from the log.
             reaped=tuple(worker.reaped[-RECENT:]),
+            claims_after=self._claims_after,
             crash_at=worker.crash_at.pop(0) if worker.crash_at else "",
         )
         worker.child = self._spawner.spawn(spec)

@@ -31,6 +31,7 @@ class WorkerSpec:
     log: Path
     instance: str
     reaped: Sequence[str] = ()  # instances of this worker that were seen to end, newest last
+    claims_after: int = 0  # the newest epoch when this supervisor began
     crash_at: str = ""  # see `rlstreams.streams.log.crash_points.arm_from`
 
     @property
@@ -43,6 +44,7 @@ class WorkerSpec:
         """What starts it, in a child that drains when `up` is gone."""
         words = ["-m", "rlstreams", "worker", self.role, str(self.config)]
         words += ["--ordinal", str(self.ordinal), "--instance", self.instance, "--owner", "up"]
+        words += ["--claims-after", str(self.claims_after)]
         words += ["--reaped", ",".join(self.reaped)] if self.reaped else []
         words += ["--crash-at", self.crash_at] if self.crash_at else []
         return [sys.executable, *words]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from rlstreams.schemas.events import TrainerStarted
 from rlstreams.show.web.beside import trackers, web_page
 from rlstreams.start.doctor.diagnose import preflight
 from rlstreams.streams.broker.embedded import EmbeddedBroker
@@ -41,6 +42,8 @@ from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.layers import leaves
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.dataset.identity import data_hashes
+from rlstreams.workers.loop.agreement import HELD_OUT, other_files, user_code_hashes
 from rlstreams.workers.loop.control import RUNNING, desired
 
 
@@ -79,7 +82,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             say, room_s = watcher.say, config.deadlines.stall_s
             fleet = Fleet(
                 spawner, folder, num_workers(config),
-                progress=watcher.progress, say=say, room_s=room_s)  # fmt: skip
+                progress=watcher.progress, say=say, room_s=room_s, claims_after=epoch)  # fmt: skip
             stack.callback(fleet.close)
             keeper = BrokerKeeper(broker, say, room_s=room_s) if broker else None
             stack.enter_context(keeper or nullcontext())
@@ -182,8 +185,16 @@ def _say_changes(watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> No
             watcher.say(f"run {config.run.id} has no steps to continue: it begins")
         return
     found = changes(claims[-1].config, resolved_json(config))
+    found += file_changes(config, claims[-1])
     told = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
     watcher.say(f"continuing at step {watcher.step + 1}; changed: {told or 'nothing'}")
+
+
+def file_changes(config: RunConfig, claim: TrainerStarted) -> list[tuple[str, str, str]]:
+    """Files of user code, of judges and of held-out rows that are not those that the claim is of,
+    with 12 digits of both hashes."""
+    files = user_code_hashes(config) | data_hashes(config.data, (HELD_OUT,))
+    return [(f"SHA-256 of {name}", was, is_) for name, is_, was in other_files(files, claim.hashes)]
 
 
 # Another seed is another order of rows and other samples: not the run that the log tells.

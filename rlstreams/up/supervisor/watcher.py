@@ -75,7 +75,9 @@ class Watcher:
 
     def apply(self, event: Event) -> None:
         """Take one event of the feed."""
+        judges = self._views.run.judges
         self._views.apply(event)
+        self._note_judges(judges)
         self.turns.apply(event)
         self.progress.apply(event)
         if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
@@ -87,6 +89,15 @@ class Watcher:
         self._poison.apply(event)
         if self._poison.news != before:
             self.say(self._poison.news)
+
+    def _note_judges(self, before: Sequence[str]) -> None:
+        """Say at which step rewards begin to be those of other code or settings."""
+        now = self._views.run.judges
+        if before and set(now) - set(before) and self.phase != "starting":
+            self.say(
+                f"step {self.step} is the first of answers that were judged by other code or "
+                f"settings: {', '.join(before)} -> {', '.join(now)}"
+            )
 
     @property
     def problem(self) -> str:

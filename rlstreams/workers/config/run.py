@@ -43,6 +43,9 @@ class RunSection(Section, section="run"):
     """Seed of the data order and of sampling."""
     dir: str = "runs/{id}"
     """Folder for logs, checkpoints, weights, report and the embedded broker's data."""
+    on_changed_code: Literal["refuse", "record"] = "refuse"
+    """What a role does that starts in a living run with another reward, environment, judge's
+    template or held-out file than the trainer claimed: end and name it, or go on with it."""
 
     def _problems(self) -> Iterator[str]:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.id):

@@ -71,6 +71,21 @@ def code_hashes(name: str) -> dict[str, str]:
     return found
 
 
+def option_hashes(section: str, options: Mapping[str, Option]) -> dict[str, str]:
+    """SHA-256 of files that options name: a judge's `parse`, any `*_file`, such as its template.
+
+    Returns:
+        By `{section}.{option}: {file}`; without files that are not here.
+    """
+    parse = code_hashes(str(options.get("parse", "")))
+    found = {f"{section}.parse: {path}": digest for path, digest in parse.items()}
+    for name, value in options.items():
+        if name.endswith("_file") and isinstance(value, str) and (file := Path(value)).is_file():
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            found[f"{section}.{name}: {file.name}"] = digest
+    return found
+
+
 def _found(module: str) -> Iterator[Path]:
     """The file of a module, as an import would find it; none: there is no such."""
     for folder in [*sys.path, str(Path.cwd())]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,10 @@ from rlstreams.workers.dataset.sources import Kind, source_of
 _NOT_SHAPE = frozenset({"train", "held_out", "revision", "token"})
 
 
-def data_hashes(data: DataSection) -> dict[str, str]:
+def data_hashes(data: DataSection, names: Sequence[str] = ("train", "held_out")) -> dict[str, str]:
     """Hashes of `train` and `held_out`, hexadecimal; without what is not named or not here."""
     return {
-        field: found
-        for field in ("train", "held_out")
-        if (found := _data_hash(data, f"data.{field}")) is not None
+        field: found for field in names if (found := _data_hash(data, f"data.{field}")) is not None
     }
 
 

@@ -1,12 +1,14 @@
 """Whether a worker was started with the configuration that the trainer claimed the run with. Pure.
 
-Compared is what a role computes with. Where files lie, which device and how many threads there are,
-how the broker is reached: that is each host's own.
+Compared is what a role computes with, files that it read at its start included: user code,
+templates and parsers of judges, held-out rows. Where files lie, which device and how many threads
+there are, how the broker is reached: that is each host's own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,9 +20,9 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.load import from_json
-from rlstreams.workers.config.reward import JUDGE
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.config.user_code import Option, code_hashes
+from rlstreams.workers.config.user_code import code_hashes, option_hashes
+from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.host import commit
 
 COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
@@ -63,11 +65,26 @@ OF_A_HOST = frozenset(
         "logprob.commit_interval_s",
     }
 )
+# What decides the reward of an answer, or the turns before it.
+_JUDGED_WITH = (
+    "reward.verifier",
+    "reward.options",
+    "reward.parts",
+    "reward.require_stop",
+    "environment.name",
+    "environment.options",
+    "environment.max_turns",
+    "environment.role",
+)
+HELD_OUT = "held_out"
 _LOOPBACK = ("127.", "localhost", "::1")
 
 
 def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
-    """What differs between this worker and the claim, both values; empty: nothing that counts."""
+    """What differs between this worker and the claim, both values; empty: nothing that counts.
+
+    Files are compared as the worker found them when it began: `other_files_text`.
+    """
     try:
         theirs = from_json(claim.config)
     except ConfigError as err:
@@ -82,43 +99,60 @@ def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
     here, there = tokenizer_hash(config.model.path), claim.hashes.get("tokenizer")
     if here and there and here != there:
         found.append(f"the tokenizer has SHA-256 {here[:12]} here and {there[:12]} there")
-    if role == "rollout":
-        found += _other_code(user_code_hashes(config), claim.hashes)
     return "; ".join(found)
+
+
+def files_of(config: RunConfig, role: str) -> dict[str, str]:
+    """SHA-256 of the files that a role of this name reads at its start, as a claim has them."""
+    if role == "rollout":
+        return user_code_hashes(config)
+    return data_hashes(config.data, (HELD_OUT,)) if role == "prompts" else {}
 
 
 def user_code_hashes(config: RunConfig) -> dict[str, str]:
     """SHA-256 of each file of user code by `FIELD: PATH`; without code that is not on this host."""
-    named = {"reward.verifier": config.reward.verifier, "environment.name": config.environment.name}
-    named |= {f"reward.parts {part.label!r}": part.verifier for part in config.reward.parts}
-    found = {
-        f"{field}: {path}": digest
-        for field, name in named.items()
-        for path, digest in code_hashes(name).items()
-    }
-    judges = [(config.reward.verifier, config.reward.options)]
-    judges += [(part.verifier, part.options) for part in config.reward.parts]
-    for verifier, options in judges:
-        found |= dict(_judge_hashes(options)) if verifier == JUDGE else {}
+    reward, environment = config.reward, config.environment
+    called = [
+        ("reward", "verifier", reward.verifier, reward.options),
+        ("environment", "name", environment.name, environment.options),
+    ]
+    called += [
+        (f"reward.parts {part.label!r}", "", part.verifier, part.options) for part in reward.parts
+    ]
+    found: dict[str, str] = {}
+    for section, field, name, options in called:
+        place = f"{section}.{field}" if field else section
+        found |= {f"{place}: {path}": digest for path, digest in code_hashes(name).items()}
+        found |= option_hashes(f"{section}.options", options)
     return found
 
 
-def _judge_hashes(options: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
-    """Of a judge's code and of its prompt, which is no code and counts as much."""
-    for path, digest in code_hashes(str(options.get("parse", ""))).items():
-        yield f"judge parse: {path}", digest
-    file = Path(str(options.get("template_file", "")))
-    if file.is_file():
-        yield f"judge template_file: {file.name}", hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def _other_code(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[str]:
-    """Files that differ, of fields whose code is on both hosts."""
+def other_files(
+    here: Mapping[str, str], there: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    """Files that differ, of fields whose files are on both hosts: name, and 12 digits of each
+    SHA-256, "none" where a field's files are others."""
     both = {key.partition(": ")[0] for key in here} & {key.partition(": ")[0] for key in there}
     for key in sorted(here.keys() | there.keys()):
-        ours, theirs = here.get(key, "none")[:12], there.get(key, "none")[:12]
+        ours, theirs = here.get(key, "none"), there.get(key, "none")
         if key.partition(": ")[0] in both and ours != theirs:
-            yield f"{key} has SHA-256 {ours} here and {theirs} there"
+            yield key, ours[:12], theirs[:12]
+
+
+def other_files_text(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """The same in words; empty: none differs."""
+    return "; ".join(
+        f"{name} has SHA-256 {ours} here and {theirs} there"
+        for name, ours, theirs in other_files(here, there)
+    )
+
+
+def judged_by(config: RunConfig, files: Mapping[str, str]) -> str:
+    """16 hexadecimal digits of all that decides a reward: settings, and files of user code."""
+    tree = msgspec.to_builtins(config)
+    settings = [pair for name in _JUDGED_WITH for pair in _leaves(name, _at(tree, name))]
+    text = json.dumps([settings, sorted(files.items())], separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def other_release(claim: TrainerStarted) -> str:
@@ -202,10 +236,14 @@ def tokenizer_hash(model_path: str) -> str:
 
 def _values(tree: Mapping[str, Any], role: str) -> Iterator[tuple[str, object]]:
     for name in COMPUTED_WITH.get(role, ()):
-        value: Any = tree
-        for key in name.split("."):
-            value = value[key]
-        yield from _leaves(name, value)
+        yield from _leaves(name, _at(tree, name))
+
+
+def _at(tree: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
+    value: Any = tree
+    for key in name.split("."):
+        value = value[key]
+    return value
 
 
 def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:

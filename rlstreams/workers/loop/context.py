@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlstreams.schemas.events import WorkerReport
@@ -23,6 +23,8 @@ class Context:
     instance: str  # unique per process
     takeover: bool = False  # whoever owns the run is dead, says the operator: no lease watch
     reaped: frozenset[str] = frozenset()  # instances of this worker that the supervisor saw end
+    claims_after: int | None = None  # claims above this epoch are of our supervisor's trainers
+    files: Mapping[str, str] = field(default_factory=dict)  # `agreement.files_of`, at the start
     beat: Callable[[], None] = lambda: None  # a turn that takes long has come forward
     # Each report, with what else the worker says of its load (`workers.loop.health`).
     told: Callable[[WorkerReport, Mapping[str, object]], None] = lambda report, load: None

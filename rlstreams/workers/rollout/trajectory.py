@@ -24,6 +24,7 @@ def trajectory_of(
     loads: Mapping[int, Load],
     engine: str,
     context: Context,
+    judge: str = "",
 ) -> Trajectory:
     """The event of one finished sample.
 
@@ -31,6 +32,7 @@ def trajectory_of(
         position: of the prompt's record.
         loads: of each version that the engine held.
         engine: its name and version.
+        judge: see `agreement.judged_by`.
     """
     said, judgement = rollout.segments, rollout.judgement
     assert judgement is not None  # the sampler's last act
@@ -63,6 +65,7 @@ def trajectory_of(
         prompt_offset=position.offset,
         started_at_ms=finished_ms - round(1000 * rollout.sample_s),
         finished_at_ms=finished_ms,
+        judged_by=judge,
     )
 
 

@@ -9,10 +9,13 @@ from rlstreams.schemas.events import Event, Prompt
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Outgoing, Partition, Record
 from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
 from rlstreams.workers.engines.base import Engine, PromptTooLongError
 from rlstreams.workers.engines.thread import EngineThread
+from rlstreams.workers.loop.agreement import judged_by
+from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import set_aside
 from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Handover
@@ -25,7 +28,7 @@ from rlstreams.workers.rollout.episode import Played
 from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.rollout.trajectory import trajectory_of
 from rlstreams.workers.sandbox.reward import RewardError
-from rlstreams.workers.sandbox.user_code import UserCodeError
+from rlstreams.workers.sandbox.user_code import EditedCodeError, UserCodeError
 from rlstreams.workers.weights.channel import WeightChannel
 
 START_S = 10.0
@@ -58,6 +61,7 @@ class RolloutStage:
         self._engine = engine
         self._sampler = sampler
         self._loop = EngineThread()
+        self._judge = judged_by(context.config, context.files)
         self.reporter = Reporter(context)
         self._puller = PolicyPuller(
             context, bus, channel, self.reporter, lambda *of: self._loop.submit(engine.pull(*of))
@@ -128,7 +132,8 @@ class RolloutStage:
             return None
         self.reporter.count(**rollout.counts(in_turns=self._sampler.turns is not None))
         trajectory = trajectory_of(
-            record.event, record.position, rollout, loads, self._engine.name, self._context
+            *(record.event, record.position, rollout, loads, self._engine.name, self._context),
+            judge=self._judge,
         )
         return Finished(raw=record.raw, outputs=(outgoing(TRAJECTORIES, trajectory),))
 
@@ -136,6 +141,9 @@ class RolloutStage:
         reason = next((name for kind, name in REASONS.items() if isinstance(error, kind)), None)
         if reason == "engine" and not self._engine.is_ready:
             reason = None
+        refuses = self._context.config.run.on_changed_code == "refuse"
+        if isinstance(error, EditedCodeError) and refuses:
+            raise ConfigError(f"{error}; {AGAIN}") from error
         if reason is None:
             raise error  # the process starts again; its samples stay in flight
         record = self._running.pop(key)

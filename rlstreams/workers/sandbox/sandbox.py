@@ -17,7 +17,12 @@ from rlstreams.streams.log.errors import ConfigError, DeadlineError
 from rlstreams.workers.config.nearest import meant_path
 from rlstreams.workers.engines.thread import EngineThread
 from rlstreams.workers.sandbox.process import Process
-from rlstreams.workers.sandbox.user_code import LostCallError, UserCode, UserCodeError
+from rlstreams.workers.sandbox.user_code import (
+    EditedCodeError,
+    LostCallError,
+    UserCode,
+    UserCodeError,
+)
 
 PATIENCE_S = 10.0  # for one more process, while others could take the call
 RETRY_S = 60.0  # from a start of one more that failed to the next
@@ -47,9 +52,10 @@ class Sandbox:
         self.note = note
         self.patience_s = PATIENCE_S
         self.processes: list[Process] = []
-        self._starting: asyncio.Task[UserCodeError | None] | None = None
+        self._starting: asyncio.Task[UserCodeError | EditedCodeError | None] | None = None
         self._started_s = self._retry_s = 0.0  # monotonic
         self.is_closed = False
+        self._files = code.files()  # all of its processes run the same
         try:
             self._thread = EngineThread("sandbox")
         except (OSError, RuntimeError) as err:  # RuntimeError: no room for a thread
@@ -83,6 +89,7 @@ class Sandbox:
         Whoever it is for discards `key` from the process's `open` in the end.
 
         Raises:
+            EditedCodeError: none is left, and another would run other code.
             LostCallError: none is left, and the system has no room for one.
             UserCodeError: none is left, and none can be started.
         """
@@ -129,13 +136,19 @@ class Sandbox:
 
     async def _start(self) -> None:
         process = await Process.started(self.code)
+        if edited := sorted(set(self._files.items()) ^ set(self.code.files().items())):
+            await process.end("is closed")
+            raise EditedCodeError(
+                f"{self.code}: {edited[0][0]} was edited after this worker had read it, so another "
+                "process of it would judge by other code than the samples before"
+            )
         self.processes.append(process)  # to the list as it is by now
 
-    async def _start_another(self) -> UserCodeError | None:
+    async def _start_another(self) -> UserCodeError | EditedCodeError | None:
         """The error, if it cannot be started; then the next try is after a while."""
         try:
             await self._start()
-        except UserCodeError as err:
+        except (UserCodeError, EditedCodeError) as err:
             self._retry_s = time.monotonic() + RETRY_S
             self.note(f"one more process of user code cannot be started: {err}")
             return err

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from rlstreams.workers.config.user_code import Option
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.workers.config.user_code import Option, code_hashes, option_hashes
 
 
 class UserCodeError(Exception):
     """User code raised, hung, died or answered nonsense; names the place."""
+
+
+class EditedCodeError(StreamsError):
+    """Another process cannot be started: it would read other files than the first one did."""
 
 
 class LostCallError(UserCodeError):
@@ -40,6 +45,11 @@ class UserCode:
 
     def __str__(self) -> str:
         return self.title or f"{self.file or self.module}:{self.name}"
+
+    def files(self) -> dict[str, str]:
+        """SHA-256 of each file that its process reads, as they are now."""
+        found = code_hashes(f"{self.file or self.module}:{self.name}")
+        return found | option_hashes("options", self.options)
 
     def spec(self) -> str:
         """What its process is given, as JSON: see `program.py`."""

@@ -16,7 +16,8 @@ from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS, TOPICS
 from rlstreams.workers.config.load import from_json, resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
-from rlstreams.workers.loop.agreement import tokenizer_hash, user_code_hashes
+from rlstreams.workers.loop.agreement import other_files_text, tokenizer_hash, user_code_hashes
+from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.host import commit, host_name
 from rlstreams.workers.trainer.witnesses import check_tail
@@ -67,7 +68,10 @@ def make_claim(
     if ledger.claim is not None:
         # Not simply the newest one: a forged claim made no step, and says anything.
         made = {fact.epoch for fact in ledger.steps.values()} | {min(ledger.claims)}
-        check_same_run(ledger.claims[max(made)], event)
+        before = ledger.claims[max(made)]
+        check_same_run(before, event)
+        if context.claims_after is not None and before.epoch > context.claims_after:
+            _check_files(context, before, event)
         check_tail(bus, ledger, config.run.id, context.folder)
     return event
 
@@ -98,6 +102,22 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
         _refuse(now.run, f"the id of topic {topic}", was_id, is_id, _RECREATED)
         num, is_num = before.partitions[topic], now.partitions.get(topic)
         _refuse(now.run, f"the number of partitions of {topic}", num, is_num, _REPARTITIONED)
+
+
+def _check_files(context: Context, before: TrainerStarted, now: TrainerStarted) -> None:
+    """A trainer that its supervisor starts again finds the files that its predecessor claimed.
+
+    Raises:
+        ConfigError: they were edited meanwhile, and that is to be refused: names each.
+    """
+    if not (found := other_files_text(now.hashes, before.hashes)):
+        return
+    if context.config.run.on_changed_code == "refuse":
+        raise ConfigError(
+            f"{context.worker}, and the trainer of epoch {before.epoch} before it, do not run the "
+            f"same: {found}; {AGAIN}"
+        )
+    context.log.warning("changed_code", what=found)
 
 
 def _refuse(run: str, name: str, was: object, is_: object, advice: str) -> None:

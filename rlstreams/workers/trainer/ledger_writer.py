@@ -7,6 +7,7 @@ none of it took effect.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,6 +160,7 @@ class LedgerWriter:
             order=trained.batch.cut.order,
             bins=trained.batch.cut.bins,
             value_head_hash=trained.value_head_hash,
+            judged_by=Counter(sample.seen.judged_by for sample in plan.samples),
         )
         self._commit([outgoing(STEPS, event)])
         self._next_step = step + 1

@@ -12,6 +12,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.reward import RewardSection
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.user_code import EditedCodeError
 
 
 def verifier(folder: Path, body: str, **changes: Any) -> Verifier:
@@ -129,3 +130,19 @@ def test_a_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             one.judge(Sample("", "", "", {}))
     with pytest.raises(ConfigError, match=r"no module 'mypackage\.none' in"):
         make_verifier(RewardSection(verifier="mypackage.none:grade"))
+
+
+def test_another_process_never_runs_other_code_than_the_first(tmp_path: Path) -> None:
+    """The file is edited, the process dies: the worker ends, and judges by neither."""
+    body = (
+        "import os\ndef grade(prompt, completion, answer, metadata):\n"
+        "    return os._exit(1) if completion == 'die' else 1.0\n"
+    )
+    with verifier(tmp_path, body, attempts=1) as one:
+        assert 1.0 == one.judge(Sample("", "a", "", {})).reward
+        (tmp_path / "grade.py").write_text(body.replace("1.0", "2.0"))
+        assert 1.0 == one.judge(Sample("", "a", "", {})).reward
+        with pytest.raises(RewardError, match="died with status 1"):
+            one.judge(Sample("", "die", "", {}))
+        with pytest.raises(EditedCodeError, match=r"grade\.py was edited after this worker"):
+            one.judge(Sample("", "a", "", {}))

@@ -72,6 +72,16 @@ def _(log: Log) -> None:
     change_step(log, 2, positions=(at,))
 
 
+@breach("trained in step 2, judged by new and old", mixed_code=1)
+def _(log: Log) -> None:
+    for ref, judge in zip(step_of(log, 2).samples, ("new", "old"), strict=False):
+        score = log.topics["scored-trajectories"][ref.offset]
+        assert isinstance(score, ScoredTrajectory)
+        told = replace(score.trajectory, judged_by=judge)
+        log.topics["trajectories"][score.trajectory_offset] = told
+        log.topics["scored-trajectories"][ref.offset] = replace(score, trajectory=told)
+
+
 @breach("its group was trained in step 2 without it, no reason given", lost=1)
 def _(log: Log) -> None:
     change_step(log, 2, samples=step_of(log, 2).samples[:1])

@@ -158,3 +158,17 @@ def test_control_is_what_was_said_last() -> None:
     say(bus, CONTROL, control_state(state="paused"), control_state(state="draining"))
     assert follower.poll().state == "draining"
     follower.close()
+
+
+def test_the_first_step_of_other_rewards_is_said_once() -> None:
+    """Also where a worker was allowed to go on beside an edited reward."""
+    bus, said = make_bus(), list[str]()
+    with watching(bus) as watcher:
+        watcher.phase, watcher.say = "running", said.append  # type: ignore[method-assign]
+        judges = ({"aa": 8}, {"aa": 8}, {"aa": 4, "bb": 4}, {"bb": 8})
+        steps = [step_completed(n, judged_by=judged) for n, judged in enumerate(judges, 1)]
+        say(bus, STEPS, trainer_started(), *steps)
+        watcher.catch_up()
+    assert [
+        "step 3 is the first of answers that were judged by other code or settings: aa -> aa, bb"
+    ] == said

@@ -39,6 +39,23 @@ def test_evaluation_never_enters():
     assert planner.num_open_groups == 0
 
 
+def test_samples_that_were_judged_by_other_code_are_not_trained_together():
+    """Their group is dropped and replaced; who does not say what judged it differs from nobody."""
+    planner = admission()
+    for sample, judge in enumerate(("old", "new")):
+        planner.add(seen(0, sample, judged_by=judge), 0.0)
+    assert planner.plan(0) is None
+    (drop,) = planner.drops(0, 0.0)
+    assert ("0", "mixed_code", False) == (drop.group_id, drop.reason, drop.permanent)
+    assert "judged by new and old" in drop.detail
+    planner.close(["0"])
+    for group, judges in ((1, ("old", "old")), (2, ("", "new"))):
+        for sample, judge in enumerate(judges):
+            planner.add(seen(group, sample, judged_by=judge), 0.0)
+    assert [] == reasons(planner)
+    assert [planner.plan(0).group_ids for _ in range(2)] == [("1",), ("2",)]
+
+
 def test_a_stale_segment_is_masked():
     """Only the segments above the bound are masked; the sample's oldest version is of the rest."""
     planner = filled(0, versions=(1, 3), max_staleness=1)

@@ -33,6 +33,7 @@ def seen(
     versions=(0,),
     offset=None,
     purpose=TRAIN,
+    judged_by="",
 ) -> SeenSample:
     return SeenSample(
         group_id=str(group),
@@ -49,6 +50,7 @@ def seen(
         ),
         num_tokens=5,
         segments=tuple(PolicySegment(i + 1, version) for i, version in enumerate(versions)),
+        judged_by=judged_by,
     )
 
 

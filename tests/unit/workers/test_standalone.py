@@ -16,10 +16,12 @@ from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes
-from rlstreams.workers.loop import agreement, host, standalone
+from rlstreams.workers.loop import agreement, compared, host, standalone
 from rlstreams.workers.loop.agreement import (
     check_alone,
     disagreement,
+    files_of,
+    other_files_text,
     other_release,
     out_of_reach,
     user_code_hashes,
@@ -72,7 +74,7 @@ class Scene:
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     """Without pauses between two looks."""
-    monkeypatch.setattr(standalone, "LOOK_S", 0.0)
+    monkeypatch.setattr(compared, "LOOK_S", 0.0)
     monkeypatch.setenv("RLSTREAMS_HOST", "sampler")
     return Scene(make_log())
 
@@ -166,16 +168,20 @@ def test_user_code_of_another_content_is_refused_by_file_and_both_hashes(tmp_pat
         hashes = user_code_hashes(config)
         return factories.trainer_started(config=resolved_json(config), hashes=hashes)
 
-    found = disagreement(made["here"], "rollout", claim(made["there"]))
+    def differ(here: str, there: str, role: str = "rollout") -> str:
+        assert "" == disagreement(made[here], role, claim(made[there]))
+        return other_files_text(files_of(made[here], role), claim(made[there]).hashes)
+
+    found = differ("here", "there")
     assert re.fullmatch(
         r"reward\.verifier: rules\.py has SHA-256 [0-9a-f]{12} here and [0-9a-f]{12} there", found
     )
-    assert "" == disagreement(made["here"], "rollout", claim(made["same"]))
+    assert "" == differ("here", "same")
     in_claim = facts._hashes(made["there"])  # what the trainer puts into its own
     assert user_code_hashes(made["there"]).items() <= in_claim.items()
-    assert "" == disagreement(made["here"], "logprob", claim(made["there"]))
+    assert "" == differ("here", "there", "logprob")
     (tmp_path / "there" / "reward.py").unlink()
-    assert "" == disagreement(made["here"], "rollout", claim(made["there"]))
+    assert "" == differ("here", "there")
 
 
 def test_code_of_a_module_is_found_without_running_it(

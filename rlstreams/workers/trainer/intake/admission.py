@@ -19,7 +19,9 @@ Invariants, for any order of calls:
    same way.
 3. *Drops never wait for a step.* `drops` looks at no other group and needs no full batch. So each
    open group is complete and trainable, or gets a drop reason by its own deadline.
-4. *Arrival order does not matter.* Among complete groups, the lowest numbers are planned first.
+4. *Rewards of a group compare.* Samples that were judged by different code or settings
+   (`Trajectory.judged_by`) are not trained together: their group is dropped as `mixed_code`.
+5. *Arrival order does not matter.* Among complete groups, the lowest numbers are planned first.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.trainer.intake.closed import ClosedSet
 from rlstreams.workers.trainer.intake.groups import DeadSample, Group, SeenSample
 
+MIXED_CODE = "mixed_code"
 NOT_AGAIN = ("no_signal", "truncated")  # the place in the batch goes to another row
 
 
@@ -231,6 +234,8 @@ class Admission:
 
     def _unusable(self, group: Group) -> str:
         """Why a group of which all is known would teach nothing."""
+        if len(group.judges) > 1:
+            return MIXED_CODE
         living = group.living.values()
         if all(self._is_out(seen) for seen in living):
             return "truncated"

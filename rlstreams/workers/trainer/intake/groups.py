@@ -35,6 +35,7 @@ class SeenSample:
     segments: tuple[PolicySegment, ...]
     reward: float = 0.0
     is_truncated: bool = False  # cut at its length, not ended by the policy
+    judged_by: str = ""  # "": not told
 
     @classmethod
     def of(cls, scored: ScoredTrajectory, position: Position) -> SeenSample:
@@ -57,6 +58,7 @@ class SeenSample:
             ),
             reward=trajectory.reward,
             is_truncated=is_truncated(trajectory),
+            judged_by=trajectory.judged_by,
         )
 
 
@@ -192,6 +194,12 @@ class Group:
         can_live = self.group_size - sum(0 <= s < self.group_size for s in lost)
         return can_live < min(min_samples or self.group_size, self.group_size)
 
+    @property
+    def judges(self) -> list[str]:
+        """By what its samples were judged, as far as that is told: their rewards compare if it is
+        one."""
+        return sorted({seen.judged_by for seen in self.living.values() if seen.judged_by})
+
     def absent(self) -> Iterable[AbsentSample]:
         """Samples that a batch with this group lacks, by sample number."""
         for sample in sorted(self.lost):
@@ -210,4 +218,6 @@ class Group:
         dead = ", ".join(f"{s} {self.dead[s].reason}" for s in sorted(self.lost))
         line = f"{len(self.living)} of {size} samples after {now_s - self.first_seen_s:.1f} s"
         line = f"{line}; dead: {dead}" if dead else line
+        judges = self.judges
+        line = f"{line}; judged by {' and '.join(judges)}" if len(judges) > 1 else line
         return f"{line}; {self.refusal[1]}" if self.refusal else line

@@ -1,0 +1,131 @@
+"""A role that compares itself with each claim of a trainer that lives, at its start and later.
+
+`up` hands one configuration to all roles, and each host of a run without it has its own; files of
+user code may have been edited since the trainer began, under `up` as anywhere. The trainer's claim
+is the configuration of all: a worker that was started with another one ends (78) as soon as it
+hears that this trainer lives. Which one that is, its supervisor says: each claim above the epoch
+that was there when `up` began. Without one, the claim before our start may be of a run that is just
+being resumed, so a new claim binds, or a heartbeat of the trainer that made the old one.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rlstreams.schemas.events import Event, TrainerHeartbeat, TrainerStarted
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.loop.agreement import (
+    disagreement,
+    other_files_text,
+    other_release,
+    out_of_reach,
+)
+from rlstreams.workers.loop.claims import STEPS_PARTITION, TAIL, claim_at, newest_claim
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.host import host_name
+from rlstreams.workers.loop.runtime import Role, RoleAround
+
+LOOK_S = 0.5
+AGAIN = (
+    "put them back; or stop the run and go on with `--resume`, which records the change; or let "
+    'roles go on with what they find: run.on_changed_code = "record"'
+)
+
+
+class ClaimCheck:
+    """Holds what this process began with against a claim.
+
+    With `run.on_changed_code` "record" other files are logged and told, and the work goes on: each
+    sample says what judged it, and samples of one group that differ are not trained together.
+    """
+
+    def __init__(self, context: Context, foreign: ForeignRecords) -> None:
+        self._context = context
+        self._foreign = foreign
+        self._log = context.log
+        self._epoch = -1 if context.claims_after is None else context.claims_after
+
+    def at_start(self) -> None:
+        """Under a supervisor: before anything is done.
+
+        Raises:
+            ConfigError: its trainer was started with another configuration, or with other files.
+        """
+        if self._context.claims_after is not None:
+            self.compare(newest_claim(self._context.bus, self._foreign))
+
+    def of_heartbeat(self, beat: TrainerHeartbeat) -> None:
+        """Of a trainer that lives: its claim may lie far back; raises as `at_start`."""
+        if beat.epoch > self._epoch:
+            self.compare(claim_at(self._context.bus, beat.claim_offset, self._foreign))
+
+    def compare(self, claim: TrainerStarted | None) -> None:
+        """Once for each claim; raises as `at_start`."""
+        if claim is None or claim.epoch <= self._epoch:
+            return
+        self._epoch = claim.epoch
+        context, role, here = self._context, self._context.role, host_name()
+        if role != "prompts" and (problem := out_of_reach(claim, here)):
+            raise ConfigError(f"{context.worker} on host {here}: {problem}")
+        both = (
+            f"{context.worker} on host {here} and the trainer on host {claim.host or '?'} "
+            f"(epoch {claim.epoch}) do not run the same: "
+        )
+        config = context.config
+        if found := disagreement(config, role, claim):
+            raise ConfigError(f"{both}{found}; start every role of a run with one configuration")
+        if found := other_files_text(context.files, claim.hashes):
+            if config.run.on_changed_code == "refuse":
+                raise ConfigError(f"{both}{found}; {AGAIN}")
+            self._log.warning("changed_code", what=found)
+        if found := other_release(claim):
+            self._log.warning("other_release", what=found)
+
+
+class ComparedRole(RoleAround):
+    """A `Role` around a `Role`, which follows `steps` for claims.
+
+    Consumes: `steps`, from a little before its end (TrainerStarted, TrainerHeartbeat).
+
+    Raises:
+        ConfigError: from `turn`: see `ClaimCheck`.
+    """
+
+    def __init__(self, role: Role, context: Context) -> None:
+        super().__init__(role)
+        self._bus = context.bus
+        self._is_supervised = context.claims_after is not None
+        self._history = context.bus.ends(STEPS.name)[STEPS_PARTITION]
+        self._reader = context.bus.reader({STEPS_PARTITION: max(0, self._history - TAIL)})
+        self._foreign = ForeignRecords(context.worker, context.bus.schemas())
+        self._check = ClaimCheck(context, self._foreign)
+        self._next_s = 0.0
+
+    def turn(self) -> None:
+        """Look around now and then; then the role's own turn."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + LOOK_S
+            for record in self._foreign.readable(self._reader.poll(TAIL, 0.0)):
+                self._take(record.event, record.position)
+            self._looked(now_s)
+        super().turn()
+
+    def close(self) -> None:
+        """See `Role`."""
+        self._reader.close()
+        super().close()
+
+    def _take(self, event: Event, position: Position) -> None:
+        is_new = position.offset >= self._history
+        if isinstance(event, TrainerStarted):
+            if is_new or self._is_supervised:
+                self._check.compare(event)
+        elif isinstance(event, TrainerHeartbeat) and is_new and event.state != "done":
+            self._check.of_heartbeat(event)
+
+    def _looked(self, now_s: float) -> None:
+        """After each look."""
