@@ -385,7 +385,7 @@ def one_of_each() -> dict[str, Event]:
         trainer_started(),
         step_completed(judged_by={HASH: 2}),
         groups_dropped(),
-        heartbeat(),
+        heartbeat(disowned=(7,)),
         redo_drifted(),
         steps_redone(),
         policy_published(),

@@ -156,6 +156,8 @@ class TrainerHeartbeat:
     detail: str
     at_ms: int
     claim_offset: int = -1  # where in `steps` the claim of its epoch lies; -1: not told
+    # Offsets in `steps` of events under its epoch that this trainer did not write.
+    disowned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

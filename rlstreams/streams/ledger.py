@@ -10,8 +10,8 @@ checks this one.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -34,7 +34,9 @@ from rlstreams.streams.log.topics import STEPS
 LedgerEvent: TypeAlias = (
     TrainerStarted | StepCompleted | GroupsDropped | TrainerHeartbeat | RedoDrifted | StepsRedone
 )
+OWNED = (StepCompleted, GroupsDropped, RedoDrifted)  # what its trainer goes on from
 EXPIRED = "expired"  # a drop's reason: retention has removed records of groups that were open
+DISOWNABLE = 32  # newest events that a trainer may still say not to have written
 NOWHERE = Position(STEPS.name, 0, -1)
 
 
@@ -52,6 +54,58 @@ class StepFact:
 
 def _ignore(_event: Event, _position: Position) -> None:
     """For who does not ask."""
+
+
+_Closed: TypeAlias = tuple[ClosedGroups, tuple[PartitionPosition, ...]]
+_EMPTY = ClosedGroups(watermark=0)
+
+
+class _Closings:
+    """The closed set and the positions behind the newest events that changed them. Of those that
+    their trainer disowns, soon after they came, nothing stays."""
+
+    def __init__(self) -> None:
+        self._base: _Closed = (_EMPTY, ())
+        # Offset, and what the event said; positions None: nothing of them.
+        self._recent: deque[tuple[int, ClosedGroups, tuple[PartitionPosition, ...] | None]] = (
+            deque()
+        )
+        self.disowned: set[int] = set()  # offsets
+        self.now: _Closed = self._base
+
+    def take(
+        self,
+        offset: int,
+        closed: ClosedGroups,
+        positions: tuple[PartitionPosition, ...] | None,
+    ) -> None:
+        self._recent.append((offset, closed, positions))
+        self.now = self._after(self.now, [self._recent[-1]])
+        if len(self._recent) > DISOWNABLE:
+            self._base = self._after(self._base, [self._recent.popleft()])
+
+    def disown(self, offsets: Iterable[int]) -> None:
+        self.disowned.update(offsets)
+        self.now = self._after(self._base, self._recent)
+
+    def _after(
+        self,
+        base: _Closed,
+        events: Iterable[tuple[int, ClosedGroups, tuple[PartitionPosition, ...] | None]],
+    ) -> _Closed:
+        closed, positions = base
+        for offset, said, told in events:
+            if offset not in self.disowned:
+                closed = _union(closed, said)
+                positions = positions if told is None else told
+        return closed, positions
+
+
+def _union(closed: ClosedGroups, said: ClosedGroups) -> ClosedGroups:
+    """What is closed stays so, also if the log holds a drop twice."""
+    watermark = max(closed.watermark, said.watermark)
+    above = {number for number in {*closed.above, *said.above} if number >= watermark}
+    return ClosedGroups(watermark=watermark, above=tuple(sorted(above)))
 
 
 class Ledger:
@@ -79,6 +133,7 @@ class Ledger:
         self._keeps_steps = keeps_steps
         self._on_step, self._on_drop, self._on_redone = on_step, on_drop, on_redone
         self._above: frozenset[int] = frozenset()
+        self._closings = _Closings()
         self.claims: dict[int, TrainerStarted] = {}  # by epoch: each names its configuration
         self.claim: TrainerStarted | None = None  # the newest
         self.heartbeat: TrainerHeartbeat | None = None  # of the newest claim
@@ -116,7 +171,7 @@ class Ledger:
                 self._step(event, position)
                 self._on_step(event, position)
             case GroupsDropped():
-                self._drop(event)
+                self._drop(event, position)
                 self._on_drop(event, position)
             case RedoDrifted():
                 self._drift(event)
@@ -124,7 +179,14 @@ class Ledger:
                 self._on_redone(event, position)
             case TrainerHeartbeat():
                 self.heartbeat = event
+                if event.disowned:
+                    self._closings.disown(event.disowned)
+                    self._settle()
         return True
+
+    def is_disowned(self, step: int) -> bool:
+        """Whether the trainer in whose name a kept step was written says that it did not."""
+        return step in self.steps and self.steps[step].position.offset in self._closings.disowned
 
     @property
     def epoch(self) -> int:
@@ -182,8 +244,8 @@ class Ledger:
 
     def _step(self, event: StepCompleted, position: Position) -> None:
         self.last_step = event.step
-        self.positions = event.positions
-        self._close(event.closed)
+        self._closings.take(position.offset, event.closed, event.positions)
+        self._settle()
         self._made(event.policy_version, event.weight_hash, event.step)
         if self._keeps_steps:
             self.steps[event.step] = StepFact(
@@ -195,11 +257,12 @@ class Ledger:
                 oldest=oldest_offsets(event),
             )
 
-    def _drop(self, event: GroupsDropped) -> None:
-        self._close(event.closed)
+    def _drop(self, event: GroupsDropped, position: Position) -> None:
         self.num_dropped.update(group.reason for group in event.groups)
-        if any(group.reason == EXPIRED for group in event.groups):
-            self.positions = ()  # nobody needs what lies there any more
+        has_expired = any(group.reason == EXPIRED for group in event.groups)
+        # Of what expired nobody needs what lies there any more.
+        self._closings.take(position.offset, event.closed, () if has_expired else None)
+        self._settle()
 
     def _drift(self, event: RedoDrifted) -> None:
         """Replace the newest step's weights: the next step starts from the drifted ones."""
@@ -210,12 +273,9 @@ class Ledger:
             fact = self.steps[event.step]
             self.steps[event.step] = replace(fact, weight_hash=event.actual_hash)
 
-    def _close(self, closed: ClosedGroups) -> None:
-        """What is closed stays so, also if the log holds a drop twice."""
-        watermark = max(self.closed.watermark, closed.watermark)
-        above = {number for number in self._above.union(closed.above) if number >= watermark}
-        self._above = frozenset(above)
-        self.closed = ClosedGroups(watermark=watermark, above=tuple(sorted(above)))
+    def _settle(self) -> None:
+        self.closed, self.positions = self._closings.now
+        self._above = frozenset(self.closed.above)
 
     def _made(self, policy_version: int, weight_hash: str, step: int) -> None:
         self.policy_version, self.weight_hash = policy_version, weight_hash

@@ -11,6 +11,7 @@ open; so what looks wrong is read again until such transactions are over.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
@@ -20,6 +21,7 @@ from rlstreams.streams.audit.classes import Classes, Reached
 from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.ledger import UnreadStep
 from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
+from rlstreams.streams.ledger import DISOWNABLE
 from rlstreams.streams.log.bus import Bus, Closing
 from rlstreams.streams.log.errors import ConfigError, NoGroupsError
 from rlstreams.streams.log.read_to import read_to
@@ -174,11 +176,16 @@ class Auditor(Closing):
                 self._fold.take(raw)
 
     def _steps(self, ends: Ends) -> Iterator[tuple[Event | UnreadStep, Position]]:
-        """Events of `steps` for the fold to train; it has noted their versions."""
+        """Events of `steps` for the fold to train; it has noted their versions, and what the events
+        right behind them say of them: a trainer disowns a foreign one soon after it came."""
+        ahead: deque[tuple[Event | UnreadStep, Position]] = deque()
         for raw in self._tails[STEPS].up_to(ends):
             step = self._fold.foresee(raw)
             if step is not None:
-                yield step, raw.position
+                ahead.append((step, raw.position))
+            if len(ahead) > DISOWNABLE:
+                yield ahead.popleft()
+        yield from ahead
 
 
 def _may_heal(report: AuditReport) -> bool:

@@ -127,6 +127,7 @@ class AuditFold:
             print_ = bytes(raw.value[len(MARKER) : HEADER_BYTES]).hex()
             return UnreadStep(f"fingerprint {print_}: {err}")
         self.versions.ledger(event)
+        self.ledger.foresee(event)
         return event
 
     def train(self, step: Event | UnreadStep, position: Position) -> None:

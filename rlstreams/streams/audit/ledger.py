@@ -68,6 +68,7 @@ class Ledger:
         self.num_trained_twice = 0
         self.num_masked = 0
         self.void: list[Position] = []
+        self.disowned: set[int] = set()  # offsets that heartbeats name, before these are folded
         self._num_unread = 0
         self._is_unread_newest = False  # no closed set was read behind an unreadable record
         self._is_gap = False  # an unreadable record lies behind the newest step
@@ -80,6 +81,8 @@ class Ledger:
             self._breaches.add(BreachKind.UNREADABLE_STEP, str(position), event.detail)
         elif not self._gate.admits(event):
             self.void.append(position)
+        elif position.offset in self.disowned:
+            self._forged(event, position)
         elif isinstance(event, StepCompleted):
             self._step(event)
         elif isinstance(event, TrainerHeartbeat):
@@ -99,6 +102,20 @@ class Ledger:
             self._number(f"redo of step {event.step}", event.policy_version)
         elif isinstance(event, StepsRedone):
             self.redone.append(event)
+
+    def foresee(self, event: Event) -> None:
+        """Take note, ahead of the fold, of what trainers say not to have written."""
+        if isinstance(event, TrainerHeartbeat):
+            self.disowned.update(event.disowned)
+
+    def _forged(self, event: Event, position: Position) -> None:
+        """Of a step's its number and its version are taken, and nothing else of it counts."""
+        name, detail = str(position), f"its trainer did not write this {type(event).__name__}"
+        self._breaches.add(BreachKind.FORGED_STEP, name, detail)
+        if isinstance(event, StepCompleted) and event.step == self.last_step + 1:
+            self.last_step = event.step
+            self._number(f"step {event.step}", event.policy_version)
+            self._hashes.add(event.weight_hash)
 
     def may_be_closed(self, number: int) -> bool:
         """Whether an unreadable record may have closed a group that no event closed.

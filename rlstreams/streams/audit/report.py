@@ -43,6 +43,7 @@ class BreachKind(StrEnum):
     MISLABELLED = "mislabelled"  # [G4] the recorded oldest version is not that of the tokens
     NO_BOUND = "no bound"  # [G4] a step without a claim that sets max_staleness
     UNPUBLISHED = "unpublished"  # [G6] a worker holds weights that no valid epoch published
+    FORGED_STEP = "forged step"  # [G6] an event that the trainer in whose name it is disowns
     MIXED_CODE = "mixed code"  # [G3] samples of one group were judged by different code
     FORGED_SCORE = "forged score"  # [G6] not of the trajectory that it names
     UNKNOWN_LOAD = "unknown load"  # [G5] tokens of weights that the worker had not confirmed

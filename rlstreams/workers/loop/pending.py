@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rlstreams.streams.log.bus import Commit, GroupConsumer, Producer
 from rlstreams.streams.log.errors import AbortedError, BrokerError, RefusedError
-from rlstreams.streams.log.record import Outgoing, Partition, RawRecord
+from rlstreams.streams.log.record import Outgoing, Partition, Position, RawRecord
 from rlstreams.streams.log.tracker import Tracker
 
 COMMIT_BYTES = 64_000_000  # of one transaction; one larger record travels alone
@@ -194,8 +194,11 @@ class PendingCommits:
             ) from err
 
 
-def commit(producer: Producer, records: Sequence[Outgoing]) -> None:
+def commit(producer: Producer, records: Sequence[Outgoing]) -> Sequence[Position]:
     """One transaction of a role without inputs, sent again while it is aborted; none if empty.
+
+    Returns:
+        Where each record lies.
 
     Raises:
         BrokerError: it was aborted MAX_ABORTS times.
@@ -204,9 +207,7 @@ def commit(producer: Producer, records: Sequence[Outgoing]) -> None:
         if attempt:
             time.sleep(ABORT_PAUSE_S * 2**attempt)
         try:
-            producer.commit(records)
+            return producer.commit(records)
         except AbortedError as err:
             error = err
-        else:
-            return
     raise BrokerError(f"{MAX_ABORTS} transactions in a row were aborted: {error}") from error

@@ -20,21 +20,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import TrainerStarted
-from rlstreams.streams.ledger import Ledger
+from rlstreams.schemas.events import Event, TrainerStarted
+from rlstreams.streams.ledger import OWNED, Ledger
 from rlstreams.streams.log.bus import Bus, Producer, Reader
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import FencedError
 from rlstreams.streams.log.fencing import is_next_epoch
 from rlstreams.streams.log.read_to import read_to
-from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.log.record import Partition, Position, RawRecord, Record
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.runtime import OwnerAliveError
+from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.replaced import unless_replaced
 
 STEPS_PARTITION = Partition(STEPS.name, 0)
+CATCH_UP_S, LOOK_S = 5.0, 0.05
 READ_DEADLINE_S = 60.0  # without a single record more: a long ledger may take longer than that
 LAST_WORDS_SHARE = 1 / 6  # of the lease, at its begin; heartbeats come every third of it
 
@@ -49,12 +51,15 @@ class Claimed:
     position: Position  # of the claim
 
 
-class LaterClaims:
+class Intruders:
     """Reads `steps` behind our claim. A later claim ends us, also one that no living trainer made
-    and that fenced nobody: what is committed behind it is void to every reader (decision 0009)."""
+    and that fenced nobody: what is committed behind it is void to every reader (decision 0009).
+    So does an event under our own epoch that we did not write: the ledger is no longer ours. We
+    disown it, so that it closes no group, and the next claim goes on from what is."""
 
-    def __init__(self, context: Context, bus: Bus, claimed: Claimed) -> None:
+    def __init__(self, context: Context, bus: Bus, claimed: Claimed, writer: LedgerWriter) -> None:
         self._epoch = claimed.claim.epoch
+        self._writer = writer
         self._foreign = ForeignRecords(context.worker, bus.schemas())
         self._steps = bus.reader({STEPS_PARTITION: claimed.position.offset + 1})
 
@@ -62,10 +67,30 @@ class LaterClaims:
         """Read what was written since the last call.
 
         Raises:
-            FencedError: a claim is in it; names its position, epoch, instance and host.
+            FencedError: a claim is in it, or what we did not write; names position and writer.
         """
-        for record in self._foreign.readable(self._steps.poll(100, 0.0)):
+        self._refuse(0.0)
+
+    def refuse_before_step(self) -> None:
+        """Read up to what we wrote last, so that no two steps are made over a foreign one.
+
+        A broker that delivers too slowly is not waited for: then the next turn finds it.
+        Raises as `refuse`.
+        """
+        until_s = time.monotonic() + CATCH_UP_S
+        while (
+            self._steps.positions()[STEPS_PARTITION] <= self._writer.newest_offset
+            and time.monotonic() < until_s
+        ):
+            self._refuse(LOOK_S)
+
+    def _refuse(self, timeout_s: float) -> None:
+        found: list[Record[Event]] = []
+        for record in self._foreign.readable(self._steps.poll(100, timeout_s)):
             event = record.event
+            is_ours = self._writer.met(record.position.offset)
+            if isinstance(event, OWNED) and event.epoch == self._epoch and not is_ours:
+                found.append(record)
             if isinstance(event, TrainerStarted) and is_next_epoch(event, self._epoch):
                 raise FencedError(
                     f"{record.position} is a claim of epoch {event.epoch} (instance "
@@ -73,10 +98,23 @@ class LaterClaims:
                     f"epoch {self._epoch}, writes behind it is void. If no such trainer runs, the "
                     "claim is forged, and the next start claims the run again"
                 )
+        if found:
+            self._writer.disown([record.position.offset for record in found])
+            told = ", ".join(f"{_named(record.event)} at {record.position}" for record in found)
+            raise FencedError(
+                f"{told}: under the epoch of this trainer, {self._epoch}, and not written by it. "
+                "Somebody else writes to this run: change the broker's password. The events count "
+                "for nobody now, and the next start goes on without them"
+            )
 
     def close(self) -> None:
         """Release the reader."""
         self._steps.close()
+
+
+def _named(event: Event) -> str:
+    step = getattr(event, "step", None)
+    return type(event).__name__ if step is None else f"{type(event).__name__} of step {step}"
 
 
 def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStarted]) -> Claimed:

@@ -72,6 +72,20 @@ class LedgerWriter:
         self._next_heartbeat = 0.0
         self._pointed_s = 0.0
         self._told = ""
+        self._written: set[int] = set()  # offsets in `steps`, until they were met there
+        self.newest_offset = claim_offset  # of what was written there
+
+    def met(self, offset: int) -> bool:
+        """Whether the event at this offset of `steps` is ours; asked once."""
+        if offset not in self._written:
+            return False
+        self._written.remove(offset)
+        return True
+
+    def disown(self, offsets: Sequence[int]) -> None:
+        """Tell every reader that these events under our epoch are not ours."""
+        event = self._beat_event(disowned=tuple(offsets))
+        self._commit([outgoing(STEPS, event)])
 
     def tell(self, state: str, detail: str = "") -> None:
         """What the trainer does from now on; with the next heartbeat and report."""
@@ -108,16 +122,19 @@ class LedgerWriter:
         now_s = time.monotonic()
         if now_s >= min(self._next_heartbeat, self._pointed_s + POINTED_S) or has_changed:
             self._told, self._pointed_s = state, now_s
-            event = TrainerHeartbeat(
-                **self._ours,
-                state=state,
-                next_step=self._next_step,
-                detail="",
-                at_ms=now_ms(),
-                claim_offset=self._claim_offset,
-            )
-            records.append(outgoing(STEPS, event))
+            records.append(outgoing(STEPS, self._beat_event()))
         self._commit(records)
+
+    def _beat_event(self, disowned: tuple[int, ...] = ()) -> TrainerHeartbeat:
+        return TrainerHeartbeat(
+            **self._ours,
+            state=self.state,
+            next_step=self._next_step,
+            detail="",
+            at_ms=now_ms(),
+            claim_offset=self._claim_offset,
+            disowned=disowned,
+        )
 
     def prove(self) -> None:
         """Write a heartbeat now.
@@ -250,8 +267,11 @@ class LedgerWriter:
         self._producer.close()
 
     def _commit(self, records: Sequence[Outgoing]) -> None:
-        commit(self._producer, records)
-        if any(record.topic == STEPS.name for record in records):
+        positions = commit(self._producer, records)
+        ours = {position.offset for position in positions if position.topic == STEPS.name}
+        if ours:
+            self._written |= ours
+            self.newest_offset = max(ours)
             self._next_heartbeat = time.monotonic() + HEARTBEAT_S
 
 

@@ -76,7 +76,11 @@ class Recovery:
             self._log.warning(
                 "checkpoint_passed_over", checkpoint=passed.checkpoint, reason=passed.reason
             )
-        facts = [fact for step, fact in self._ledger.steps.items() if step > self.saved_step]
+        facts = [
+            fact
+            for step, fact in self._ledger.steps.items()
+            if step > self.saved_step and not self._ledger.is_disowned(step)
+        ]
         try:
             check_redo(facts, self._bus.beginnings(SCORED.name), begins)
         except RetentionError as err:

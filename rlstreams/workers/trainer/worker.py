@@ -15,7 +15,7 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
-from rlstreams.workers.trainer.claim import LaterClaims, claim
+from rlstreams.workers.trainer.claim import Intruders, claim
 from rlstreams.workers.trainer.expired import drop_expired
 from rlstreams.workers.trainer.facts import make_claim, versions
 from rlstreams.workers.trainer.intake.admission import Plan
@@ -71,7 +71,7 @@ class TrainerWorker:
         self._drain_until = 0.0  # monotonic; 0: it does not drain
         self._coroutine: Coroutine[None] = self._live()
         self._waits_for: Future[Any] | None = None
-        self._later_claims = LaterClaims(context, bus, claimed)
+        self._intruders = Intruders(context, bus, claimed, writer)
         with unless_replaced(self._writer.prove):
             self._publisher = Publisher(context, bus, server, training, writer, epoch)
             if self._config.on_expired == "drop":
@@ -141,6 +141,7 @@ class TrainerWorker:
         """Commit the step; from here on it is done."""
         # Before it, for a restart goes on behind what the dead letters are about.
         self._samples.drop(self._version, at_once=True)
+        self._intruders.refuse_before_step()
         self._writer.step_completed(self._step + 1, plan, trained, *self._samples.after(plan))
         self._samples.close_groups(plan.group_ids)
         self._step, self._version = self._step + 1, plan.policy_version + 1
@@ -155,10 +156,12 @@ class TrainerWorker:
         if self._config.is_redo_exact and (unequal := redone.first_unequal) is not None:
             before = self._ledger.claims[self._ledger.steps[unequal.step].epoch]
             raise drift_error(unequal, before.versions, versions(self._training.numerics))
-        if (last := redone.last_unequal) is not None:
+        expected, actual = self._ledger.weight_hash, self._training.weight_hash
+        is_foreign = self._ledger.is_disowned(self._step) and expected != actual
+        if redone.last_unequal is not None or is_foreign:
             self._version += 1
-            self._writer.drifted(self._step, self._version, last.expected, last.actual)
-            self._ledger.hashes[self._version] = last.actual
+            self._writer.drifted(self._step, self._version, expected, actual)
+            self._ledger.hashes[self._version] = actual
             yield from self._recovery.save(self._step, self._version)
             self._writer.tell("redo", "")
 
@@ -174,7 +177,7 @@ class TrainerWorker:
             if self._writer.state in ("redo", "waiting"):  # else something else is to come forward
                 self._reporter.count(fetched_records=num_old)
             reach(CrashPoint.POLL_AFTER)
-            self._later_claims.refuse()
+            self._intruders.refuse()
             self._samples.drop(self._version)
             self._publisher.serve()
             self._training.check()
@@ -214,7 +217,7 @@ class TrainerWorker:
     def close(self) -> None:
         """Release everything."""
         self._compute_thread.shutdown(wait=False, cancel_futures=True)
-        parts = (self._training, self._publisher, self._samples, self._later_claims, self._writer)
+        parts = (self._training, self._publisher, self._samples, self._intruders, self._writer)
         for part in parts:
             part.close()
 

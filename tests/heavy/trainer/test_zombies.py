@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
-from rlstreams.schemas.events import PolicyPublished
+from rlstreams.schemas.events import ClosedGroups, PartitionPosition, PolicyPublished
+from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, arm
 from rlstreams.streams.log.errors import BrokerError, FencedError, OffsetGoneError
-from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
+from rlstreams.streams.log.topics import POLICY_VERSIONS, SCORED, STEPS
 from rlstreams.workers.loop.runtime import Exit, exit_status
 from rlstreams.workers.loop.stall import StuckError
+from rlstreams.workers.trainer.claim import read_ledger
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError
 from rlstreams.workers.trainer.redo.redo import RedoError
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 from rlstreams.workers.trainer.worker import TrainerWorker
 from rlstreams.workers.weights.file import FileWeightChannel
-from tests.factories import trainer_started
+from tests.factories import sample_ref, step_completed, trainer_started
 from tests.heavy.trainer.trainer_stand import (
     finish,
     make_config,
@@ -210,6 +214,47 @@ def test_who_is_stuck_says_so_and_nothing_else(
         trainer.turn()
     trainer.close()
     assert not getattr(told.value, "__notes__", [])
+
+
+@pytest.mark.parametrize("is_before", [False, True], ids=["behind its own step", "before it"])
+def test_a_step_that_a_stranger_wrote_in_its_name_ends_a_trainer(
+    tmp_path: Path, is_before: bool
+) -> None:
+    """Everything of it counts: epoch, instance, number. The trainer disowns it (75) before it makes
+    another; the next start passes over it, and every sample is trained once."""
+    log, config = make_log(), make_config(tmp_path, trainer__max_staleness=4)
+    trainer = make_trainer(log, config)
+    turn_until(trainer, lambda: trainer._reporter.policy_version == 0)
+    send(log, *(scored(group, sample, 0) for group in range(3) for sample in range(2)))
+    if not is_before:
+        turn_until(trainer, lambda: bool(steps(log)))
+    theirs = replace(
+        step_completed(len(steps(log)) + 1, samples=(sample_ref(group_id="2", sample=0),)),
+        run="demo",
+        instance=trainer._context.instance,
+        closed=ClosedGroups(watermark=3),
+        positions=(PartitionPosition(topic=SCORED.name, partition=0, offset=99),),
+    )
+    MemoryBus(log, "demo").producer("stranger").commit([outgoing(STEPS, theirs)])
+
+    with pytest.raises(
+        FencedError, match=rf"StepCompleted of step {theirs.step} at steps.* not wr"
+    ):
+        turn_until(trainer, lambda: len(steps(log)) > 3)
+    trainer.close()
+
+    assert len([step for step in steps(log) if step.weight_hash != theirs.weight_hash]) <= 2
+    finish(log, config)
+    report = audit(MemoryBus(log, "demo"), settle_s=0.0)
+    assert 1 == report.breach_counts["forged step"]
+    assert 0 == report.trained_twice
+    ledger = read_ledger(MemoryBus(log, "demo"), "test")
+    assert ledger.is_disowned(theirs.step)
+    assert 99 not in {position.offset for position in ledger.positions}
+    made = [s for s in steps(log) if s.step in ledger.steps and not ledger.is_disowned(s.step)]
+    counted = [s for s in made if ledger.steps[s.step].weight_hash == s.weight_hash]
+    trained = Counter((ref.group_id, ref.sample) for step in counted for ref in step.samples)
+    assert {1} == set(trained.values())
 
 
 def check_weights(log: MemoryLog) -> None:

@@ -125,6 +125,7 @@ def redo_steps(
     """Execute committed steps again, from weights as they were before `first`; writes nothing.
 
     Records, masks and borders are the recorded ones, the configuration that of the claim in force.
+    A step that its trainer disowned is passed over.
 
     Args:
         ledger: that keeps its steps.
@@ -138,6 +139,9 @@ def redo_steps(
     """
     for number in range(first, last + 1):
         fact = ledger.steps[number]
+        if ledger.is_disowned(number):  # nobody made it: its number is taken, its weights are none
+            training.pass_over()
+            continue
         section = from_json(ledger.claims[fact.epoch].config).trainer
         event, payloads = read_step(bus, fact, while_waiting)
         cut: Cut | None = recorded_cut(event)

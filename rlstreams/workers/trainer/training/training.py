@@ -246,6 +246,16 @@ class Training:
                 found.append(UntrainableSample(index=index, reason=reason, detail=problem))
         return tuple(found)
 
+    def pass_over(self) -> None:
+        """A step that nobody made: its number is counted, the weights stay.
+
+        Raises:
+            ValueError: several ranks, each of which counts for itself.
+        """
+        if self.numerics.ranks > 1:
+            raise ValueError("a step that its trainer disowned is passed over by one rank alone")
+        self.learner.step_number += 1
+
     def _advantages(self, samples: Sequence[ScoredTrajectory]) -> Float32s:
         rewards = shaped_rewards(samples, self._section.loss)
         if self._section.control == "permuted":
