@@ -76,8 +76,8 @@ def _work(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
         check_ordinal(config, args.role, args.ordinal)
     else:
         await_broker(config, BROKER_S)
-        if args.role == "logprob":
-            config = config.of_replica(args.ordinal)
+    if args.role == "logprob":
+        config = _placed(config, 0 if is_alone else args.ordinal)
     with open_bus(config) as bus, _health(args) as health:
         watchdog = Watchdog(turn_limit_s(config), health.beat)
         context = Context(
@@ -110,6 +110,13 @@ def _work(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
         if is_compared:
             role = (StandaloneRole if is_alone else ComparedRole)(role, context)
         runtime.run(ControlledRole(role, pausable, control, turns), stop, watchdog)
+
+
+def _placed(config: RunConfig, ordinal: int) -> RunConfig:
+    """With the device of a log-prob worker: one of several has the GPUs behind the others'."""
+    from rlstreams.workers.bootstrap.gpus import placed
+
+    return placed(config).of_replica(ordinal)
 
 
 def _serve_ranks(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:

@@ -80,14 +80,14 @@ def test_the_others_can_be_read() -> None:
 
 
 def test_the_example_for_two_gpus_is_right_as_far_as_it_can_be_read() -> None:
-    """A start would be accepted; trainer and puller are apart; it says that nobody ran it."""
+    """A start would be accepted; the server has its GPU alone; it says that nobody ran it."""
     path = EXAMPLES / ON_GPUS
     config = load([path])
     check_start(config)
     assert "" == start_warning(config)
-    assert ("cuda:0", "cuda:1", "nccl") == (
+    assert ("cuda:0", "cuda:0", "nccl") == (
         config.trainer.device,
-        config.logprob.device,
+        config.scorer_on(["0", "1"])[0],
         config.weights.channel,
     )
     assert "1" == config.engine.env["CUDA_VISIBLE_DEVICES"]

@@ -37,6 +37,7 @@ FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
 USUAL_FRACTION = 0.9
 _LESS = 'fewer versions held, model.dtype = "bfloat16", trainer.activation_checkpointing = true, '
 _LESS += "more trainer.ranks, trainer.lora.rank, a device for each role, or a smaller model"
+_APART = "logprob.device on another GPU, lower logprob.versions_held or logprob.token_budget; "
 _TAKEN = "`nvidia-smi` lists who uses it: end them, or name another GPU; the server of a worker "
 _TAKEN += f"that was killed ends by itself after {GRACE_S:g} s"
 
@@ -131,8 +132,9 @@ def placements(
     is_served = config.rollout.engine != "builtin"
     samplers, replicas = (host.num_processes(config, role) for role in ("rollout", "logprob"))
     asked = [("trainer", config.trainer.device, config.trainer.ranks_here, 1)]
+    scorer, why = config.scorer_on([str(gpu.index) for gpu in ours])
     if config.logprob.place == "separate":
-        asked.insert(0, ("logprob", config.logprob.device, config.logprob.ranks * replicas, 1))
+        asked.insert(0, ("logprob", scorer, config.logprob.ranks * replicas, 1))
     if not is_served:
         asked.insert(0, ("rollout", config.rollout.device, 1, samplers))
     for role, device, ranks, processes in asked:
@@ -143,6 +145,7 @@ def placements(
             continue
         first = int(device.partition(":")[2] or 0)
         field = f"{role}.device = {device}" + f" and {ranks - 1} behind it" * (ranks > 1)
+        field += f" (auto: {why})" if role == "logprob" and why else ""
         yield Placement(role, field, ours[first : first + ranks], ranks, processes)
     if is_served and not engine.urls and host.has("rollout") and gpus:
         own, num_servers = engine.env.get(VISIBLE), config.rollout.workers * engine.servers
@@ -269,8 +272,10 @@ def _gpu_memory(config: RunConfig, gpu: Gpu, there: Sequence[Need], *, is_up: bo
     told += f" ({', '.join(by_turns)} by turns)" if by_turns else ""
     told += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
     if total_mb > gpu.total_mb:
-        less = f"{_LESS}; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"
-        return warn(name, told, less if any(n.role == SERVER for n in there) else _LESS)
+        roles = {need.role for need in there}
+        less = _APART * (len(roles) > 1 and "logprob" in roles) + _LESS
+        fraction = f"; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"
+        return warn(name, told, less + fraction * (SERVER in roles))
     if total_mb > gpu.free_mb and not is_up:
         told += f", of which {gpu.free_mb / 1000:.1f} are free now"
         return warn(name, told, _TAKEN)

@@ -49,7 +49,7 @@ def take(path: Path) -> int:
 
 
 @contextmanager
-def held(path: Path, *, wait_s: float) -> Iterator[int]:
+def held(path: Path, *, wait_s: float, look_every_s: float = 0.02) -> Iterator[int]:
     """Hold it for the block: its descriptor, for children that are to hold it beyond.
 
     Raises:
@@ -63,7 +63,7 @@ def held(path: Path, *, wait_s: float) -> Iterator[int]:
         except OwnedError:
             if time.monotonic() > until_s:
                 raise
-        time.sleep(0.02)
+        time.sleep(look_every_s)
     try:
         yield fd
     finally:

@@ -16,6 +16,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.run.place import RunPlace
+from rlstreams.workers.bootstrap.gpus import placed, turns_of
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.config.trainer import MEGATRON
@@ -223,10 +224,15 @@ def _logprob(context: Context) -> Pausable:
 
         passing = PassingScorer(model_folder(context.config.model.path))
         return make_worker(context, context.bus, passing, FileWeightChannel())
+    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.model.base import CPU
 
-    scorer, reference = make_scorers(context.config)
-    if context.config.logprob.device != CPU:
+    turns, config = turns_of(context), placed(context.config)
+    scorer, reference = make_scorers(config)
+    for one in (scorer, reference and reference.scorer):
+        if turns is not None and isinstance(one, BuiltinScorer):
+            one.run = turns.run
+    if config.logprob.device != CPU:
         reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
         log = context.log
         for what, why in reasons.items():
@@ -244,7 +250,7 @@ def make_scorers(config: RunConfig) -> tuple[BuiltinScorer | RanksScorer, Refere
     """
     from rlstreams.workers.model.device import claim_devices
 
-    section = config.logprob
+    section = placed(config).logprob
     device, gpus = claim_devices("logprob.device", section.device, section.ranks)
     folder = model_folder(config.model.path)
     options: dict[str, Any] = {
@@ -305,6 +311,7 @@ def _trainer(context: Context) -> Pausable:
     from rlstreams.workers.trainer.worker import TrainerWorker
 
     config, section = context.config, context.config.trainer
+    turns = turns_of(context)
     device, gpus = claim_devices("trainer.device", section.device, section.ranks_here)
     folder = model_folder(config.model.path)
     if hosts := hosts_of(config, device, folder):
@@ -318,6 +325,8 @@ def _trainer(context: Context) -> Pausable:
         config.model.dtype,
         team=team,
     )
+    if turns:
+        training.learner.run = turns.run
     return TrainerWorker(context, context.bus, training, _weight_server(context))
 
 

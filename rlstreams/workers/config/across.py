@@ -11,7 +11,7 @@ from rlstreams.workers.config.checks import refuse_first
 from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.reward import ENVIRONMENT
-from rlstreams.workers.config.run import START, RunConfig
+from rlstreams.workers.config.run import AUTO, START, RunConfig
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 
 _UNWEIGHTED: dict[str, object] = {  # importance weights of 1
@@ -169,7 +169,7 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
         if role == "rollout" and config.rollout.engine != "builtin":
             continue  # a server chooses its own
         allowed = [f"cuda:{gpu}" for gpu in device.gpus] or ["cpu"]
-        name = {"cuda": "cuda:0"}.get(section.device, section.device)
+        name = {"cuda": "cuda:0", AUTO: allowed[0]}.get(section.device, section.device)
         if name not in allowed:
             yield (
                 f"[{role}.device], {shares}, which has gpus {list(device.gpus)}: set {role}.device "

@@ -38,6 +38,10 @@ Port = Annotated[int, Must("in [0, 65535]", lambda value: 0 <= value < 1 << 16)]
 DeviceName = Annotated[
     str, Must("`cpu`, `cuda` or `cuda:N`", re.compile(r"cpu|cuda(:\d+)?").fullmatch)
 ]
+AutoDeviceName = Annotated[
+    str,
+    Must("`auto`, `cpu`, `cuda` or `cuda:N`", re.compile(r"auto|cpu|cuda(:\d+)?").fullmatch),
+]
 Ipv4 = Annotated[str, Must("an IPv4 address or a host name", lambda host: ":" not in host)]
 
 

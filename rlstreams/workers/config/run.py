@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rlstreams.workers.config.checks import (
+    AutoDeviceName,
     DeviceName,
     NonNegativeFloat,
     NonNegativeInt,
@@ -31,6 +32,7 @@ from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
 from rlstreams.workers.config.trainer import TrainerSection
 
 START = "start"  # a reference: the model that the run began with
+AUTO = "auto"  # a device: where it costs least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +169,9 @@ class LogprobSection(Section, section="logprob"):
     """Replicas, each of which takes partitions of its own."""
     ranks: PositiveInt = 1
     """Processes of a replica, each with a share of the model (FSDP2), for one that fits no GPU."""
-    device: DeviceName = "cpu"
+    device: AutoDeviceName = AUTO
     """Device: `cpu`, `cuda` or `cuda:N`. Further ranks, and with `up` further replicas, take the
-    GPUs behind it."""
+    GPUs behind it. `auto`: GPUs that trainer and servers of this host leave; else the trainer's."""
     backend: Literal["builtin", "megatron"] = "builtin"
     """What computes: layers of Hugging Face, or of megatron-core as in `trainer.backend`."""
     token_budget: PositiveInt = 16384
@@ -276,6 +278,45 @@ class RunConfig:
         if self.logprob.place != "separate":
             return 0
         return self.logprob.versions_held or self.trainer.max_staleness + 1
+
+    def scorer_on(self, gpus: Sequence[str]) -> tuple[str, str]:
+        """`logprob.device` with `auto` decided, and why; "" where it was named.
+
+        A free GPU is best. Else the trainer's: the two compute in turn there, and together they are
+        as fast as their sum. A server does not wait for its turn: beside it both lose
+        (infra/decisions/0067-the-log-prob-worker-on-the-trainers-gpu.md).
+
+        Args:
+            gpus: that this host's processes may use, as they are called outside of one.
+        """
+        wanted, shared = self.logprob.device, self.shared_device("logprob")
+        if wanted != AUTO:
+            return wanted, ""
+        if shared is not None:
+            first = f"cuda:{shared.gpus[0]}" if shared.gpus else "cpu"
+            return first, f"it shares device {shared.name!r}"
+        if self.trainer.device == "cpu":
+            return "cpu", "the trainer computes there"
+        num_wanted, used = self.logprob.ranks * self.logprob.workers, self._used_of(gpus)
+        for start in range(len(gpus) - num_wanted + 1):
+            if not used & {*range(start, start + num_wanted)}:
+                return f"cuda:{start}", "no other role computes there"
+        return self.trainer.device, "it is the trainer's: no other GPU is free"
+
+    def _used_of(self, gpus: Sequence[str]) -> set[int]:
+        """Which of these GPUs trainer and samplers have."""
+        first = int(self.trainer.device.partition(":")[2] or 0)
+        used = {*range(first, first + self.trainer.ranks_here)}
+        if self.rollout.engine == "builtin":
+            kind, _, number = self.rollout.device.partition(":")
+            return used | ({int(number or 0)} if kind != "cpu" else set())
+        num_servers = 0 if self.engine.urls else self.rollout.workers * self.engine.servers
+        for server in range(num_servers):
+            named = self.engine.visible(server, num_servers)
+            names = list(gpus) if named is None else [n.strip() for n in named.split(",")]
+            its = names[: self.engine.gpus_of_one]
+            used |= {index for index, name in enumerate(gpus) if name in its}
+        return used
 
     def of_replica(self, ordinal: int) -> RunConfig:
         """With the device of one of several scorers on one host: the GPUs behind the others'."""

@@ -34,7 +34,7 @@ from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import CPU, EngineError
 from rlstreams.workers.model.bins import use_bins
 from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
-from rlstreams.workers.model.device import on_device
+from rlstreams.workers.model.device import Run, at_once, on_device
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import (
@@ -96,6 +96,7 @@ class BuiltinScorer:
         self._release()  # of the folder's weights nothing is scored
         self._forward = Forward(self._scorer, self._device, self._routers, top_k)
         self._off_load = OffLoad(self._device)
+        self.run: Run = at_once  # each forward
         # Threads change it, each by one operation: a copy that replaced it would undo the other's.
         self._held: dict[int, Mapping[str, Tensor]] = {}
         self._side = torch.cuda.Stream() if device != CPU else None  # type: ignore[no-untyped-call]
@@ -176,8 +177,11 @@ class BuiltinScorer:
             return []
         cut = cut_of(sequences, self._token_budget, in_bins=not self.why_padded)
         with self._holding(weights), torch.inference_mode():
-            # Nothing here waits for the GPU: the next bin is laid out while one is computed.
-            found = [self._forward(part, temperature) for part in parts_of(cut, sequences)]
+            # Of a GPU of its own nothing waits: the next bin is laid out while one is computed.
+            found = [
+                self.run(partial(self._forward, part, temperature))
+                for part in parts_of(cut, sequences)
+            ]
             columns = [torch.cat(column).cpu().numpy() for column in zip(*found, strict=True)]
         return in_order(cut, sequences, *columns)
 

@@ -7,8 +7,8 @@ own GPU cannot use another by mistake, whatever thread it is in.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
 import torch
@@ -18,6 +18,7 @@ from rlstreams.workers.model.base import CPU
 
 CUDA = "cuda"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+T = TypeVar("T")
 
 
 def claim_device(field: str, wanted: str) -> str:
@@ -101,3 +102,15 @@ def _visible(field: str, number: int) -> str:
             f"{field} is 'cuda:{number}', but {VISIBLE}={named!r} leaves {len(names)} GPUs"
         )
     return names[number]
+
+
+class Run(Protocol):
+    """Who decides when a bin is computed."""
+
+    def __call__(self, work: Callable[[], T], /) -> T:
+        """What `work` gives."""
+
+
+def at_once(work: Callable[[], T], /) -> T:
+    """A `Run` of a process that has its GPU to itself."""
+    return work()

@@ -152,7 +152,8 @@ def sized(parameters: float) -> ModelFolder:
 
 
 def memory(size: float, *words: str, on: tuple[Gpu, ...], is_up: bool = False) -> Check:
-    config = load([DEMO], ["--model.dtype=bfloat16", "--trainer.device=cuda:0", *words])
+    usual = ["--model.dtype=bfloat16", "--trainer.device=cuda:0", "--logprob.device=cpu"]
+    config = load([DEMO], [*usual, *words])
     places = list(placements(config, on))
     _, check = memory_checks(config, sized(size), places, 1e6, is_up=is_up)
     return check
@@ -187,6 +188,18 @@ def test_memory_that_a_gpu_does_not_have() -> None:
     assert (Level.WARN, True) == (check.level, "gpu-memory-utilization" in check.advice)
     half = "--engine.args.gpu_memory_utilization=0.5"
     assert memory(1.72e9, *served, half, on=gpus(1)).level is Level.OK
+
+
+def test_a_scorer_beside_the_trainer_is_said_and_added_up() -> None:
+    """Why it is there; and where the two do not fit, their sum and what to lower."""
+    words = ["--trainer.device=cuda:0", "--logprob.device=auto"]
+    assert "logprob.device = cuda:0 (auto: it is the trainer's" in gpus_of(1, *words).found
+    assert "logprob.device = cuda:1 (auto: no other role" in gpus_of(2, *words).found
+    short = memory(4.02e9, "--logprob.device=auto", on=gpus(1, total_mb=80_000))
+    assert short.level is Level.WARN
+    assert "logprob 25.6 + trainer 71.2 GB" in short.found
+    assert short.advice.startswith("logprob.device on another GPU, lower logprob.versions_held")
+    assert memory(1.72e9, "--logprob.device=auto", on=gpus(1)).level is Level.OK
 
 
 def test_several_servers_of_a_worker_are_dealt_its_gpus() -> None:

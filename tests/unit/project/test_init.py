@@ -288,12 +288,12 @@ def test_lines_for_gpus_need_only_be_uncommented(tmp_path: Path) -> None:
     subprocess.run(command[0], shell=True, cwd=file.parent, check=True)
     assert not re.search("^#gpu", file.read_text(), re.MULTILINE)
     config = load([file])
-    assert ("cuda:0", "cuda:1") == (config.trainer.device, config.logprob.device)
+    assert ("cuda:0", "auto") == (config.trainer.device, config.logprob.device)
     assert ("vllm", "nccl", "bfloat16") == (
         config.rollout.engine, config.weights.channel, config.model.dtype
     )  # fmt: skip
     assert {"CUDA_VISIBLE_DEVICES": "1"} == config.engine.env
-    assert {"dtype": "bfloat16", "gpu-memory-utilization": 0.4} == config.engine.args
+    assert {"dtype": "bfloat16", "gpu-memory-utilization": 0.85} == config.engine.args
     assert (usual.prompts, usual.deadlines) == (config.prompts, config.deadlines)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
-from rlstreams.workers.model.device import on_device, on_host
+from rlstreams.workers.model.device import Run, at_once, on_device, on_host
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import causal_mask
 from rlstreams.workers.model.offload import OffLoad
@@ -82,6 +82,7 @@ class Learner:
         self.step_number = step  # steps done
         self.num_micro_batches = 0  # begun so far: progress, also within a long step
         self.why_padded = why_padded
+        self.run: Run = at_once  # each micro-batch
         self._model = model.eval()
         self._device = next(model.parameters()).device
         self._off_load = OffLoad(self._device)
@@ -235,7 +236,7 @@ class Learner:
             OutOfMemoryError: memory ran out; no gradient is left.
         """
         try:
-            return work()
+            return self.run(work)
         except (RuntimeError, MemoryError) as err:
             if not is_out_of_memory(err):
                 raise

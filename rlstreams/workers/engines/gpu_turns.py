@@ -1,0 +1,67 @@
+"""Two processes of one GPU compute in turn, a bin each.
+
+Side by side the driver would cut the GPU's time into slices, which loses up to a third of it
+(infra/decisions/0067-the-log-prob-worker-on-the-trainers-gpu.md).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from rlstreams.streams.log.owner_lock import OwnedError, held
+
+TURN_S = 5.0  # longest wait for the other's bin
+APART_S = 60.0  # nobody waits for one that kept it longer
+_LOOK_EVERY_S = 0.0005
+T = TypeVar("T")
+
+
+class GpuTurns:
+    """One of two processes of a GPU.
+
+    Two locks make it fair: who waits for the GPU holds the place behind it, so whoever has just
+    computed does not get it again at once.
+    """
+
+    def __init__(
+        self, gpu: str, note: Callable[[str], object], *, folder: Path | None = None
+    ) -> None:
+        """
+        Args:
+            gpu: as it is called outside of this process.
+            note: told who did not give it back within `TURN_S`: for `APART_S` both compute at once.
+            folder: of the locks, the same for both; None: the system's for temporary files.
+        """
+        stem = f"rlstreams-{os.getuid()}-turn-{gpu.replace('/', '-')}"
+        at = Path(tempfile.gettempdir()) if folder is None else folder
+        self._next, self._now = at / f"{stem}.next", at / f"{stem}.now"
+        self._note = note
+        self.waited_s = 0.0  # in all
+        self._apart_until_s = 0.0
+
+    def run(self, work: Callable[[], T], /) -> T:
+        """A `Run`: `work` alone on the GPU, to its end there."""
+        started_s = time.monotonic()
+        if started_s < self._apart_until_s:
+            return work()
+        with ExitStack() as turn:
+            try:
+                with held(self._next, wait_s=TURN_S, look_every_s=_LOOK_EVERY_S):
+                    now = held(self._now, wait_s=TURN_S, look_every_s=_LOOK_EVERY_S)
+                    turn.enter_context(now)
+            except OwnedError as err:
+                self._apart_until_s = time.monotonic() + APART_S
+                self._note(f"process {err.owner} has not given the GPU back for {TURN_S:g} s")
+            self.waited_s += time.monotonic() - started_s
+            found = work()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            return found
