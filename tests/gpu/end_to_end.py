@@ -1,15 +1,21 @@
 """Seconds a step, end to end, beside TRL's asynchronous trainer: one machine, the same work.
 
-    python -m tests.gpu.end_to_end --out result.json                          # two GPUs of 80 GB
-    python -m tests.gpu.end_to_end --shape 0.6b --tokens 512 --samples 128 --one-gpu   # one GPU
-    python -m tests.gpu.end_to_end --cases rlstreams --shape tiny --cpu --steps 3      # no GPU
+    python -m tests.gpu.end_to_end --out results                   # two GPUs of 80 GB, all cases
+    python -m tests.gpu.end_to_end --cases auto,sampler --within-s 570 --out results
+    python -m tests.gpu.end_to_end --shape 0.6b --tokens 512 --samples 128 --one-gpu --cases auto
+    python -m tests.gpu.end_to_end --cases auto --shape tiny --cpu --steps 3      # no GPU
 
 A Qwen3 of a published shape with random weights (`workload.py`), groups of 8, answers of one
-length; GPU 0 trains, GPU 1 samples (and scores, which TRL does not). Ours runs as
-infra/examples/gsm8k-2gpu.toml has it; words behind `--` are further overrides. The first two gaps
-between steps are start-up and are left out. TRL throws stale samples away and forwards a group's
-prompt once: compare samples trained a second. TRL needs `trl`, `datasets` and vLLM beside our own
-requirements; a case that fails says so and does not cost the other.
+length; GPU 0 trains, GPU 1 samples. Ours runs as infra/examples/gsm8k-2gpu.toml has it, but for
+where log-probs are computed: `auto` as the example has it, on the trainer's GPU; `sampler` by a
+log-prob worker on the server's; `halves` by one on each; `trainer` by the trainer, which TRL does
+not do; `off` by nobody. `trl` is TRL with its defaults (float32 weights, gradient checkpointing),
+`trl-tuned` with bfloat16 weights and without. Words behind `--` are further overrides of ours.
+
+Each case has a result file in `--out`; one that did not come to its end, or whose audit is not
+clean, is named `unfinished` and costs the others nothing. The first two gaps between steps are
+start-up and are left out. TRL throws stale samples away and forwards a group's prompt once: compare
+samples trained a second. It needs `trl`, `datasets` and vLLM beside our own requirements.
 """
 
 from __future__ import annotations
@@ -30,16 +36,36 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rlstreams.cli.arguments import opened_run
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.workers.config.load import load
 from tests.gpu.qwen3 import SHAPES
+from tests.gpu.timeline import table as lines_of
+from tests.gpu.timeline import timeline_of
 from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 from tests.gpu.workload import write_folder, write_prompts
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "infra" / "examples" / "gsm8k-2gpu.toml"
 OVERLAY = HERE / "end_to_end.toml"
-CASES = ("rlstreams", "trl")
+NOBODY = ["logprob.place=off", "trainer.loss.proximal=behavior", "trainer.loss.correction=none"]
+OURS = {
+    "auto": [],
+    "sampler": ["logprob.device=cuda:1", "engine.args.gpu-memory-utilization=0.6"],
+    "halves": [
+        "logprob.device=cuda:0",
+        "logprob.workers=2",
+        "engine.args.gpu-memory-utilization=0.6",
+    ],
+    "trainer": ["logprob.place=trainer", "trainer.loss.proximal=step_start"],
+    "off": NOBODY,
+}
+PEERS = {
+    "trl": {"dtype": "float32", "gradient_checkpointing": True},
+    "trl-tuned": {"dtype": "bfloat16", "gradient_checkpointing": False},
+}
+CASES = ("auto", "sampler", "off", "trainer", "trl-tuned")
+LONG = ("timeline", "states_s", "pulls", "overrides", "ends_s")
 GROUP = 8
 START_UP = 2  # gaps between steps that are left out
 PORT = 8200
@@ -47,10 +73,11 @@ START_S = 240.0  # of TRL's server
 SERVED_BY_TRL = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": "127.0.0.1", "NCCL_CUMEM_ENABLE": "0"}
 
 
-def overrides_of(args: argparse.Namespace, folder: Path) -> list[str]:
-    """What the work asks of the example."""
+def overrides_of(args: argparse.Namespace, folder: Path, case: str) -> list[str]:
+    """What the work, and a case of ours, ask of the example."""
     length = args.prompt + args.tokens
     words = [
+        f"run.id={case}",
         f"run.dir={folder}/runs/{{id}}",
         f"data.train={folder}/train.jsonl",
         f"model.path={folder}/model",
@@ -60,38 +87,54 @@ def overrides_of(args: argparse.Namespace, folder: Path) -> list[str]:
         f"engine.args.max-model-len={max(2048, length + 8)}",
     ]
     words += [f"broker.jars_dir={args.jars}"] if args.jars else []
+    words += OURS[case]
     if args.one_gpu:
         words += ["engine.env.CUDA_VISIBLE_DEVICES=0", "logprob.device=cuda:0"]
-        words += ["weights.channel=file"]
+        words += ["engine.args.gpu-memory-utilization=0.4"]
     if args.cpu:
         words += ["rollout.engine=builtin", "logprob.device=cpu", "trainer.device=cpu"]
         words += ["weights.channel=file", "model.dtype=float32", "rollout.slots=32"]
     return [*words, *(word.removeprefix("--") for word in args.overrides)]
 
 
-def rlstreams(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def rlstreams(args: argparse.Namespace, folder: Path, case: str) -> dict[str, Any]:
     """`rlstreams up`, and what its log says."""
-    words = overrides_of(args, folder)
+    words = overrides_of(args, folder, case)
     config = load([EXAMPLE, OVERLAY], words)
+    started_s = time.time()
     status = run_it([EXAMPLE, OVERLAY], words, Path(config.folder), args.limit_s)
     try:
         found = told_by_the_log(config)
+        with opened_run(config) as log:
+            timeline = timeline_of(log.bus)
     finally:
         if status:
             sys.stdout.write(tails(Path(config.folder)) + "\n")
     keys = ("train_s", "states_s", "not_training_share", "mismatch_mean", "audit_ok", "pulls")
-    figures = {key: found[key] for key in keys}
-    return gaps_of(found["step_ends_s"], args) | {"status": status} | figures
+    figures: dict[str, Any] = {key: found[key] for key in keys}
+    if found["step_ends_s"]:
+        figures["first_step_s"] = round(found["step_ends_s"][0] - started_s, 1)
+    if status == 0 and found["audit_ok"]:
+        figures["is_whole"] = True
+    figures |= {"status": status, "overrides": words, "timeline": timeline}
+    return gaps_of(found["step_ends_s"], args) | figures
 
 
 def trl(
-    args: argparse.Namespace, folder: Path, more: Sequence[str] = (), *, one_gpu: bool = False
+    args: argparse.Namespace,
+    folder: Path,
+    more: Sequence[str] = (),
+    *,
+    one_gpu: bool = False,
+    case: str = "trl",
 ) -> dict[str, Any]:
     """TRL's trainer on GPU 0, its server on GPU 1 or in its process; `more`: for `peer_trl`."""
+    flags = PEERS[case]
     out = folder / "trl.json"
     command = [sys.executable, "-m", "tests.gpu.peer_trl", "--folder", str(folder)]
     command += ["--colocate"] if one_gpu else ["--url", f"http://127.0.0.1:{PORT}"]
-    command += ["--out", str(out), "--dtype", args.trl_dtype]
+    command += ["--out", str(out), "--dtype", str(flags["dtype"])]
+    command += [] if flags["gradient_checkpointing"] else ["--no-checkpointing"]
     command += ["--samples", str(args.samples), "--group", str(GROUP), "--steps", str(args.steps)]
     command += ["--tokens", str(args.tokens), *more]
     length = max(2048, args.prompt + args.tokens + 8)
@@ -116,9 +159,10 @@ def trl(
     text = (folder / "trl.log").read_text(encoding="utf-8", errors="replace")
     if not out.exists():
         ends = [float(at) for at in re.findall(r"step \d+ at ([\d.]+)", text)]
-        return gaps_of(ends, args) | {"error": text[-2000:], "ends_s": ends}
+        return gaps_of(ends, args) | {"error": text[-2000:], "ends_s": ends} | flags
     found = json.loads(out.read_text(encoding="utf-8"))
-    return gaps_of(found["ends_s"], args) | {name: found[name] for name in ("peak_gb", "ends_s")}
+    figures = {name: found[name] for name in ("peak_gb", "ends_s")} | {"is_whole": True}
+    return gaps_of(found["ends_s"], args) | figures | flags
 
 
 @contextlib.contextmanager
@@ -175,17 +219,27 @@ def gaps_of(ends_s: Sequence[float], args: argparse.Namespace) -> dict[str, Any]
     }
 
 
-def table(result: dict[str, Any]) -> str:
+def table(cases: dict[str, dict[str, Any]]) -> str:
     """One row a case."""
-    columns = ("step_s", "num_gaps", "samples_per_s", "trained_tokens_per_s")
+    columns = ("step_s", "num_gaps", "samples_per_s", "trained_tokens_per_s", "first_step_s")
     rows = [f"{'':12}" + "".join(f"{name:>22}" for name in columns)]
-    for case, found in result["cases"].items():
+    for case, found in cases.items():
         values = (str(found.get(name, "-")) for name in columns)
         rows.append(f"{case:12}" + "".join(f"{value:>22}" for value in values))
-    rates = [result["cases"].get(case, {}).get("samples_per_s") for case in CASES]
-    if all(rates):
-        rows.append(f"rlstreams over TRL: {rates[0] / rates[1]:.2f}")
     return "\n".join(rows) + "\n"
+
+
+def result_of(args: argparse.Namespace, folder: Path, case: str) -> dict[str, Any]:
+    """Figures of a case; of one that failed, why."""
+    started_s = time.monotonic()
+    try:
+        if case in PEERS:
+            found = trl(args, folder, one_gpu=args.one_gpu, case=case)
+        else:
+            found = rlstreams(args, folder, case)
+    except (RuntimeError, OSError, ValueError, KeyError, StreamsError) as err:
+        found = {"error": f"{type(err).__name__}: {err}"[-3000:]}
+    return found | {"wall_s": round(time.monotonic() - started_s, 1)}
 
 
 def parse() -> argparse.Namespace:
@@ -200,46 +254,45 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--one-gpu", action="store_true", help="everything on GPU 0")
     parser.add_argument("--cpu", action="store_true", help="the script itself, without a GPU")
-    parser.add_argument("--trl-dtype", default="float32", help="of TRL's weights, as its default")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
     parser.add_argument("--folder", type=Path, default=Path("runs/end-to-end"))
     parser.add_argument("--limit-s", type=float, default=420.0, help="of one case")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--within-s", type=float, default=1e6, help="all cases")
+    parser.add_argument("--least-s", type=float, default=150.0, help="left, or none is begun")
+    parser.add_argument("--out", type=Path, required=True, help="folder")
     parser.add_argument("overrides", nargs="*", help="behind --: fields of our configuration")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Every case, then the table; 1 if one gave no figure."""
+    """Every case, then the table; 1 if one is not whole."""
     args = parse()
+    until_s = time.monotonic() + args.within_s
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     write_folder(folder / "model", args.shape, args.vocabulary)
     write_prompts(folder / "train.jsonl", rows=4096, tokens=args.prompt, vocabulary=args.vocabulary)
     asked = ("shape", "samples", "prompt", "tokens", "steps", "one_gpu", "overrides")
-    result: dict[str, Any] = {"hardware": hardware(), "cases": {}}
-    result |= {name: getattr(args, name) for name in asked}
+    about = {"hardware": hardware()} | {name: getattr(args, name) for name in asked}
+    cases: dict[str, dict[str, Any]] = {}
     for case in args.cases.split(","):
-        started_s = time.monotonic()
-        try:
-            if case == "trl":
-                found = trl(args, folder, one_gpu=args.one_gpu)
-            else:
-                found = rlstreams(args, folder)
-        except (
-            RuntimeError,
-            OSError,
-            ValueError,
-            KeyError,
-            StreamsError,
-        ) as err:  # one case must not cost the other
-            found = {"error": f"{type(err).__name__}: {err}"[-3000:]}
-        result["cases"][case] = found | {"wall_s": round(time.monotonic() - started_s, 1)}
-        sys.stdout.write(f"{case}: {json.dumps(found, indent=1)}\n")
-        if args.out:
-            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write(table(result))
-    return int(any("step_s" not in found for found in result["cases"].values()))
+        left_s = until_s - time.monotonic()
+        if left_s < args.least_s:
+            sys.stdout.write(f"{case}: not begun, {left_s:.0f} s are left\n")
+            continue
+        args.limit_s = min(args.limit_s, left_s)
+        found = cases[case] = result_of(args, folder, case)
+        name = case if found.pop("is_whole", False) else f"{case}-unfinished"
+        text = json.dumps(about | {"case": case} | found, indent=1) + "\n"
+        (args.out / f"end_to_end-{name}.json").write_text(text, encoding="utf-8")
+        shown = {key: value for key, value in found.items() if key not in LONG}
+        sys.stdout.write(f"{name}: {json.dumps(shown)}\n")
+        if "timeline" in found:
+            sys.stdout.write(lines_of(found["timeline"]))
+        sys.stdout.flush()
+    sys.stdout.write(table(cases))
+    return int(any("error" in found or found.get("status") for found in cases.values()))
 
 
 if __name__ == "__main__":

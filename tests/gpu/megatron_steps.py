@@ -94,8 +94,10 @@ def run(
     ) as training:
         start_s = time.monotonic() - started_s
         for number in range(args.steps):
+            in_bins = not training.learner.why_padded
+            rows = batch(args, number, args.length, in_bins=in_bins)
             begun_s = time.monotonic()
-            result = training.learner.step(batch(args, number, args.length))
+            result = training.learner.step(rows)
             seconds.append(round(time.monotonic() - begun_s, 3))
             losses.append(result.loss)
             norms.append(result.metrics["grad_norm"])
@@ -145,9 +147,11 @@ def main() -> int:
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--bin", type=int, default=16384, help="tokens, where rows lie in bins")
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--small", action="store_true")
+    parser.set_defaults(ranks=1, cp=1)  # every layout is given the same batch
     args = parser.parse_args()
     args.visible = ("", "")
     if args.device != "cpu":  # this process sees the first alone, and torch reads that once

@@ -129,6 +129,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--in-flight", type=int, default=512)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--no-checkpointing", action="store_true", help="of activations")
     parser.add_argument("--lr", type=float, default=1e-6)
     parser.add_argument("--reasoner", action="store_true", help="its reward, not a random one")
     parser.add_argument("--keep-every", type=int, default=0, help="steps between kept models")
@@ -144,7 +145,8 @@ def shared_settings(args: argparse.Namespace) -> dict[str, Any]:
         "max_completion_length": args.tokens,
         "max_steps": args.steps,
         "bf16": True,
-        "gradient_checkpointing": not args.reasoner,  # a small model needs none
+        # A small model needs none.
+        "gradient_checkpointing": not (args.reasoner or args.no_checkpointing),
         "lr_scheduler_type": "constant_with_warmup" if args.reasoner else "linear",
         "warmup_steps": 10 if args.reasoner else 0,
         "report_to": [],

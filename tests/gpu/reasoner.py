@@ -145,7 +145,7 @@ def gpu_seconds(ends: Sequence[tuple[int, float]], gpus: int) -> list[float]:
 def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """TRL's run, then the accuracy of each model that it kept."""
     more = ["--reasoner", "--lr", str(args.lr), "--keep-every", str(args.every)]
-    args.prompt, args.trl_dtype = 512, "float32"  # its default
+    args.prompt = 512
     found = trl(args, args.base, more, one_gpu=args.gpus == 1)
     clock = gpu_seconds([(0, end_s) for end_s in found["ends_s"]], args.gpus)
     curve = []
