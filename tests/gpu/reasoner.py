@@ -1,4 +1,4 @@
-"""The reasoner's run, or TRL's on the same model and rows: accuracy over GPU-seconds.
+"""An example's run, or TRL's on the same model and rows: accuracy over GPU-seconds.
 
     python -m tests.gpu.reasoner --limit-s 400 --out ours.json --log reasoner.tar.gz
     python -m tests.gpu.reasoner --gpus 1 --overlay .../reasoner/one-gpu.toml --out one.json
@@ -6,7 +6,8 @@
     python -m tests.gpu.reasoner --peer trl --limit-s 300 --out trl.json  # two GPUs, or --gpus 1
     python -m tests.gpu.reasoner --out permuted.json -- --run.id=permuted --trainer.control=permuted
 
-Model and rows are those that infra/examples/reasoner/README.md makes. `--log` keeps the run's log
+Model and rows are those that the README of `--example` makes (without: the reasoner's); what is not
+said is as in its run.toml. `--log` keeps the run's log
 in a file; one that is there is continued: without a checkpoint the trainer does the steps of the
 log again, from the same base model. A second counts once for each GPU; the clock starts at the end
 of the first step and stands still between two trainers, except under `--kill-every`. Held-out rows
@@ -33,7 +34,7 @@ from rlstreams.workers.config.load import load
 from tests.gpu.end_to_end import GROUP, trl
 from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "infra" / "examples" / "reasoner" / "run.toml"
+EXAMPLES = Path(__file__).resolve().parents[2] / "infra" / "examples"
 KILLED = "trainer,rollout,logprob,broker"
 LEFT_OUT = ("checkpoints", "weights", "up.log")
 
@@ -63,7 +64,7 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
         *([f"broker.jars_dir={args.jars}"] if args.jars else []),
         *(word.removeprefix("--") for word in args.overrides),
     ]
-    files = [EXAMPLE, *args.overlay]
+    files = [EXAMPLES / args.example / "run.toml", *args.overlay]
     config = load(files, words)
     run = Path(config.folder)
     if args.log and args.log.exists() and not run.exists():
@@ -106,7 +107,7 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def curve_of(run: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Accuracy at each evaluation: mean and number, `walk 3` and `all 3` by level, `all`."""
+    """Accuracy at each evaluation: mean and number, `walk 3`, `walk`, `all 3`, `all`."""
     rewards: dict[int, dict[str, list[float]]] = {}
     with open_run(run) as log:
         rows = {
@@ -121,7 +122,8 @@ def curve_of(run: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
             row, found = rows.get(record.event.group_id), evaluation_id(record.event.group_id)
             if row and found:
                 version = rewards.setdefault(found[0], collections.defaultdict(list))
-                for name in (f"{row['task']} {row['level']}", f"all {row['level']}", "all"):
+                task, level = row["task"], row["level"]
+                for name in (f"{task} {level}", task, f"all {level}", "all"):
                     version[name].append(record.event.reward)
     return [
         {
@@ -170,25 +172,39 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--example", choices=("reasoner", "pretrained"), default="reasoner")
     parser.add_argument("--peer", choices=["", "trl"], default="")
     parser.add_argument("--overlay", type=Path, action="append", default=[], help="over run.toml")
     parser.add_argument("--gpus", type=int, default=2, help="that the run has")
     parser.add_argument("--kill-every", type=float, default=0.0, help="seconds between two kills")
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--kill-seed", type=int, default=0, help="of the plan: who is struck, when")
-    parser.add_argument("--base", type=Path, default=Path("runs/reasoner-base"))
+    parser.add_argument("--base", type=Path, help="folder of model and rows")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="for the run's own")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--samples", type=int, default=256, help="of a step")
-    parser.add_argument("--tokens", type=int, default=768, help="of an answer, at most")
-    parser.add_argument("--every", type=int, default=20, help="steps between points of the curve")
-    parser.add_argument("--lr", type=float, default=4e-5)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--samples", type=int, help="of a step")
+    parser.add_argument("--tokens", type=int, help="of an answer, at most")
+    parser.add_argument("--every", type=int, help="steps between points of the curve")
+    parser.add_argument("--lr", type=float)
     parser.add_argument("--limit-s", type=float, default=420.0)
     parser.add_argument("--log", type=Path, help="file of the run's log: continued, kept")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("overrides", nargs="*", help="behind --: fields of our configuration")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    as_it_is = load([EXAMPLES / args.example / "run.toml"])
+    usual = {
+        "base": Path(f"runs/{args.example}-base"),
+        "steps": as_it_is.trainer.steps,
+        "samples": as_it_is.trainer.groups_per_step * GROUP,
+        "tokens": as_it_is.rollout.max_new_tokens,
+        "every": as_it_is.prompts.evaluate_every,
+        "lr": as_it_is.trainer.optimizer.lr,
+    }
+    for name, value in usual.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,9 @@
 
     python -m infra.examples.reasoner.evaluate --model runs/reasoner-base/model --out base.json
 
+`--tasks MODULE` takes the tasks of another example, which has TASKS, LEVELS and `reward` too; with
+`--shots N` so many solved problems of the same task and level stand before each.
+
 Answers are sampled at temperature 1 by the library's `generate`, a level after another, and may be
 twice as long as the level's longest solution; without its end an answer earns nothing. Rows are
 the same for every model. pass@1 is the mean over `--samples` answers a problem, pass@k the share
@@ -13,6 +16,7 @@ of answers without end.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -28,8 +32,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from infra.examples.reasoner.tasks import LEVELS, MARK, TASKS, Problem, problems, reward
+from infra.examples.reasoner.tasks import MARK, Problem, cells, problems
 
+TASKS = "infra.examples.reasoner.tasks"
 SEED = 0  # of sampling and of the rows: with levels 3,4,5 and --rows 20 those of `held_out.jsonl`
 RESAMPLED = 1000
 AT_ONCE = 1536  # answers
@@ -50,10 +55,10 @@ class Sampler:
         return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
     @torch.inference_mode()
-    def answers(self, prompts: Sequence[str], most: int) -> list[list[str]]:
-        """As many texts for each prompt as are asked for, end token included."""
+    def answers(self, chats: Sequence[list[dict[str, str]]], most: int) -> list[list[str]]:
+        """As many texts for each chat as are asked for, end token included."""
         given = self.tokenizer.apply_chat_template(
-            [[{"role": "user", "content": prompt}] for prompt in prompts],
+            chats,
             add_generation_prompt=True,
             padding=True,
             return_tensors="pt",
@@ -64,7 +69,16 @@ class Sampler:
             **given, do_sample=True, top_k=0, max_new_tokens=most, num_return_sequences=number
         )
         texts = self.tokenizer.batch_decode(ids_BT[:, given["input_ids"].shape[1] :])
-        return np.reshape(np.array(texts, dtype=object), (len(prompts), -1)).tolist()
+        return np.reshape(np.array(texts, dtype=object), (len(chats), -1)).tolist()
+
+    def chat(self, task: str, level: int, problem: Problem) -> list[dict[str, str]]:
+        """The problem, behind others with their solutions if these are asked for."""
+        shown, of = self._args.shots, [(task, level)]
+        tasks = self._args.tasks.TASKS
+        solved = [p for *_, p in problems(SEED, shown, of, held_out=False, tasks=tasks)]
+        pairs = [(one.prompt, one.solution()) for one in solved] + [(problem.prompt, "")]
+        said = [turn for pair in pairs for turn in zip(("user", "assistant"), pair, strict=True)]
+        return [{"role": role, "content": text} for role, text in said[:-1]]
 
     def judged(self, rows: Sequence[tuple[str, int, Problem]]) -> list[dict[str, Any]]:
         """What the answers to each row earned, and how they look."""
@@ -73,18 +87,22 @@ class Sampler:
         at_once, found = max(1, AT_ONCE // self._args.samples), []
         for start in range(0, len(rows), at_once):
             some = rows[start : start + at_once]
-            answers = self.answers([problem.prompt for *_, problem in some], most)
+            answers = self.answers([self.chat(*row) for row in some], most)
             for (task, level, problem), whole in zip(some, answers, strict=True):
                 cut = [end not in text for text in whole]
                 texts, of = [text.split(end)[0] for text in whole], {"task": task}
-                earned = [reward(problem.prompt, text, problem.answer, of) for text in texts]
+                earned = [
+                    self._args.tasks.reward(problem.prompt, text, problem.answer, of)
+                    for text in texts
+                ]
                 told = {
                     "rewards": np.where(cut, 0.0, earned),
                     "worked": np.mean([not text.startswith(MARK) for text in texts]),
                     "cut": np.mean(cut),
                     "tokens": np.mean(self.lengths(texts)),
                 }
-                found.append({"task": task, "level": level} | told)
+                first = {"prompt": problem.prompt, "wanted": problem.answer, "said": texts[0]}
+                found.append({"task": task, "level": level} | told | first)
         return found
 
 
@@ -111,18 +129,28 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Figures by task and level; `all 3` is of level 3."""
     return {
         f"{task} {n}": figures([r for r in rows if r["level"] == n and task in (r["task"], "all")])
-        for task in (*TASKS, "all")
+        for task in (*dict.fromkeys(row["task"] for row in rows), "all")
         for n in sorted({row["level"] for row in rows})
     }
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the first row of each task and level: what was asked and said, and what it earned."""
+    first = {(row["task"], row["level"]): row for row in reversed(rows)}
+    names = ("task", "level", "prompt", "wanted", "said")
+    return [
+        {name: row[name] for name in names} | {"reward": float(row["rewards"][0])}
+        for row in reversed(first.values())
+    ]
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """pass@1 (pass@k) by task and level, then what all tasks of a level have in common."""
     levels = [name.split()[1] for name in found if name.startswith("all")]
     lines = [f"{'level':10}" + "".join(f"{level:>14}" for level in levels)]
-    for task in (*TASKS, "all"):
-        cells = [(found[f"{task} {n}"]["pass@1"], found[f"{task} {n}"]["pass@k"]) for n in levels]
-        lines.append(f"{task:10}" + "".join(f"{a[0]:7.2f} ({b[0]:.2f})" for a, b in cells))
+    for task in dict.fromkeys(name.split()[0] for name in found):
+        own = [(found[f"{task} {n}"]["pass@1"], found[f"{task} {n}"]["pass@k"]) for n in levels]
+        lines.append(f"{task:10}" + "".join(f"{a[0]:7.2f} ({b[0]:.2f})" for a, b in own))
     for name in ("mixed", "worked", "cut", "tokens"):
         lines.append(f"{name:10}" + "".join(f"{found[f'all {n}'][name]:14.2f}" for n in levels))
     return "\n".join(lines)
@@ -132,9 +160,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--levels", default=",".join(map(str, LEVELS)))
+    parser.add_argument("--tasks", type=importlib.import_module, default=TASKS, help="a module")
+    parser.add_argument("--levels", default="", help="1,2: empty, all of them")
     parser.add_argument("--rows", type=int, default=20, help="of each task and level")
     parser.add_argument("--samples", type=int, default=8, help="answers a problem")
+    parser.add_argument("--shots", type=int, default=0, help="solved problems before each")
     parser.add_argument("--max-new-tokens", type=int, default=768)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
@@ -144,8 +174,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Sample, judge; the table after each level."""
     args, started_s = parse(argv), time.monotonic()
-    sampler, levels = Sampler(args), [int(level) for level in args.levels.split(",")]
-    rows = list(problems(SEED, len(TASKS) * len(levels) * args.rows, levels, held_out=True))
+    tasks, words = args.tasks.TASKS, args.levels.split(",") if args.levels else args.tasks.LEVELS
+    sampler, levels = Sampler(args), [int(level) for level in words]
+    of = cells(levels, tasks)
+    rows = list(problems(SEED, len(of) * args.rows, of, held_out=True, tasks=tasks))
     judged: list[dict[str, Any]] = []
     for level in levels:
         judged += sampler.judged([row for row in rows if row[1] == level])
@@ -153,6 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds = round(time.monotonic() - started_s, 1)
         print(f"{table(found)}\n{len(judged) * args.samples:,} answers in {seconds} s", flush=True)
         told = {"model": str(args.model), "seconds": seconds, "accuracy": found}
+        told["answers"] = shown(judged)
         if args.out:
             args.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return 0

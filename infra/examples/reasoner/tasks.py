@@ -14,7 +14,7 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -216,7 +216,8 @@ def program(rng: random.Random, level: int) -> Problem:
     return Problem("\n".join(["Run", *text, f"print {asked}"]), lines, str(values[asked]))
 
 
-MAKERS: tuple[Callable[[random.Random, int], Problem], ...] = (
+Maker = Callable[[random.Random, int], Problem]
+MAKERS: tuple[Maker, ...] = (
     total, product, equation, system, ordered, count, walk, route, program,
 )  # fmt: skip
 TASKS = {maker.__name__: maker for maker in MAKERS}
@@ -234,25 +235,46 @@ def reward(prompt: str, completion: str, answer: str, metadata: dict[str, object
     return float(is_path and (len(path), path[0], path[-1]) == (len(given), given[0], given[-1]))
 
 
+def cells(levels: Sequence[int], tasks: Mapping[str, Maker] = TASKS) -> list[tuple[str, int]]:
+    """Every task of the first level, then of the next."""
+    return [(task, level) for level in levels for task in tasks]
+
+
 def problems(
-    seed: int, number: int, levels: Sequence[int], *, held_out: bool
+    seed: int,
+    number: int,
+    of: Sequence[tuple[str, int]],
+    *,
+    held_out: bool,
+    tasks: Mapping[str, Maker] = TASKS,
 ) -> Iterator[tuple[str, int, Problem]]:
-    """Distinct problems, task after task and level after level: task, level, problem.
+    """Distinct problems, a cell after another, again and again: task, level, problem.
+
+    Args:
+        of: the cells, task and level.
 
     Raises:
         ValueError: a task has too few problems of a level.
     """
     rng, seen = random.Random(f"rows {seed} {held_out}"), set[str]()
-    cells = [(task, level) for level in levels for task in TASKS]
-    for task, level in itertools.islice(itertools.cycle(cells), number):
+    for task, level in itertools.islice(itertools.cycle(of), number):
         for _ in range(10_000):
-            problem = TASKS[task](rng, level)
+            problem = tasks[task](rng, level)
             if problem.is_held_out == held_out and problem.prompt not in seen:
                 break
         else:
             raise ValueError(f"{number} rows are too many: {task} of level {level} has no others")
         seen.add(problem.prompt)
         yield task, level, problem
+
+
+def write_rows(path: Path, rows: Iterable[tuple[str, int, Problem]]) -> None:
+    """JSON lines with `prompt`, `answer`, `task` and `level`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for task, level, problem in rows:
+            row = {"prompt": problem.prompt, "answer": problem.answer}
+            file.write(json.dumps(row | {"task": task, "level": level}) + "\n")
 
 
 def main() -> None:
@@ -267,13 +289,10 @@ def main() -> None:
     levels = [int(level) for level in args.levels.split(",")]
     if not set(levels) <= set(LEVELS):
         parser.error(f"--levels {args.levels}: levels are {', '.join(map(str, LEVELS))}")
-    args.out.mkdir(parents=True, exist_ok=True)
     for name, number in (("train", args.rows), ("held_out", args.held_out_rows)):
-        with (args.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
-            found = problems(args.seed, number, levels, held_out=name == "held_out")
-            for task, level, problem in found:
-                row = {"prompt": problem.prompt, "answer": problem.answer}
-                file.write(json.dumps(row | {"task": task, "level": level}) + "\n")
+        is_held_out = name == "held_out"
+        found = problems(args.seed, number, cells(levels), held_out=is_held_out)
+        write_rows(args.out / f"{name}.jsonl", found)
 
 
 if __name__ == "__main__":

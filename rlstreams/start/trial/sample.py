@@ -108,6 +108,12 @@ def summary(rows: Sequence[TriedRow], times: Times) -> list[str]:
     lines = []
     if rewards:
         lines.append(f"{len(rewards)} answers, mean reward {statistics.mean(rewards):.2f}")
+        if not any(rewards):
+            lines.append(
+                "no answer earned anything, so a run would not learn; read the answers: is it "
+                "their form (data.template, data.few_shot, a warm-up), their length "
+                "(rollout.max_new_tokens), or are the rows too hard?"
+            )
     if aside := len(completions) - len(rewards):
         lines.append(f"{aside} of {len(completions)} answers would be dead-lettered")
     if flat := sum(_is_flat(row) for row in rows):

@@ -21,6 +21,7 @@ from rlstreams.workers.model import documents, one_order
 from tests.documents_on_cpu import one_by_one
 
 EXAMPLE = Path(tasks.__file__).parent
+EASY = tasks.cells((1, 2))
 TINY = ["--shape", "tiny", "--device", "cpu", "--bin", "1536", "--workers", "0", "--steps", "4"]
 SAMPLED = ["--device", "cpu", "--levels", "1,2", "--rows", "1", "--samples", "2"]
 
@@ -64,7 +65,7 @@ def test_another_path_that_is_as_short_is_right() -> None:
 def test_rows_follow_from_the_seed_and_held_out_ones_are_never_learnt() -> None:
     """Twice the same, none twice, none in both, none among the documents of pretraining."""
     train, again, held_out = (
-        [problem.prompt for *_, problem in tasks.problems(0, 360, (1, 2), held_out=is_held_out)]
+        [problem.prompt for *_, problem in tasks.problems(0, 360, EASY, held_out=is_held_out)]
         for is_held_out in (False, False, True)
     )
     assert train == again
@@ -73,7 +74,7 @@ def test_rows_follow_from_the_seed_and_held_out_ones_are_never_learnt() -> None:
     texts = pretrain.Mixture([1, 1, 0, 0, 0], [1] * 5).texts("seed")
     assert not any(prompt in next(texts) for prompt in held_out for _ in range(3))
     with pytest.raises(ValueError, match="too many"):
-        list(tasks.problems(0, 9 * 2000, (1,), held_out=True))
+        list(tasks.problems(0, 9 * 2000, tasks.cells((1,)), held_out=True))
 
 
 def test_documents_of_a_row_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,13 @@ def test_the_summary_says_whether_there_is_something_to_learn() -> None:
     )
 
 
+def test_a_model_that_is_never_rewarded_is_said_to_learn_nothing() -> None:
+    """With what to change; one answer that earned something ends that."""
+    none, some = ([tried(completion(0.0), completion(last))] for last in (0.0, 0.5))
+    assert any("no answer earned anything" in line for line in summary(none, Times()))
+    assert not any("no answer earned anything" in line for line in summary(some, Times()))
+
+
 def test_a_wrong_signature_is_shown_before_anything_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,215 @@
+"""The pretrained example to its result: warm-up, runs of several seeds, a control, evaluations.
+
+    python -m tests.gpu.pretrained --folder runs/pretrained --gpus 2 --limit-s 300
+    python -m tests.gpu.pretrained --folder runs/pretrained --runs seed0 --model hf:Qwen/Qwen3-0.6B
+
+Each stage leaves a file, and the same command goes on behind the last one, so that what a sitting
+cannot hold is done in the next: `warm.json` (accuracy after the warm-up), `shots.json` (of the
+model as it came, with four solved problems before each), rows of what is right in 5 to 50 %, for
+each run `NAME.json` (its curve) and `NAME-after.json`, `forgotten.json`. `result.json` has them
+all. Runs are dealt out to the GPUs in their order; the second one of a GPU starts `--stagger-s`
+later, when the servers of the first are up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.whole_run import hardware
+
+EXAMPLE = "infra.examples.pretrained"
+ONE_GPU = Path(__file__).resolve().parents[2] / "infra/examples/pretrained/one-gpu.toml"
+RUNS = {
+    "seed0": ("run.seed=0",),
+    "control": ("run.seed=0", "trainer.control=permuted"),
+    "seed1": ("run.seed=1",),
+    "seed2": ("run.seed=2",),
+}
+STAGE_S = 900.0
+EXPORT_S = 180.0
+
+
+class Driver:
+    """Stages over one folder.
+
+    Args:
+        args: the command line.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._folder: Path = args.folder
+        self._base = self._folder / "base"
+        self._shown = threading.Lock()
+        self._started_s = time.monotonic()
+
+    def stage(self, name: str, result: Path, module: str, *words: object, gpu: int = 0) -> bool:
+        """Run a module unless its result is there; whether it is there now. Its log is NAME.log."""
+        if result.exists():
+            return True
+        device = "cpu" if self._args.cpu else "cuda"
+        given = [str(word).replace("DEVICE", device) for word in words]
+        with (self._folder / f"{name}.log").open("w", encoding="utf-8") as log:
+            try:
+                status = subprocess.run(
+                    [sys.executable, "-m", module, *given], stdout=log, stderr=subprocess.STDOUT,
+                    env=os.environ | {"PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": str(gpu)},
+                    timeout=self._args.limit_s + STAGE_S, check=False,
+                ).returncode  # fmt: skip
+            except subprocess.TimeoutExpired:
+                status = 124
+        self.say(f"{name}: {'done' if result.exists() else f'status {status}'}")
+        return result.exists()
+
+    def say(self, text: str) -> None:
+        """A line with the seconds so far."""
+        with self._shown:
+            sys.stdout.write(f"[{time.monotonic() - self._started_s:5.0f} s] {text}\n")
+            sys.stdout.flush()
+
+    def evaluated(self, name: str, model: Path, *words: object, gpu: int = 0) -> bool:
+        """Accuracy of a folder on the held-out problems of all kinds and levels."""
+        out = self._folder / f"{name}.json"
+        return self.stage(
+            name, out, "infra.examples.reasoner.evaluate", "--tasks", f"{EXAMPLE}.tasks",
+            "--model", model, "--rows", self._args.rows, "--samples", self._args.samples,
+            "--max-new-tokens", self._args.tokens, "--device", "DEVICE", "--out", out, *words,
+            gpu=gpu,
+        )  # fmt: skip
+
+    def prepared(self) -> bool:
+        """Warmed up, measured, and rows of what it is right in now and then."""
+        model = self._base / "model"
+        with ThreadPoolExecutor() as pool:
+            as_it_came = pool.submit(self._as_it_came)
+            is_warm = self.stage(
+                "warm_up", model / "warm_up.json", f"{EXAMPLE}.warm_up", "--model",
+                self._args.model, "--out", model, "--steps", self._args.warm_up, "--device",
+                "DEVICE", *(("--batch", 2, "--micro", 2) if self._args.cpu else ()),
+            ) and self.evaluated("warm", model)  # fmt: skip
+            if not as_it_came.result():
+                self.say("the model as it came was not measured")
+        rows = self._base / "train.jsonl"
+        of = () if self._args.cpu else ("--of", self._folder / "warm.json")
+        return is_warm and self.stage("rows", rows, f"{EXAMPLE}.tasks", "--out", self._base, *of)
+
+    def _as_it_came(self) -> bool:
+        """With the template alone: four solved problems stand before each."""
+        given, last = self._base / "given", self._args.gpus - 1
+        return self.stage(
+            "given", given / "warm_up.json", f"{EXAMPLE}.warm_up", "--model", self._args.model,
+            "--out", given, "--steps", 0, "--device", "DEVICE", gpu=last,
+        ) and self.evaluated("shots", given, "--shots", 4, gpu=last)  # fmt: skip
+
+    def ran(self, place: int, name: str) -> bool:
+        """A run to its end or limit, its model, that model's accuracy."""
+        gpu, wait_s = place % self._args.gpus, place // self._args.gpus * self._args.stagger_s
+        out, after = self._folder / f"{name}.json", self._folder / f"after-{name}"
+        if not out.exists():
+            time.sleep(wait_s)
+        words = [f"--run.id={name}", *(f"--{word}" for word in RUNS[name])]
+        if not self._args.cpu:  # `cuda:0` is then that GPU to the roles; its server has the number
+            words += [f"--engine.env.CUDA_VISIBLE_DEVICES={gpu}"]
+        is_there = self.stage(
+            name, out, "tests.gpu.reasoner", "--example", "pretrained", "--gpus", 1,
+            "--overlay", ONE_GPU, "--base", self._base, "--folder", self._folder / "runs",
+            "--steps", self._args.steps, "--every", self._args.every, "--limit-s",
+            self._args.limit_s, *(("--jars", self._args.jars) if self._args.jars else ()),
+            "--out", out, "--", *words, *self._args.overrides, gpu=gpu,
+        )  # fmt: skip
+        if not is_there:
+            return False
+        is_there = self.stage(
+            f"{name}-export", after / "config.json", "rlstreams", "export-model",
+            self._folder / "runs" / name, "--to", after, gpu=gpu,
+        )  # fmt: skip
+        return is_there and self.evaluated(f"{name}-after", after, gpu=gpu)
+
+    def result(self) -> dict[str, Any]:
+        """All files that are there, as one."""
+        told: dict[str, Any] = {"hardware": hardware(), "model": self._args.model, "runs": {}}
+        for name in ("shots", "warm", "forgotten"):
+            path = self._folder / f"{name}.json"
+            told[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        warm_up = self._base / "model" / "warm_up.json"
+        if warm_up.exists():
+            told["warm_up"] = json.loads(warm_up.read_text(encoding="utf-8"))
+        for name in RUNS:
+            paths = [self._folder / f"{name}{end}.json" for end in ("", "-after")]
+            own = [json.loads(p.read_text(encoding="utf-8")) for p in paths if p.exists()]
+            if own:
+                told["runs"][name] = own[0] | ({"after": own[1]} if len(own) > 1 else {})
+        return told
+
+    def finish(self) -> None:
+        """What was forgotten, by all models that there are; then the result."""
+        models = [self._base / "given", self._base / "model"]
+        models += [self._folder / f"after-{name}" for name in RUNS]
+        there = [model for model in models if (model / "config.json").exists()]
+        out = self._folder / "forgotten.json"
+        out.unlink(missing_ok=True)
+        if there:
+            small = ("--windows", 1) if self._args.cpu else ()
+            words = ("--device", "DEVICE", "--out", out, *small, *there)
+            self.stage("forgotten", out, f"{EXAMPLE}.forgotten", *words)
+        self.write()
+
+    def write(self) -> None:
+        """`result.json`, whole or not at all."""
+        new = self._folder / "result.new"
+        new.write_text(json.dumps(self.result(), indent=1) + "\n", encoding="utf-8")
+        shutil.move(new, self._folder / "result.json")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path("runs/pretrained-result"))
+    parser.add_argument("--model", default="runs/pretrained-base/gemma", help="or hf:ORG/NAME")
+    parser.add_argument("--runs", default=",".join(RUNS), help="in the order of their worth")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--stagger-s", type=float, default=100.0)
+    parser.add_argument("--limit-s", type=float, default=420.0, help="of a run, its start included")
+    parser.add_argument("--warm-up", type=int, default=100, help="steps")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--every", type=int, default=20, help="steps between points of the curve")
+    parser.add_argument("--rows", type=int, default=20, help="evaluated, of a kind and level")
+    parser.add_argument("--samples", type=int, default=8, help="answers to each of them")
+    parser.add_argument("--tokens", type=int, default=256, help="of an answer, at most")
+    parser.add_argument("--jars", default="", help="folder of the broker's jars")
+    parser.add_argument("--cpu", action="store_true", help="a rehearsal; rows of all levels")
+    parser.add_argument("overrides", nargs="*", help="behind --: fields of the runs' configuration")
+    args = parser.parse_args(argv)
+    if unknown := set(args.runs.split(",")) - RUNS.keys():
+        parser.error(f"--runs {', '.join(unknown)}: there are {', '.join(RUNS)}")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """All stages; 1 if a run has no result."""
+    args = parse(argv)
+    args.folder = args.folder.resolve()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    driver = Driver(args)
+    if not driver.prepared():
+        return 1
+    names = args.runs.split(",")
+    with ThreadPoolExecutor(len(names)) as pool:
+        done = list(pool.map(driver.ran, range(len(names)), names))
+    driver.finish()
+    return int(not all(done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

