@@ -284,7 +284,7 @@ class RunConfig:
 
         A free GPU is best. Else the trainer's: the two compute in turn there, and together they are
         as fast as their sum. A server does not wait for its turn: beside it both lose
-        (infra/decisions/0067-the-log-prob-worker-on-the-trainers-gpu.md).
+        (infra/decisions/0069-the-log-prob-worker-on-the-trainers-gpu.md).
 
         Args:
             gpus: that this host's processes may use, as they are called outside of one.

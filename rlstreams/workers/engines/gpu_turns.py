@@ -1,7 +1,7 @@
 """Two processes of one GPU compute in turn, a bin each.
 
 Side by side the driver would cut the GPU's time into slices, which loses up to a third of it
-(infra/decisions/0067-the-log-prob-worker-on-the-trainers-gpu.md).
+(infra/decisions/0069-the-log-prob-worker-on-the-trainers-gpu.md).
 """
 
 from __future__ import annotations
