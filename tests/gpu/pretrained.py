@@ -110,7 +110,7 @@ class Driver:
         return self.stage(
             "given", given / "warm_up.json", f"{EXAMPLE}.warm_up", "--model", self._args.model,
             "--out", given, "--steps", 0, "--device", "DEVICE", gpu=last,
-        ) and self.evaluated("shots", given, "--shots", 4, gpu=last)  # fmt: skip
+        ) and self.evaluated("shots", given, "--shots", 4, "--samples", 2, gpu=last)  # fmt: skip
 
     def ran(self, place: int, name: str) -> bool:
         """A run to its end or limit, its model, that model's accuracy."""

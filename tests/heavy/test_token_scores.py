@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.model import token_scores
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.head import Head
 from rlstreams.workers.model.model import causal_mask, configure_torch, load_model, right_padded
@@ -108,6 +109,16 @@ def test_other_tokens_are_scored_too(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(*both, rtol=1e-3, atol=2e-5)
         plain = scorer(IDS_BT, REAL_BT, CHOSEN_BT, TEMPERATURE_N)
         torch.testing.assert_close(asked.logprobs_N, plain.logprobs_N, rtol=0, atol=2e-5)
+
+
+def test_a_head_is_the_same_up_to_the_roundings_of_its_logits() -> None:
+    """Gemma 3 has some of 67, where neighbours in bfloat16 are 0.5 apart; a cap is seen anyway."""
+    expected = torch.tensor([67.0, -3.0], dtype=torch.bfloat16)
+    one_off = torch.tensor([67.5, -3.0], dtype=torch.bfloat16)
+    capped = 30 * torch.tanh(expected / 30)
+    found = [token_scores._is_alike(other, expected, 0.25) for other in (one_off, capped)]
+    assert found == [True, False]
+    assert not token_scores._is_alike(one_off.float(), expected.float(), 1e-3)
 
 
 def test_a_value_head_s_gradient_equals_finite_differences(tmp_path: Path) -> None:

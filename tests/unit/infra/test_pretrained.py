@@ -22,7 +22,7 @@ from rlstreams.start.doctor.model import read_model
 from rlstreams.workers.config.across import check_start
 from rlstreams.workers.config.load import load
 from tests import families
-from tests.gpu import pretrained, reasoner
+from tests.gpu import pretrained, pretrained_picture, reasoner
 
 EXAMPLE = Path(tasks.__file__).parent
 
@@ -202,6 +202,17 @@ def test_the_driver_adds_up_what_there_is(tmp_path: Path) -> None:
     found = pretrained.Driver(args).result()
     assert found["runs"] == {"seed0": {"curve": [1], "after": {}}, "seed1": {"curve": []}}
     assert (found["warm"], found["shots"]) == ({"a": 1}, None)
+
+
+def test_the_picture_shows_what_was_trained(tmp_path: Path) -> None:
+    """Of runs that got far enough; one that was cut off has a curve alone."""
+    cells = {name: {"pass@1": [0.3, 0.2, 0.4]} for name in ("story 1", "clock 2", "order 4")}
+    curve = [{"step": n, "accuracy": {"all": [0.3, 40], "story 1": [0.3, 20]}} for n in (0, 20)]
+    run = {"curve": curve, "after": {"accuracy": cells}}
+    told = {"warm": {"accuracy": cells}, "runs": {"seed0": run, "seed1": {"curve": curve}}}
+    (tmp_path / "r.json").write_text(json.dumps(told), encoding="utf-8")
+    assert pretrained_picture.main([str(tmp_path / "r.json"), str(tmp_path / "p.png")]) == 0
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_is_as_its_example_says() -> None:

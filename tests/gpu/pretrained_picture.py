@@ -1,0 +1,65 @@
+"""The picture of infra/examples/pretrained/README.md, of what `tests.gpu.pretrained` found.
+
+python -m tests.gpu.pretrained_picture RESULT.json PNG
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from tests.gpu.reasoner_picture import SEEDS, line
+
+CONTROL = "control"
+
+
+def bars(axes: Any, told: dict[str, Any], seeds: Sequence[str]) -> None:
+    """Of each kind and level that was trained: pass@1 before, after, and of the control."""
+    trained = told["runs"][seeds[0]]["curve"][0]["accuracy"]
+    cells = [name for name in told["warm"]["accuracy"] if name in trained and name[:3] != "all"]
+    columns = {"before": [told["warm"]], "after": [told["runs"][seed]["after"] for seed in seeds]}
+    if "after" in told["runs"].get(CONTROL, {}):
+        columns["rewards permuted"] = [told["runs"][CONTROL]["after"]]
+    colors = {"before": "0.8", "after": "tab:blue", "rewards permuted": "0.5"}
+    width = 0.8 / len(columns)
+    for place, (label, found) in enumerate(columns.items()):
+        found_RC = [[one["accuracy"][cell]["pass@1"][0] for cell in cells] for one in found]
+        means = [sum(column) / len(column) for column in zip(*found_RC, strict=True)]
+        x = [at + (place - (len(columns) - 1) / 2) * width for at in range(len(cells))]
+        axes.bar(x, means, width, label=label, color=colors[label])
+        for own in found_RC:
+            axes.plot(x, own, ".", color="0.2", markersize=3)
+    axes.set_xticks(range(len(cells)), cells, rotation=60, ha="right")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Left: all trained kinds by step, seeds and control. Right: each of them before and after."""
+    told = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    runs = {name: run for name, run in told["runs"].items() if run["curve"]}
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
+    for number, name in enumerate(("seed0", *SEEDS[1:])):
+        if name in runs:
+            line(left, runs[name], "step", "all", label=f"seed {number}", color=f"C{number * 2}")
+    if CONTROL in runs:
+        line(left, runs[CONTROL], "step", "all", label="rewards permuted", color="0.6")
+    bars(right, told, [name for name in runs if name != CONTROL and "after" in runs[name]])
+    left.set(title="Gemma 3 270M, kinds that it was trained on", xlabel="steps")
+    right.set(title="Each kind and level, mean of the seeds (dots: each)")
+    for axes in (left, right):
+        axes.set(ylabel="held-out accuracy", ylim=(0, 1))
+        axes.grid(alpha=0.3, axis="y")
+        axes.legend(loc="upper left")
+    figure.savefig(argv[1], dpi=110)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
