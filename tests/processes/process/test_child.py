@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -254,6 +255,7 @@ def test_it_gets_the_descriptors_environment_and_umask_that_are_given(
     )  # fmt: skip
     children.append(child)
     os.close(ours)
+    assert select.select([theirs], [], [], DEADLINE_S)[0], "nobody holds the other end"
     assert b"" == os.read(theirs, 1)
     until(child.log_tail, "it is up")
     assert ["b 63 False"] == list(child.log_tail())
