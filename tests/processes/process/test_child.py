@@ -17,6 +17,7 @@ from rlstreams.streams.process import child as module
 from rlstreams.streams.process.child import Child, Orphaned
 
 DEADLINE_S = 60.0
+Owned = Callable[..., tuple[subprocess.Popen[str], int, int]]
 SLEEPS = "import time; print('up', flush=True); time.sleep(3600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
 # Forks twice, leaves its session, clears its environment; says who it is, and sleeps.
@@ -53,6 +54,30 @@ def children() -> Iterator[list[Child]]:
     for child in made:
         child.kill()
         child.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def owned() -> Iterator[Owned]:
+    """Makes an owner with a child; process ids of its program and of what stands between."""
+    owners: list[subprocess.Popen[str]] = []
+    programs: list[int] = []
+
+    def make(orphaned: Orphaned, *words: str) -> tuple[subprocess.Popen[str], int, int]:
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, orphaned, *words], stdout=subprocess.PIPE, text=True
+        )
+        owners.append(owner)
+        assert owner.stdout is not None
+        program, reaper = map(int, owner.stdout.readline().split())
+        programs.append(program)
+        return owner, program, reaper
+
+    yield make
+    for owner, program in zip(owners, programs, strict=True):
+        owner.kill()
+        owner.communicate()
+        if is_alive(program):
+            os.killpg(program, signal.SIGKILL)
 
 
 def python(script: str, orphaned: Orphaned, *words: str, log: Path | None = None) -> Child:
@@ -178,7 +203,9 @@ def test_what_it_left_behind_ends_with_it(tmp_path: Path, children: list[Child])
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_an_owner_that_is_killed_takes_it_along(tmp_path: Path, *, is_stopped: bool) -> None:
+def test_an_owner_that_is_killed_takes_it_along(
+    tmp_path: Path, owned: Owned, *, is_stopped: bool
+) -> None:
     """With all that it started; also while it is stopped, and could hear of nothing."""
     owner, program, _ = owned(Orphaned.DIES, LEAVES, str(tmp_path))
     until(lambda: len(list(tmp_path.iterdir())) == 2, "both are up")
@@ -191,24 +218,21 @@ def test_an_owner_that_is_killed_takes_it_along(tmp_path: Path, *, is_stopped: b
     until(lambda: not any(map(is_alive, left)), "nothing is left")
 
 
-def test_a_reaper_that_is_killed_takes_its_program_along() -> None:
-    owner, program, reaper = owned(Orphaned.DIES, SLEEPS)
+def test_a_reaper_that_is_killed_takes_its_program_along(owned: Owned) -> None:
+    _, program, reaper = owned(Orphaned.DIES, SLEEPS)
     os.kill(reaper, signal.SIGKILL)
     until(lambda: not is_alive(program), "it is gone")
-    owner.kill()
-    owner.wait()
 
 
-def test_an_owner_that_is_killed_leaves_a_broker() -> None:
+def test_an_owner_that_is_killed_leaves_a_broker(owned: Owned) -> None:
     owner, program, _ = owned(Orphaned.LIVES, SLEEPS)
     owner.kill()
     owner.wait()
     time.sleep(0.3)
     assert is_alive(program)
-    os.kill(program, signal.SIGKILL)
 
 
-def test_who_drains_hears_of_its_owners_end(tmp_path: Path) -> None:
+def test_who_drains_hears_of_its_owners_end(tmp_path: Path, owned: Owned) -> None:
     """And reads nothing of the pipe by mistake, neither itself nor what it starts."""
     script = (
         "import subprocess, sys, time; from pathlib import Path\n"
@@ -260,14 +284,3 @@ def test_it_gets_the_descriptors_environment_and_umask_that_are_given(
     until(child.log_tail, "it is up")
     assert ["b 63 False"] == list(child.log_tail())
     os.close(theirs)
-
-
-def owned(orphaned: Orphaned, *words: str) -> tuple[subprocess.Popen[str], int, int]:
-    """An owner with a child; the process ids of its program and of what stands between."""
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, orphaned, *words], stdout=subprocess.PIPE, text=True
-    )
-    assert owner.stdout is not None
-    with owner.stdout:
-        program, reaper = map(int, owner.stdout.readline().split())
-    return owner, program, reaper

@@ -301,11 +301,15 @@ def test_an_error_on_a_full_disk_is_told_as_such(
             outlasting(failed, keeper)
 
 
-@pytest.mark.parametrize("is_minded", [False, True])
-def test_a_start_whose_starter_was_killed_holds_no_lock(tmp_path: Path, is_minded: bool) -> None:
+@pytest.mark.parametrize(
+    ("step", "is_minded"), [("format", False), ("fence", False), ("format", True)]
+)
+def test_a_start_whose_starter_was_killed_holds_no_lock(
+    tmp_path: Path, step: str, *, is_minded: bool
+) -> None:
     """`up` was killed while it prepared its broker: the next one goes on, and nothing is left."""
     starter = subprocess.Popen(
-        [sys.executable, "-c", PREPARES, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PREPARES, str(tmp_path), step], stdout=subprocess.PIPE, text=True
     )
     assert starter.stdout is not None
     with starter.stdout:
@@ -324,15 +328,24 @@ def test_a_start_whose_starter_was_killed_holds_no_lock(tmp_path: Path, is_minde
         starter.wait()
 
 
+# A step of a start that takes for ever, with a program in the place of Java.
 PREPARES = """
-import sys, time
+import sys, threading, time
 from pathlib import Path
-from rlstreams.streams.broker.embedded import EmbeddedBroker
-from rlstreams.streams.process.child import Orphaned
-one = EmbeddedBroker(Path(sys.argv[1]))
+from rlstreams.streams.broker import embedded
+def say():
+    while not embedded._CHILDREN:
+        time.sleep(0.01)
+    print(embedded._CHILDREN[-1].pid, flush=True)
+threading.Thread(target=say, daemon=True).start()
+embedded.FENCE_S = embedded.START_S
+one, java = embedded.EmbeddedBroker(Path(sys.argv[1])), ("sh", "-c", "exec sleep 3600")
+state = embedded.BrokerState(pid=0, port=9, controller_port=8, cluster_id="c")
 with one._locked() as lock_fd:
-    print(one._spawn(("sleep", "3600"), lock_fd, Orphaned.DIES).pid, flush=True)
-    time.sleep(3600)
+    if sys.argv[2] == "format":
+        one._format(java, "c", lock_fd)
+    else:
+        one._fence_dead(java, state, lock_fd)
 """
 
 
