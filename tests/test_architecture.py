@@ -17,7 +17,7 @@ import rlstreams.schemas.events
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("rlstreams", "infra", "tests")  # a module's path is its import name
-ROLES = ("prompts", "rollout", "logprob", "trainer")
+ROLES = ("prompts", "rollout", "server", "logprob", "trainer")
 FILE_CAP, MEDIAN_CAP, FUNCTION_CAP, FOLDER_CAP = 400, 150, 60, 20
 # Folders that are larger still. A number here only ever gets smaller.
 LARGE_FOLDERS = {

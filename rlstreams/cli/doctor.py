@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> int:
     Checks Java, disk, GPUs, model, data, verifier, model servers and broker. Starts nothing.
     Exit status 0 if no check fails.
 
-    --role prompts|rollout|logprob|trainer  only what this role needs, on a host of its own
+    --role prompts|rollout|server|logprob|trainer  only what this role needs, on a host of its own
     --ordinal COUNT  with --role: only what its worker N needs; default: any of them
     --json       print the checks as a JSON array
 

@@ -22,7 +22,7 @@ def run_command(args: argparse.Namespace) -> int:
     rlstreams engine command vllm run.toml
     rlstreams engine command sglang run.toml --format kubernetes
     """
-    from rlstreams.workers.bootstrap.served import Where, command_of, where_installed
+    from rlstreams.workers.bootstrap.model_server import Where, command_of, where_installed
     from rlstreams.workers.config.load import load
     from rlstreams.workers.engines.served.facts import TESTED, Kind
 
@@ -34,7 +34,8 @@ def run_command(args: argparse.Namespace) -> int:
     else:
         version = args.server_version or TESTED[kind][-1]
         where = Where(python=config.engine.python or "python3", version=version)
-    command = command_of(config, kind, where, config.engine.port or 8000, {})
+    url = f"http://{config.engine.host}:{config.engine.port or 8000}"
+    command = command_of(config, kind, where, url, {})
     print("# The server's environment needs the transfer plugin:  pip install ./infra/server")
     if args.format == "shell":
         print(command.shell())

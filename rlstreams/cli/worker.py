@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 BROKER_S = 60.0  # longest wait for a broker that is being started again
 
 
-# Hidden, and set by `up`: the id that its reports carry, the ids of its predecessors that are known
-# to have ended, that its standard input closes when `up` is gone, the newest epoch when `up` began,
-# and where it is to die on purpose.
-@command(
-    "worker", CONFIG, hidden=("--instance", "--reaped", "--owner", "--claims-after", "--crash-at")
-)
+# Set by `up`: the id that its reports carry, the ids of its predecessors that are known to have
+# ended, that its standard input closes when `up` is gone, the newest epoch when `up` began, where it
+# is to die on purpose, and where the model servers of the run are.
+_HIDDEN = (
+    "--instance", "--reaped", "--owner", "--claims-after", "--crash-at", "--server-urls",
+)  # fmt: skip
+
+
+@command("worker", CONFIG, hidden=_HIDDEN)
 def run(args: argparse.Namespace) -> int:
     """run one worker of one role
 
@@ -31,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     75 fenced by a successor, 76 another trainer is alive, 78 configuration refused, 1 anything
     else.
 
-    ROLE prompts|rollout|logprob|trainer|ranks  ranks: what a trainer on another host asks for
+    ROLE prompts|rollout|server|logprob|trainer|ranks  server: a model server of rollout workers;
+                        ranks: what a trainer on another host asks for
     --ordinal COUNT     which worker of its role, from 0; of ranks, which of trainer.hosts [0]
     --takeover          the predecessor is known to be dead: a trainer does not wait for its lease
     --health-port PORT  answer /health and /load, as JSON, on this port
@@ -86,6 +90,7 @@ def _work(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
             role=args.role,
             ordinal=args.ordinal,
             instance=args.instance or uuid.uuid4().hex,
+            server_urls=tuple(filter(None, args.server_urls.split(","))),
             takeover=args.takeover,
             reaped=frozenset(filter(None, args.reaped.split(","))),
             claims_after=int(args.claims_after) if args.claims_after else None,
@@ -97,11 +102,16 @@ def _work(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
             from rlstreams.streams.log.catalogue import publish_missing
 
             publish_missing(bus, context.worker)
-        device = config.shared_device(args.role)
+        is_server = args.role == "server"  # it has the device of those that use it
+        device = config.shared_device("rollout" if is_server else args.role)
         control = ControlFollower(bus, None if device is None else lease.POLL_S)
-        turns = None if device is None else lease.DeviceTurns(context, device, control.leases)
-        if turns and not turns.await_first(lambda: bool(control.poll()) and not stop.requested):
-            return
+        turns: lease.Turns | None = None
+        if device is not None and is_server:
+            turns = lease.FollowedTurns(device, control.leases)
+        elif device is not None:
+            turns = own = lease.DeviceTurns(context, device, control.leases)
+            if not own.await_first(lambda: bool(control.poll()) and not stop.requested):
+                return
         is_compared = args.role != "trainer"  # the trainer's is the configuration
         if is_compared:
             ClaimCheck(context, ForeignRecords(context.worker, bus.schemas())).at_start()

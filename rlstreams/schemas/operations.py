@@ -54,6 +54,7 @@ class WorkerReport:
     counters: dict[str, float] = field(default_factory=dict)
     at_ms: int = 0  # on the clock of its host
     host: str = ""  # name of the machine or container; empty: written before it was told
+    servers: dict[str, str] = field(default_factory=dict)  # state of each model server, by address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlstreams.workers.bootstrap.served import command_of, delivery_of, free_port, where_installed
+from rlstreams.workers.bootstrap.model_server import command_of, free_ports, where_installed
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import PauseMode, TokenSequence
 from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
@@ -34,10 +34,11 @@ from rlstreams.workers.engines.served.check import check_server
 from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
-from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.model.model import load_model, weights_of
+from rlstreams.workers.server.process import ServerProcess
 from rlstreams.workers.weights import server_plugin
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from rlstreams.workers.weights.report_listener import ReportListener
@@ -71,24 +72,25 @@ class Bench:
         words += [f"rollout.capture_experts={str(args.experts).lower()}"]
         if args.record:
             words.append("engine.load=auto")  # a folder is loaded by the loader of the start
-        config, port = load([], words), free_port("127.0.0.1")
+        config, (port,) = load([], words), free_ports("127.0.0.1", 1)
+        url = f"http://127.0.0.1:{port}"
         where = where_installed(config, self.kind)
         environment = server_plugin.environment(self.folder / "plugin")
-        command = command_of(config, self.kind, where, port, environment)
+        command = command_of(config, self.kind, where, url, environment)
         print(command.shell())  # noqa: T201
         self.process = ServerProcess(command, Path(args.log))
         self.process.start()
-        return f"http://127.0.0.1:{port}"
+        return url
 
     def engine(self, args: argparse.Namespace, url: str, **changes: Any) -> ServedEngine:
         limits = {"pull_s": 120.0, "request_s": 300.0, "start_s": START_S, "silent_s": 120.0}
         chosen = settings(self.kind, capture_experts=args.experts, **{**limits, **changes})
         shape = read_shape(self.model)
-        delivery = delivery_of(self.model, self.folder, 0, self.listener)
+        delivery = PluginDelivery(self.listener, self.model, self.folder / "versions-0", "0")
         if args.record:
             delivery = FolderDelivery(self.model, self.folder / "versions")
         server = Server(url, chosen, shape, delivery)
-        return ServedEngine(chosen, shape, longest_sequence(self.model), [(server, None)])
+        return ServedEngine(chosen, shape, longest_sequence(self.model), [server])
 
     def publish(self, version: int) -> Any:
         generator = torch.Generator().manual_seed(version)

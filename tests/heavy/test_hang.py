@@ -16,7 +16,6 @@ from rlstreams.workers.weights import report_listener
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.report_listener import ReportListener
 from tests.contract.engine_rigs import collect, driven, long_request, request
-from tests.heavy.test_spawned_server import START_S, Spawned
 from tests.served.test_gate import until_sampling
 from tests.servers.served import plugin_engine, up
 from tests.servers.world import World
@@ -89,36 +88,3 @@ def hurry(engine: ServedEngine, deadline_s: float = SHORT_S) -> None:
     if server.adapter is not None:
         server.adapter._answer_s = deadline_s
     report_listener.REPORT_GRACE_S = deadline_s
-
-
-async def _pull_on(engine: ServedEngine, world: World) -> None:
-    """One version after the other: the server may see a little later that it is to hang."""
-    while True:
-        await engine.pull(world.publish(engine.policy_version + 1), world.channel)
-
-
-async def test_a_spawned_server_that_hangs_is_started_again(tmp_path: Path) -> None:
-    """Its process is ended, and the next one is shut until it has pulled."""
-    world, hangs = World(tmp_path), tmp_path / "hangs"
-    spawned = Spawned(tmp_path, hangs=hangs)
-    async with driven(spawned.engine) as engine:
-        await engine.pull(world.publish(0), world.channel)
-        first = spawned.server_pid
-        hangs.touch()
-        server = engine._monitors[0].server
-        server._settings = replace(server._settings, pull_s=SHORT_S)
-        server._delivery._probe_s = SHORT_S
-        with pytest.raises(WeightError):
-            await _pull_on(engine, world)
-        server._settings = replace(server._settings, pull_s=LONG_S)
-        server._delivery._probe_s = LONG_S
-        await until(lambda: not up(engine), "it was not given up")
-        assert -1 == engine.policy_version
-        early = asyncio.create_task(collect(engine, request("1/0/0")))
-        await until(lambda: bool(up(engine)), "it was not started again", START_S)
-        assert first != spawned.server_pid
-        assert not early.done()
-        await engine.pull(world.publish(9), world.channel)
-        assert {9} == {s.policy_version for s in await early}
-        assert any("does not answer since" in note for note in spawned.notes)
-    assert not spawned.process.is_running

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.bootstrap.model_server import own_urls
 from rlstreams.workers.bootstrap.parts import _weight_server
-from rlstreams.workers.bootstrap.served import port_of, report_listener_of
+from rlstreams.workers.bootstrap.served import report_listener_of
 from rlstreams.workers.config.load import load
 from tests.unit.roles.stand import EXAMPLE, Stand
 
@@ -27,7 +28,7 @@ def test_the_address_that_servers_report_to_is_one_of_this_host(host: str) -> No
 def test_a_server_of_ours_listens_on_an_address_of_this_host(host: str) -> None:
     """A free port is looked for there."""
     with pytest.raises(ConfigError, match=f"engine.host is '{host}', which is no address of this"):
-        port_of(load([EXAMPLE], [f"engine.host={host}"]), 0)
+        own_urls(load([EXAMPLE], ["rollout.engine=vllm", f"engine.host={host}"]))
 
 
 @pytest.mark.parametrize("host", [OTHERS, NO_NAME, "2001:db8::1"])

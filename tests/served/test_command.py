@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.bootstrap import served
-from rlstreams.workers.bootstrap.served import Where, command_of
+from rlstreams.workers.bootstrap import model_server, served
+from rlstreams.workers.bootstrap.model_server import Where, command_of
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.served.command import StartCommand, is_older
 from rlstreams.workers.engines.served.facts import Kind
-from rlstreams.workers.engines.served.process import start_locks
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.server.process import start_locks
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 from tests.unit.roles.stand import EXAMPLE
 
+URL = "http://127.0.0.1:8000"
+
 
 def made(kind: Kind, version: str, *overrides: str) -> StartCommand:
     config = load([EXAMPLE], overrides)
-    return command_of(config, kind, Where(python="python3", version=version), 8000, {})
+    return command_of(config, kind, Where(python="python3", version=version), URL, {})
 
 
 def test_a_server_is_started_with_all_that_the_adapter_needs() -> None:
@@ -139,50 +140,94 @@ def test_a_configuration_that_cannot_work_is_refused(
         load([EXAMPLE], overrides)
 
 
-@pytest.mark.parametrize(
-    ("words", "ordinal", "expected"),
-    [
-        ((), 0, {"vllm-0": "0,1,2,3"}),
-        (("engine.servers=2",), 0, {"vllm-0": "0", "vllm-1": "1"}),
-        (("engine.servers=2", "rollout.workers=2"), 1, {"vllm-2": "2", "vllm-3": "3"}),
-        (("engine.servers=2", "engine.args.tp=2"), 0, {"vllm-0": "0,1", "vllm-1": "2,3"}),
-        (("rollout.workers=6",), 5, {"vllm-5": "1"}),
-        (("engine.args.kv-cache-memory-bytes=1000",), 0, {"vllm-0": "0,1,2,3"}),
-    ],
-)  # fmt: skip
-def test_servers_of_all_workers_are_dealt_the_gpus_that_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], ordinal: int,
-    expected: dict[str, str],
-) -> None:  # fmt: skip
-    """To each as many as it is spread over; more servers than GPUs begin again at the first."""
-    monkeypatch.setattr(
-        served, "where_installed", lambda *_: Where(python="python3", version="0.32.0")
-    )
+def context_of(folder: Path, role: str, ordinal: int, *words: str) -> Context:
+    """Of one process of a run with vLLM, whose servers have ports from 9000 on."""
     config = load(
-        [EXAMPLE],
-        [f"run.dir={tmp_path}", "rollout.engine=vllm", "engine.port=9000",
-         'engine.env.CUDA_VISIBLE_DEVICES="0,1,2,3"', *words],
-    )  # fmt: skip
-    context = Context(
-        config=config, bus=MemoryBus(made_log("demo"), "demo"), role="rollout", ordinal=ordinal,
+        [EXAMPLE], [f"run.dir={folder}", "rollout.engine=vllm", "engine.port=9000", *words]
+    )
+    return Context(
+        config=config, bus=MemoryBus(made_log("demo"), "demo"), role=role, ordinal=ordinal,
         instance="one",
     )  # fmt: skip
-    monkeypatch.setattr(served, "start_locks", lambda gpus: [tmp_path / gpus])
-    engine = served.make_served_engine(context)
-    processes = [monitor._process for monitor in engine._monitors]
-    asyncio.run(engine.close())
-    found = {
-        process.log.stem: process._command.environment["CUDA_VISIBLE_DEVICES"]
-        for process in processes
-        if process is not None
-    }
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), ["0,1,2,3"]),
+        (("engine.servers=2",), ["0", "1"]),
+        (("engine.servers=2", "rollout.workers=2"), ["0", "1", "2", "3"]),
+        (("engine.servers=2", "engine.args.tp=2"), ["0,1", "2,3"]),
+        (("rollout.workers=6",), ["0", "1", "2", "3", "0", "1"]),
+        (("engine.args.kv-cache-memory-bytes=1000",), ["0,1,2,3"]),
+    ],
+)
+def test_the_servers_of_a_run_are_dealt_the_gpus_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: list[str]
+) -> None:
+    """To each as many as it is spread over; more servers than GPUs begin again at the first."""
+    monkeypatch.setattr(
+        model_server, "where_installed", lambda *_: Where(python="python3", version="0.32.0")
+    )
+    monkeypatch.setattr(model_server, "start_locks", lambda gpus: [tmp_path / gpus])
+    words = ('engine.env.CUDA_VISIBLE_DEVICES="0,1,2,3"', *words)
+    found, waits, urls = [], [], []
+    for number in range(len(expected)):
+        role = model_server.make_server_role(context_of(tmp_path, "server", number, *words))
+        process = role._process
+        assert process.log.name == f"vllm-{number}.log"
+        found.append(process._command.environment["CUDA_VISIBLE_DEVICES"])
+        waits += [lock.name for lock in process._locks]
+        urls.append(role._url)
+        role.close()
     assert expected == found
     # A named cache is not measured: its server waits for no other to start.
-    waits = {process._locks[0].name for process in processes if process and process._locks}
-    assert waits == (set() if "kv-cache-memory-bytes" in config.engine.args else {*found.values()})
-    ports = [9000 + int(name.rpartition("-")[2]) for name in expected]
-    assert [f"http://127.0.0.1:{port}" for port in ports] == [s.url for s in engine._servers]
-    assert engine.capacity == config.engine.max_running * len(ports)
+    assert waits == ([] if "cache" in words[-1] else expected)
+    assert urls == [f"http://127.0.0.1:{9000 + number}" for number in range(len(expected))]
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_servers_are_dealt_to_workers_like_cards(tmp_path: Path, is_named: bool) -> None:
+    """Each belongs to one worker, also where a worker has one more than another."""
+    urls = [f"http://127.0.0.1:{9000 + number}" for number in range(5 if is_named else 4)]
+    words = ["rollout.workers=2", f"engine.urls={urls}" if is_named else "engine.servers=2"]
+    for ordinal in range(2):
+        context = context_of(tmp_path, "rollout", ordinal, *words)
+        engine = served.make_served_engine(context)
+        await engine.close()
+        assert urls[ordinal::2] == list(engine.servers)
+        assert engine.capacity == context.config.engine.max_running * len(engine.servers)
+
+
+def test_all_processes_of_a_run_know_the_same_addresses(tmp_path: Path) -> None:
+    """`up` chooses free ports once and says them; without it they have to be named."""
+    config = context_of(tmp_path, "rollout", 0, "engine.port=0", "engine.servers=3").config
+    chosen = model_server.own_urls(config)
+    assert 3 == len({*chosen})
+    context = Context(
+        config=config, bus=MemoryBus(made_log("demo"), "demo"), role="server", ordinal=2,
+        instance="one", server_urls=chosen,
+    )  # fmt: skip
+    assert chosen == model_server.server_urls(context)
+    with pytest.raises(ConfigError, match=r"engine\.port is 0, a free one.*or engine\.urls"):
+        model_server.server_urls(context_of(tmp_path, "server", 0, "engine.port=0"))
+
+
+def test_every_setting_of_servers_reaches_them() -> None:
+    """The value of each field that the section `[engine]` has a name for."""
+    given = {
+        "engine.max_running": 7, "engine.on_pull": "wait", "engine.cache_on_pull": "recompute",
+        "engine.request_s": 3.0, "engine.answer_s": 4.0, "engine.start_s": 5.0,
+        "engine.silent_s": 6.0, "engine.allow_untested": True, "weights.pull_deadline_s": 8.0,
+        "rollout.capture_experts": False, "rollout.engine": "sglang",
+    }  # fmt: skip
+    words = [f"{name}={str(value).lower()}" for name, value in given.items()]
+    found = served.settings_of(load([EXAMPLE], words))
+    assert (found.limit, found.on_pull, found.keep_cache) == (7, "wait", False)
+    assert (found.request_s, found.answer_s, found.start_s, found.silent_s) == (3, 4, 5, 6)
+    assert (found.pull_s, found.allow_untested, found.capture_experts) == (8, True, False)
+    assert found.kind is Kind.SGLANG
+    assert served.settings_of(load([EXAMPLE], ["rollout.engine=vllm"])).keep_cache
 
 
 def test_a_lock_for_each_gpu_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:

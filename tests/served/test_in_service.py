@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
-from rlstreams.workers.engines.served.command import StartCommand
-from rlstreams.workers.engines.served.delivery import FolderDelivery
-from rlstreams.workers.engines.served.engine import ServedEngine
-from rlstreams.workers.engines.served.process import ServerProcess
-from rlstreams.workers.engines.served.server import Server
-from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
-from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import WeightError
 from tests.contract.engine_rigs import collect, request
 from tests.servers.fake_server import VERSIONS
-from tests.servers.served import STAND_IN_BEAT_S, model_folder, settings, up
+from tests.servers.served import up
 from tests.servers.world import World
 from tests.waiting import until
 
@@ -76,61 +67,6 @@ async def test_a_proxy_in_front_of_a_starting_server_is_outwaited(
         await until(lambda: server.called.count(route) > 1, "it was given up at once")
         server.broken_routes.clear()
         assert 0 == (await pull).policy_version
-
-
-async def test_another_process_at_the_port_is_not_taken_for_ours(
-    world: World, tmp_path: Path
-) -> None:
-    """It is never spoken to, and named once it has not left in time."""
-    other = world.serve()
-    model = model_folder(tmp_path)
-    chosen = settings("vllm", port_s=0.1, beat_s=STAND_IN_BEAT_S)
-    sleeping = (sys.executable, "-c", "import time; time.sleep(600)")
-    process = ServerProcess(StartCommand(argv=sleeping, environment={}), tmp_path / "server.log")
-    server = Server(other.url, chosen, read_shape(model), FolderDelivery(model, tmp_path / "v"))
-    engine = ServedEngine(chosen, read_shape(model), longest_sequence(model), [(server, process)])
-    await engine.start()
-    try:
-        with pytest.raises(EngineError, match=r"another process listens there for 0\.1 s"):
-            await engine.pull(world.publish(0), world.channel)
-    finally:
-        await engine.close()
-    assert not process.is_running
-    assert [] == other.called
-
-
-async def test_servers_on_one_gpu_start_one_after_the_other(world: World, tmp_path: Path) -> None:
-    """Both would size their caches by the same free memory, and the second would die of it."""
-    sleeping = StartCommand(
-        argv=(sys.executable, "-c", "import time; time.sleep(600)"), environment={}
-    )
-    lock = tmp_path / "gpu-0.lock"
-    first = ServerProcess(sleeping, tmp_path / "first.log", [lock])
-    second = ServerProcess(sleeping, tmp_path / "second.log", [tmp_path / "gpu-1.lock", lock])
-    served = world.serve()
-    model = model_folder(tmp_path)
-    chosen = settings("vllm", beat_s=STAND_IN_BEAT_S)
-    server = Server(served.url, chosen, read_shape(model), FolderDelivery(model, tmp_path / "v"))
-    served.kill()  # nobody listens: the port is free for what is started
-    notes: list[str] = []
-    engine = ServedEngine(
-        chosen, read_shape(model), longest_sequence(model), [(server, second)], note=notes.append
-    )
-    try:
-        assert first.take_turn()
-        first.start()
-        await engine.start()
-        await until(lambda: str(lock) in "".join(notes), "it does not say why it waits")
-        assert not second.is_running
-        first.end_turn()
-        await until(lambda: second.is_running, "its turn never came")
-        assert not first.take_turn(), "a server that starts does not hold its GPU"
-        served.restart()
-        await until(first.take_turn, "a server that answers still holds its GPU")
-        await engine.close()
-    finally:
-        first.close()
-        second.close()
 
 
 async def test_a_version_that_cannot_be_written_leaves_the_old_one_in_service(world: World) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.engine import EngineSection
+from rlstreams.workers.engines.served.adapters import ADAPTERS
 from rlstreams.workers.engines.served.check import Weight, check_server
 from rlstreams.workers.engines.served.facts import Kind, Ranks, ask_facts, ask_ranks
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
-from rlstreams.workers.engines.served.server import ADAPTERS
 from rlstreams.workers.weights.report_listener import ReportListener
 from tests.servers.world import World
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from rlstreams.schemas.events import NO_VERSION
+from rlstreams.workers.engines.served.states import State
 from tests.contract.engine_rigs import collect, request
 from tests.servers.served import holding, up
 from tests.servers.world import World
@@ -69,7 +70,7 @@ async def test_who_does_not_wake_is_not_taken_for_asleep(world: World, flavour: 
         server.kill()
         await engine.wake()
         assert not engine.is_up
-        assert not any(monitor.server.is_asleep for monitor in engine._monitors)
+        assert State.ASLEEP not in engine.servers.values()
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)

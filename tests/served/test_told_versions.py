@@ -140,7 +140,7 @@ async def test_an_answer_that_was_whole_when_its_server_was_lost_is_kept(
         assert sampled(job) == told(segments)
         assert {0, 1} == set(told(segments))
         assert job.token_ids == tokens(segments)
-        assert "did not answer /health" == engine._monitors[0].server.trouble
+        assert "did not answer /health" == engine._servers[0].state.trouble
 
 
 async def test_a_server_that_was_lost_during_its_pull_holds_nothing(world: World) -> None:

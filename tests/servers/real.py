@@ -21,14 +21,15 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from rlstreams.workers.bootstrap.served import command_of, delivery_of, free_port, where_installed
+from rlstreams.workers.bootstrap.model_server import command_of, free_ports, where_installed
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.http import ServerHttp
-from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
+from rlstreams.workers.server.process import ServerProcess
 from rlstreams.workers.weights import server_plugin
 from rlstreams.workers.weights.report_listener import ReportListener
 from tests.servers.served import settings
@@ -55,19 +56,19 @@ def vllm_server(folder: Path) -> Iterator[str]:
         f"engine.args.max-num-batched-tokens={LONG_MODEL_TOKENS}",  # a whole prompt in one step
     ]
     config = load([DEMO, EXAMPLE], changes)
-    port = free_port(config.engine.host)
+    (port,) = free_ports(config.engine.host, 1)
+    url = f"http://{config.engine.host}:{port}"
     where = where_installed(config, Kind.VLLM)
     command = command_of(
-        config, Kind.VLLM, where, port, server_plugin.environment(folder / "plugin")
+        config, Kind.VLLM, where, url, server_plugin.environment(folder / "plugin")
     )
     process = ServerProcess(command, folder / "vllm.log")
     process.start()
-    url = f"http://{config.engine.host}:{port}"
     try:
         asyncio.run(ready(url, process))
         yield url
     finally:
-        process.close()
+        process.end()
 
 
 def long_model(folder: Path) -> Path:
@@ -97,8 +98,10 @@ async def ready(url: str, process: ServerProcess) -> None:
     until_s = time.monotonic() + START_S
     try:
         while await http.status_of("/health", 5.0) != 200:
-            lines = "\n".join(process.log_tail())
-            assert process.is_running, f"vLLM ended: {lines}"
+            child = process.child
+            assert child is not None
+            lines = "\n".join(child.log_tail())
+            assert child.poll() is None, f"vLLM ended: {lines}"
             assert time.monotonic() < until_s, f"vLLM is not ready after {START_S:g} s: {lines}"
             await asyncio.sleep(0.5)
         # The first request compiles. Its answer is nonsense: the weights are random.
@@ -127,9 +130,8 @@ def real_engine(
     if not stops:
         shape = replace(shape, eos_ids=frozenset())
     listener = ReportListener()
-    server = Server(url, chosen, shape, delivery_of(model, folder, 0, listener))
-    servers = [(server, None)]
-    return ServedEngine(chosen, shape, longest_sequence(model), servers, on_close=listener.close)
+    server = Server(url, chosen, shape, PluginDelivery(listener, model, folder / "versions-0", "0"))
+    return ServedEngine(chosen, shape, longest_sequence(model), [server], on_close=listener.close)
 
 
 def freeze(url: str) -> None:

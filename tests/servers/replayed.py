@@ -89,7 +89,7 @@ def engine_of(
     chosen, shape = settings(kind, capture_experts=head["experts"]), read_shape(model)
     server = Server(stand_in.url, chosen, shape, FolderDelivery(model, folder / "versions"))
     first, second = (_published(version, weights) for version, weights in head["versions"])
-    return ServedEngine(chosen, shape, longest_sequence(model), [(server, None)]), (first, second)
+    return ServedEngine(chosen, shape, longest_sequence(model), [server]), (first, second)
 
 
 async def _exercised(

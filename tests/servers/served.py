@@ -46,7 +46,7 @@ def settings(kind: str, **changes: Any) -> ServedSettings:
         start_s=60.0,
         beat_s=0.5,
         look_s=30.0,  # only who is dead is silent for so long
-        silent_s=0.1,
+        silent_s=30.0,
         allow_untested=True,
     )
     return replace(base, **changes)
@@ -71,7 +71,7 @@ def plugin_engine(
     shape = read_shape(model)
     delivery = PluginDelivery(listener, model, folder / "versions", "0", probe_s=probe_s)
     server = Server(fake.url, chosen, shape, delivery)
-    return ServedEngine(chosen, shape, longest_sequence(model), [(server, None)])
+    return ServedEngine(chosen, shape, longest_sequence(model), [server])
 
 
 def engine_of_urls(kind: str, urls: Sequence[str], folder: Path, **changes: Any) -> ServedEngine:
@@ -83,8 +83,7 @@ def engine_of_urls(kind: str, urls: Sequence[str], folder: Path, **changes: Any)
         Server(url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"))
         for number, url in enumerate(urls)
     ]
-    pairs = [(server, None) for server in servers]
-    return ServedEngine(chosen, shape, longest_sequence(model), pairs)
+    return ServedEngine(chosen, shape, longest_sequence(model), servers)
 
 
 def up(engine: ServedEngine) -> list[str]:
@@ -97,7 +96,7 @@ def holding(engine: ServedEngine, policy_version: int) -> list[str]:
     return [
         server.url
         for server in engine._servers
-        if server.is_open
+        if server.state.is_open
         and server not in engine._pulls
         and server.held is not None
         and server.held.policy_version == policy_version

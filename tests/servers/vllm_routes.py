@@ -117,6 +117,9 @@ class VllmRoutes:
         self._core.is_asleep = self._core.paused = False
         return web.Response()
 
+    async def is_sleeping(self, _: web.Request) -> web.Response:
+        return web.json_response({"is_sleeping": self._core.is_asleep})
+
     async def server_info(self, request: web.Request) -> web.Response:
         assert request.query["config_format"] == "json"
         return web.json_response(
@@ -134,6 +137,7 @@ class VllmRoutes:
             web.get("/version", self.version),
             web.post("/sleep", self.sleep),
             web.post("/wake_up", self.wake_up),
+            web.get("/is_sleeping", self.is_sleeping),
             web.get("/server_info", self.server_info),
             web.get("/v1/models", self.models),
         ]

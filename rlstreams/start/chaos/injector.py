@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import threading
@@ -18,7 +17,6 @@ from rlstreams.schemas import DecodeError, decode
 from rlstreams.start.chaos.plan import (
     BROKER,
     RECORDS,
-    SERVER,
     Fault,
     FaultKind,
     Injection,
@@ -36,8 +34,6 @@ from rlstreams.up.supervisor.stall_watch import StallClock
 from rlstreams.up.supervisor.summary import show
 from rlstreams.workers.bootstrap.parts import open_bus
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.engines.served.facts import Kind
-from rlstreams.workers.engines.served.process import pid_file
 
 RECORDS_PER_TOPIC = 6
 READ_S = 2.0
@@ -240,10 +236,7 @@ class FaultInjector:
 
     def _strike(self, fault: Fault) -> str | None:
         """The instance that was struck, "" for what is no worker; None: not now."""
-        fleet = self._targets.fleet
-        if fault.role == SERVER:
-            is_struck = kill_server(fleet.of("rollout")[fault.ordinal].log, fault.ordinal)
-        elif fault.role == RECORDS:
+        if fault.role == RECORDS:
             is_struck = self._vandal is not None and self._vandal.strike(fault.number)
         elif fault.role == BROKER:
             is_struck = self._strike_broker(fault)
@@ -310,19 +303,3 @@ class FaultInjector:
         if sleeper.worker.role == "trainer":
             return watcher.progress.owns_run(instance)
         return any(w.instance == instance for w in watcher.state.throughput.workers)
-
-
-def kill_server(worker_log: Path, ordinal: int) -> bool:
-    """SIGKILL; False if no server runs now: it is being started again, or not ours.
-
-    Args:
-        worker_log: of the rollout worker that minds it; its server's log lies beside it.
-    """
-    for kind in Kind:
-        path = pid_file(worker_log.with_name(f"{kind}-{ordinal}.log"))
-        try:
-            os.kill(int(path.read_text(encoding="ascii")), signal.SIGKILL)
-        except (FileNotFoundError, ValueError, ProcessLookupError):
-            continue  # none, or its guard is about to write or remove the file
-        return True
-    return False

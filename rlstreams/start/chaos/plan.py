@@ -16,7 +16,7 @@ from enum import StrEnum
 from rlstreams.streams.log.crash_points import CrashPoint
 
 BROKER = "broker"
-SERVER = "server"  # the model server that a rollout worker started, not the worker
+SERVER = "server"  # the role; its model server ends with it
 RECORDS = "records"  # what the topics carry
 ROLES = ("rollout", "logprob", "trainer", "prompts")
 # Around the session timeout of the embedded broker (4 s) and the transaction timeout (30 s).
@@ -83,7 +83,7 @@ def plan(options: ChaosOptions, counts: Mapping[str, int]) -> Sequence[Fault]:
     """The faults, in order; the same for the same arguments.
 
     Args:
-        counts: workers by role; model servers; each of the others counts 1.
+        counts: workers by role; each of the others counts 1.
     """
     draw = random.Random(options.seed)
     victims = _deal(draw, sorted(counts))
@@ -132,7 +132,7 @@ def _fault(
 def _kind(draw: random.Random, role: str, *, has_points: bool) -> FaultKind:
     if role == RECORDS:
         return FaultKind.DAMAGE
-    if role == SERVER:  # one that hangs is a test of its health monitor
+    if role == SERVER:  # one that is suspended keeps its port, so it has no successor
         return FaultKind.KILL
     weights = {FaultKind.KILL: 5, FaultKind.STOP: 2}
     if role != BROKER:

@@ -51,7 +51,7 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
 
     Raises ConfigError: no such role, or a broker or model servers that are not ours.
     """
-    counts = num_workers(config)
+    counts = {role: count for role, count in num_workers(config).items() if count}
     others = {}
     if config.broker.bootstrap:
         others[BROKER] = (
@@ -65,13 +65,6 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
         others[SERVER] = "the built-in engine samples in the worker's process: strike rollout"
     elif config.engine.urls:
         others[SERVER] = "those of engine.urls are not ours: leave it out, or clear engine.urls"
-    elif config.engine.servers > 1:
-        others[SERVER] = (
-            f"engine.servers is {config.engine.servers}, and one a worker can be struck: leave it "
-            "out, or start one server a worker"
-        )
-    else:
-        counts[SERVER] = config.rollout.workers
     for role in roles:
         if role not in NAMES:
             raise ConfigError(f"--roles names {role!r}; there are: {', '.join(NAMES)}")

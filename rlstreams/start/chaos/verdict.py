@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from rlstreams.start.chaos.plan import BROKER, RECORDS, SERVER, FaultKind, Journal
+from rlstreams.start.chaos.plan import BROKER, RECORDS, FaultKind, Journal
 from rlstreams.streams.audit.report import BreachKind
 from rlstreams.streams.log.text import plain_json
 from rlstreams.streams.views.run import RunState
@@ -99,8 +99,7 @@ def report(
         seconds=round(now_s - journal.started_s, 1),
         faults_asked=len(journal.planned),
         faults={role: dict(sorted(faults[role].items())) for role in sorted(faults)},
-        processes_killed=ended.num_killed
-        + sum(faults[role][FaultKind.KILL] for role in (BROKER, SERVER)),
+        processes_killed=ended.num_killed + faults[BROKER][FaultKind.KILL],
         crash_points=dict(sorted(reached.items())),
         outcome=ended.outcome,
         steps=state.step,

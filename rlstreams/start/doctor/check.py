@@ -48,7 +48,11 @@ class Host:
         """Processes of `role` that run here; of a role by itself one."""
         if not self.has(role):
             return 0
-        counts = {"rollout": config.rollout.workers, "logprob": config.logprob.workers}
+        counts = {
+            "rollout": config.rollout.workers,
+            "server": config.num_servers,
+            "logprob": config.logprob.workers,
+        }
         return 1 if self.is_alone else counts.get(role, 1)
 
 

@@ -19,11 +19,10 @@ from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
 from rlstreams.start.doctor.model import ModelFolder
 from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.engines.served.process import GRACE_S
 
 ASK_S = 5.0
 MIB = 1.048576  # MB
-SERVER = "server"  # as a role: the model server that a rollout worker starts
+SERVER = "server"
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.free,memory.total",
           "--format=csv,noheader,nounits"]  # fmt: skip
 _SLICE = "MIG-"  # how one is named where a GPU would be
@@ -38,8 +37,7 @@ USUAL_FRACTION = 0.9
 _LESS = 'fewer versions held, model.dtype = "bfloat16", trainer.activation_checkpointing = true, '
 _LESS += "more trainer.ranks, trainer.lora.rank, a device for each role, or a smaller model"
 _APART = "logprob.device on another GPU, lower logprob.versions_held or logprob.token_budget; "
-_TAKEN = "`nvidia-smi` lists who uses it: end them, or name another GPU; the server of a worker "
-_TAKEN += f"that was killed ends by itself after {GRACE_S:g} s"
+_TAKEN = "`nvidia-smi` lists who uses it: end them, or name another GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +145,13 @@ def placements(
         field = f"{role}.device = {device}" + f" and {ranks - 1} behind it" * (ranks > 1)
         field += f" (auto: {why})" if role == "logprob" and why else ""
         yield Placement(role, field, ours[first : first + ranks], ranks, processes)
-    if is_served and not engine.urls and host.has("rollout") and gpus:
+    if is_served and not engine.urls and host.has(SERVER) and gpus:
         own, num_servers = engine.env.get(VISIBLE), config.rollout.workers * engine.servers
         field = f"engine.env.{VISIBLE} = {'(not set)' if own is None else own}"
-        first = (host.ordinal or 0) * engine.servers
+        first = host.ordinal or 0
         of_each = [
             visible(gpus, named if (its := engine.visible(n, num_servers)) is None else its)
-            for n in range(first, first + samplers * engine.servers)
+            for n in range(first, first + host.num_processes(config, SERVER))
         ]
         times = Counter(gpu for left in of_each for gpu in left[: engine.gpus_of_one])
         lacks = any(len(left) < engine.gpus_of_one for left in of_each)

@@ -49,7 +49,7 @@ from rlstreams.workers.sandbox.reward import RewardError, Sample
 # Which roles resolve the secrets of a section; of other sections every role does.
 _READERS: Mapping[str, tuple[str, ...]] = {
     "data": ("prompts", "trainer"),
-    "engine": ("rollout",),
+    "engine": ("server",),
     "environment": ("rollout",),
     "reward": ("rollout",),
     "weights": ("rollout", "logprob", "trainer"),
@@ -168,9 +168,10 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
         is_up = bool(bootstrap or config.broker.bootstrap)
         checks += memory_checks(config, model, places, free_mb(), is_up=is_up)
         checks += _of_model(config, model, host)
-    if host.has("rollout"):
+    if host.has("rollout", "server"):
         is_here = model is not None
         checks += probed("engine", lambda: engine_checks(config, host, has_model=is_here))
+    if host.has("rollout"):
         checks += probed("verifier", lambda: verifier_check(config, has_data=not host.is_alone))
     return [*checks, *_broker(config, host, bootstrap)]
 

@@ -29,22 +29,25 @@ def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator
     """
     if config.rollout.engine == BUILTIN:
         return
-    ordinals = range(config.rollout.workers) if host.ordinal is None else [host.ordinal]
-    if config.engine.urls:
+    if config.engine.urls and host.has("rollout"):
+        every = host.ordinal is None
+        ordinals = range(config.rollout.workers) if every else [host.ordinal or 0]
         yield from _running(config, ordinals)
-        return
-    yield from probed("engine", lambda: ok("engine", installed(config, has_model=has_model)))
-    yield from probed("engine.port", lambda: _ports(config, host, ordinals))
+    is_started = host.role == "server" or not (config.engine.urls or host.is_alone)
+    if is_started:
+        yield from probed("engine", lambda: ok("engine", installed(config, has_model=has_model)))
+    if not config.engine.urls:
+        yield from probed("engine.port", lambda: _ports(config, host))
 
 
 def installed(config: RunConfig, *, has_model: bool) -> str:
-    """The server that a worker will start.
+    """The server that will be started.
 
     Raises:
         ConfigError: no such Python, no such server in it or one that was never tried, an argument
             of the user's that contradicts one of ours.
     """
-    from rlstreams.workers.bootstrap.served import command_of, found_server, where_installed
+    from rlstreams.workers.bootstrap.model_server import command_of, found_server, where_installed
     from rlstreams.workers.engines.served.facts import Kind, untested
 
     kind = Kind(config.rollout.engine)
@@ -54,19 +57,25 @@ def installed(config: RunConfig, *, has_model: bool) -> str:
     if why and not config.engine.allow_untested:
         raise ConfigError(f"engine.python: {found}, {why}")
     if has_model:
-        command_of(config, kind, where, config.engine.port, {})
+        command_of(config, kind, where, f"http://{config.engine.host}:{config.engine.port}", {})
     return f"{found}{', not run with rlstreams before (engine.allow_untested)' if why else ''}"
 
 
-def _ports(config: RunConfig, host: Host, ordinals: Sequence[int]) -> Check:
+def _ports(config: RunConfig, host: Host) -> Check:
     """Whether each server can have its port; that of a run that is up is its own."""
-    from rlstreams.workers.bootstrap.served import own_servers, port_of
+    from rlstreams.workers.bootstrap.model_server import port_of
     from rlstreams.workers.engines.served.facts import Kind
 
+    if not config.engine.port and host.is_alone:
+        return fail(
+            "engine.port",
+            "engine.port is 0: `rlstreams up` alone tells all roles which port it chose",
+            "set the port of the first server, or engine.urls",
+        )
     if not config.engine.port:
         return ok("engine.port", "engine.port is 0: a free one is chosen for each server")
     kind, advice = Kind(config.rollout.engine), "end it, or set engine.port to a free port, or to 0"
-    numbers = [number for ordinal in ordinals for number in own_servers(config, ordinal)]
+    numbers = range(config.num_servers) if host.ordinal is None else [host.ordinal]
     others = [number for number in numbers if not _is_up(config, kind, number)]
     ports = [port_of(config, n) for n in others]
     if not host.is_alone and not config.broker.bootstrap and config.broker.port in ports:
@@ -87,8 +96,8 @@ def _is_taken(host: str, port: int) -> bool:
 
 def _is_up(config: RunConfig, kind: Kind, number: int) -> bool:
     """Whether this server of the run runs now."""
-    from rlstreams.workers.bootstrap.served import server_log
-    from rlstreams.workers.engines.served.process import pid_file
+    from rlstreams.workers.bootstrap.model_server import server_log
+    from rlstreams.workers.server.process import pid_file
 
     with contextlib.suppress(OSError, ValueError):
         os.kill(int(pid_file(server_log(Path(config.folder), kind, number)).read_text("ascii")), 0)
@@ -98,10 +107,11 @@ def _is_up(config: RunConfig, kind: Kind, number: int) -> bool:
 
 def _running(config: RunConfig, ordinals: Sequence[int]) -> Iterator[Check]:
     """A line for each server; a worker that has another server can do without one."""
-    from rlstreams.workers.bootstrap.served import urls_of
+    from rlstreams.workers.bootstrap.model_server import urls_of
 
     for ordinal in ordinals:
-        servers = asyncio.run(_met(config, urls_of(config, ordinal)))
+        urls = urls_of(config, config.engine.urls, ordinal)
+        servers = asyncio.run(_met(config, urls))
         is_served = any(one.name == "engine.urls" and one.level is Level.OK for one in servers)
         for one in servers:
             # A server that answers and is refused ends its worker's part in the run; one that does

@@ -126,8 +126,8 @@ WORKER_EVENTS = Topic(
     name="worker-events",
     events=(WorkerReport,),
     key="worker",
-    written_by=("prompts", "rollout", "logprob", "trainer"),
-    read_by=("views",),
+    written_by=("prompts", "rollout", "server", "logprob", "trainer"),
+    read_by=("views", "server"),
     retention=Retention.SHORT,
 )
 CONTROL = Topic(
@@ -135,7 +135,7 @@ CONTROL = Topic(
     events=(ControlState, DeviceLease),
     key="run",
     written_by=("operator", "up", "rollout", "logprob", "trainer"),
-    read_by=("prompts", "rollout", "logprob", "trainer", "up"),
+    read_by=("prompts", "rollout", "server", "logprob", "trainer", "up"),
     retention=Retention.COMPACT,
     other_keys={DeviceLease: "device"},
 )

@@ -35,6 +35,7 @@ class Lease:
     since_ms: int = 0  # of this state
     held_ms: int = 0  # since when the holder has its memory; 0: not yet
     begun: set[str] = field(default_factory=set)  # processes that ever held it
+    ended: str = ""  # how the last turn that is over ended: RELEASED or LOST
     is_torn: bool = False  # the first record that was read begins in the middle of a turn
 
     @property
@@ -73,6 +74,7 @@ class Leases:
         lease.turn, lease.since_ms = event.turn, event.at_ms
         lease.holder, lease.instance = event.holder, event.instance
         lease.state = FREE if event.state in (RELEASED, LOST) else event.state
+        lease.ended = event.state if lease.is_free else lease.ended
         if event.state == HELD:
             lease.held_ms = event.at_ms
             lease.begun.add(event.instance)

@@ -82,7 +82,7 @@ _STATE_STYLES = {  # any other: yellow
     **dict.fromkeys(("waiting", "ended"), "bright_black"),
     **dict.fromkeys(("silent", "down"), "bold red"),
 }
-_ROLE_ORDER = ("prompts", "rollout", "logprob", "trainer")
+_ROLE_ORDER = ("prompts", "rollout", "server", "logprob", "trainer")
 
 
 def header(given: LiveInput) -> RenderableType:

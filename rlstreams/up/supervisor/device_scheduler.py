@@ -2,7 +2,7 @@
 
 Its state is the log: it writes one event, and decides again once it has read it back. A holder that
 does not answer within `devices.change_s` is killed, and named. A lease is free only when its
-process is known to have given its memory up, or to have ended, with the server that it started.
+process is known to have given its memory up, or to have ended; so is a model server's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.views.leases import GRANTED, HELD, LOST, RECALLED, Lease
-from rlstreams.up.supervisor.fleet import GRACE_S, LOGS, Fleet, Worker
+from rlstreams.up.supervisor.fleet import GRACE_S, Fleet, Worker
 from rlstreams.up.supervisor.spawner import WorkerChild
 from rlstreams.up.supervisor.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor.watcher import Watcher
@@ -31,7 +31,7 @@ from rlstreams.workers.loop.lease import lock_file
 
 IDLE_S = 2.0  # a holder that says so long that it waits has nothing to do
 AGAIN_S = 10.0  # before a role that had nothing to do is granted a turn for the same samples
-SERVER_S = 30.0  # for the server of a worker that ended: its guard takes a sixth of it
+SERVER_S = 30.0  # for a model server to sleep or to end, once the turn is over
 READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again from the log
 
 
@@ -205,18 +205,16 @@ class DeviceScheduler(Closing):
         return False
 
     def _has_server(self, device: Device, lease: Lease) -> bool:
-        """Whether a server of a rollout worker that ended is still there: its guard ends it."""
-        if not lease.holder.startswith("rollout-") or self._fleet.child_of(lease.instance):
+        """Whether a model server may still have memory there: its role has it sleep, or ends it."""
+        if not lease.holder.startswith("rollout-"):
             return False
-        for number in range(self._config.engine.servers):  # one worker a role
-            name = f"{self._config.rollout.engine}-{number}.pid"
+        for number in range(self._config.num_servers):
+            name = f"server-{number}"
             try:
-                leader = int((Path(self._config.folder) / LOGS / name).read_text("ascii"))
-                os.killpg(leader, 0)
-            except (OSError, ValueError):  # a guard that was killed leaves its file
-                continue
-            self._await(device, f"a server of {lease.holder}, which ended,", str(leader), SERVER_S)
-            return True
+                os.close(take(lock_file(Path(self._config.folder), name)))
+            except OwnedError as err:
+                self._await(device, f"{name}, after its turn,", err.owner, SERVER_S)
+                return True
         return False
 
     def _await(self, device: Device, who: str, pid: str, limit_s: float) -> None:

@@ -16,11 +16,10 @@ from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.restart import Action, Decision, Exited, RestartPolicy, described
 from rlstreams.up.supervisor.spawner import Spawner, WorkerChild, WorkerSpec
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.engines.served.process import end_left_servers
 from rlstreams.workers.loop.runtime import Exit
 
 # Who is drained first: nobody waits for work of somebody who has left.
-DRAIN_ORDER = ("prompts", "rollout", "logprob", "trainer")
+DRAIN_ORDER = ("prompts", "rollout", "server", "logprob", "trainer")
 LOGS = "logs"  # folder of theirs, in that of the run
 RECENT = 16  # ends of a worker that its next process is told of
 GRACE_S = 10.0  # beyond drain_s, for a role's last commit and its exit
@@ -65,6 +64,7 @@ class Fleet:
     Args:
         room_s: how long a worker that found the disk full waits for room; 0: for ever.
         claims_after: the newest epoch before the fleet's own trainers.
+        server_urls: of the model servers that are among the workers.
     """
 
     def __init__(
@@ -77,9 +77,11 @@ class Fleet:
         say: Callable[[str], None],
         room_s: float = 0.0,
         claims_after: int = 0,
+        server_urls: Sequence[str] = (),
     ) -> None:
         self._spawner = spawner
         self._claims_after = claims_after
+        self._server_urls = server_urls
         self._config = folder / "config.json"
         self._progress = progress
         self._say = say
@@ -198,7 +200,7 @@ class Fleet:
         ]
 
     def close(self) -> None:
-        """Kill what is left, and end the model servers of who was killed; idempotent."""
+        """Kill what is left; idempotent."""
         for role in DRAIN_ORDER:
             self.stop(role, signal.SIGKILL)
         for child in self._replaced:
@@ -207,7 +209,6 @@ class Fleet:
             if worker.child is not None and worker.child.wait(GRACE_S):
                 worker.child = None
         self._replaced = [child for child in self._replaced if not child.wait(GRACE_S)]
-        end_left_servers(self._logs)
 
     def _spawn(self, worker: Worker) -> None:
         worker.excuse = ""
@@ -221,6 +222,7 @@ class Fleet:
             # that the process claims the run, it reads from the log.
             reaped=tuple(worker.reaped[-RECENT:]),
             claims_after=self._claims_after,
+            server_urls=self._server_urls,
             crash_at=worker.crash_at.pop(0) if worker.crash_at else "",
         )
         worker.child = self._spawner.spawn(spec)
@@ -303,6 +305,7 @@ def num_workers(config: RunConfig) -> dict[str, int]:
     return {
         "prompts": 1,
         "rollout": config.rollout.workers,
+        "server": 0 if config.engine.urls else config.num_servers,
         "logprob": config.logprob.workers,
         "trainer": 1,
     }

@@ -18,7 +18,7 @@ from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.streams.process.fork_server import ForkServer, fork_context
 
 PRELOAD = "rlstreams.workers.bootstrap.preload"
-LIGHT_ROLES = frozenset({"prompts"})  # import no torch
+LIGHT_ROLES = frozenset({"prompts", "server"})  # import no torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,7 @@ class WorkerSpec:
     instance: str
     reaped: Sequence[str] = ()  # instances of this worker that were seen to end, newest last
     claims_after: int = 0  # the newest epoch when this supervisor began
+    server_urls: Sequence[str] = ()  # of all model servers that `up` starts
     crash_at: str = ""  # see `rlstreams.streams.log.crash_points.arm_from`
 
     @property
@@ -46,6 +47,7 @@ class WorkerSpec:
         words += ["--ordinal", str(self.ordinal), "--instance", self.instance, "--owner", "up"]
         words += ["--claims-after", str(self.claims_after)]
         words += ["--reaped", ",".join(self.reaped)] if self.reaped else []
+        words += ["--server-urls", ",".join(self.server_urls)] if self.server_urls else []
         words += ["--crash-at", self.crash_at] if self.crash_at else []
         return [sys.executable, *words]
 

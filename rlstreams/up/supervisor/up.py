@@ -31,6 +31,7 @@ from rlstreams.up.supervisor.spawner import make_spawner
 from rlstreams.up.supervisor.summary import audited, program_name, show, summarize
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
+from rlstreams.workers.bootstrap.model_server import own_urls
 from rlstreams.workers.bootstrap.parts import (
     bootstrap_of,
     client_options,
@@ -82,7 +83,8 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             say, room_s = watcher.say, config.deadlines.stall_s
             fleet = Fleet(
                 spawner, folder, num_workers(config),
-                progress=watcher.progress, say=say, room_s=room_s, claims_after=epoch)  # fmt: skip
+                progress=watcher.progress, say=say, room_s=room_s, claims_after=epoch,
+                server_urls=own_urls(config))  # fmt: skip
             stack.callback(fleet.close)
             keeper = BrokerKeeper(broker, say, room_s=room_s) if broker else None
             stack.enter_context(keeper or nullcontext())

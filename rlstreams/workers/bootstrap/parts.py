@@ -140,7 +140,13 @@ def make_role(context: Context) -> Pausable:
     Raises:
         ConfigError: a model, data set or verifier that cannot be used.
     """
-    makers = {"prompts": _prompts, "rollout": _rollout, "logprob": _logprob, "trainer": _trainer}
+    makers = {
+        "prompts": _prompts,
+        "rollout": _rollout,
+        "server": _server,
+        "logprob": _logprob,
+        "trainer": _trainer,
+    }
     from rlstreams.workers.model.base import EngineError
     from rlstreams.workers.model.tokenizer import TokenizerError
 
@@ -182,6 +188,12 @@ def _rollout(context: Context) -> Pausable:
         deadline_s=config.sample_deadline_s,
     )
     return make_worker(context, context.bus, engine, _channel(context), sampler)
+
+
+def _server(context: Context) -> Pausable:
+    from rlstreams.workers.bootstrap.model_server import make_server_role
+
+    return make_server_role(context)
 
 
 def _engine(context: Context) -> Engine:

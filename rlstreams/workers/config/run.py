@@ -252,6 +252,13 @@ class RunConfig:
         return next((device for device in self.devices if role in device.roles), None)
 
     @property
+    def num_servers(self) -> int:
+        """Model servers that the run samples from."""
+        if self.rollout.engine == "builtin":
+            return 0
+        return len(self.engine.urls) or self.rollout.workers * self.engine.servers
+
+    @property
     def folder(self) -> str:
         """The run's folder."""
         return self.run.dir.replace("{id}", self.run.id)

@@ -6,7 +6,7 @@ A tensor path and a model server are behind the same two ports, under one contra
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -139,6 +139,10 @@ class Engine(Protocol):
     @property
     def trouble(self) -> str:
         """What is out of service and why, for people; empty: nothing. Asked from any thread."""
+
+    @property
+    def servers(self) -> Mapping[str, str]:
+        """The state of each model server that it uses, by address; asked from any thread."""
 
     def wants(self, published: PolicyPublished) -> bool:
         """Whether a pull of `published` would bring it forward now; asked from any thread.

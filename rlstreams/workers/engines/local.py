@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -88,6 +88,11 @@ class LocalEngine:
     def trouble(self) -> str:
         """None: it is here, or the worker ends."""
         return ""
+
+    @property
+    def servers(self) -> Mapping[str, str]:
+        """None: it is here."""
+        return {}
 
     def wants(self, published: PolicyPublished) -> bool:
         """Whether `published` is newer than what it holds, or of another content."""

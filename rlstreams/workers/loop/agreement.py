@@ -37,6 +37,7 @@ COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
         "model.dtype",
         "weights.channel",
     ),
+    "server": ("rollout.engine", "rollout.capture_experts", "weights.channel"),
     "logprob": (
         "logprob",
         "trainer.loss.kl_coef",
@@ -216,11 +217,18 @@ def check_ordinal(config: RunConfig, role: str, ordinal: int) -> None:
     Raises:
         ConfigError: it counts fewer.
     """
+    if role == "server" and config.rollout.engine == "builtin":
+        raise ConfigError(
+            "rollout.engine is 'builtin', which samples in its worker: a run has a model server "
+            "with 'vllm' or 'sglang'"
+        )
     counts = {"rollout": config.rollout.workers, "logprob": config.logprob.workers}
-    count = counts.get(role, 1)
+    count = config.num_servers if role == "server" else counts.get(role, 1)
     if ordinal < count:
         return
     why = f"{role}.workers is {count}" if role in counts else f"a run has one {role}"
+    if role == "server":
+        why = f"there are {count} model servers (engine.urls, or engine.servers of each worker)"
     others = f"0 to {count - 1} over all hosts" if count > 1 else "0"
     raise ConfigError(f"--ordinal {ordinal}: {why}, so ordinals are {others}")
 

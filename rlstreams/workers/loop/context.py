@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +18,10 @@ class Context:
 
     config: RunConfig
     bus: Bus
-    role: str  # "prompts", "rollout", "logprob", "trainer"
+    role: str  # "prompts", "rollout", "server", "logprob", "trainer"
     ordinal: int
     instance: str  # unique per process
+    server_urls: Sequence[str] = ()  # of all model servers of the run, as `up` chose them
     takeover: bool = False  # whoever owns the run is dead, says the operator: no lease watch
     reaped: frozenset[str] = frozenset()  # instances of this worker that the supervisor saw end
     claims_after: int | None = None  # claims above this epoch are of our supervisor's trainers

@@ -11,8 +11,8 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.views.leases import Leases
 from rlstreams.workers.loop.foreign import ForeignRecords
-from rlstreams.workers.loop.lease import DeviceTurns
-from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround, Sharing
+from rlstreams.workers.loop.lease import Turns
+from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround
 
 RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
 EVERY_S = 0.5
@@ -58,7 +58,7 @@ class ControlledRole(RoleAround):
     Args:
         paused: the role that takes nothing new while it is paused; `role` may be one around it.
         control: read by this role from now on.
-        turns: of a role that shares its device, which `paused` then gives up and takes; closed
+        turns: of a role whose device is shared, by which `paused` gives it up and takes it; closed
             with this role.
     """
 
@@ -67,7 +67,7 @@ class ControlledRole(RoleAround):
         role: Role,
         paused: Pausable,
         control: ControlFollower,
-        turns: DeviceTurns | None = None,
+        turns: Turns | None = None,
     ) -> None:
         super().__init__(role)
         self._paused = paused
@@ -79,7 +79,6 @@ class ControlledRole(RoleAround):
         state = self._control.poll().state
         may_work = True
         if self._turns is not None:
-            assert isinstance(self._paused, Sharing)
             may_work = self._turns.turn(self._paused)
         self._paused.is_paused = state == PAUSED or not may_work
         if state == DRAINING:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.log.bus import Producer
@@ -18,7 +19,7 @@ from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import DeadlineError, StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL
-from rlstreams.streams.views.leases import GRANTED, HELD, RECALLED, RELEASED, Leases
+from rlstreams.streams.views.leases import GRANTED, HELD, RECALLED, RELEASED, Lease, Leases
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.pending import commit
@@ -35,6 +36,44 @@ class LeaseLostError(StreamsError):
 def lock_file(folder: Path, worker: str) -> Path:
     """Locked by a worker that may have memory on a device that it shares."""
     return folder / f"{worker}.device.lock"
+
+
+class Turns(Protocol):
+    """How a role takes part in the turns on a device."""
+
+    def turn(self, role: object) -> bool:
+        """Do what `control` says; whether `role` may begin work on the device."""
+
+    def close(self) -> None:
+        """Release what it has."""
+
+
+@runtime_checkable
+class Following(Protocol):
+    """A role that shares a device with the one that it works for."""
+
+    def follow(self, lease: Lease) -> None:
+        """The lease, as of now."""
+
+
+class FollowedTurns:
+    """Turns of a process that holds no lease, and works for one that does.
+
+    Args:
+        leases: brought up to date by the reader of `control`.
+    """
+
+    def __init__(self, device: Device, leases: Leases) -> None:
+        self._device, self._leases = device.name, leases
+
+    def turn(self, role: object) -> bool:
+        """Tell `role` of the lease."""
+        assert isinstance(role, Following)
+        role.follow(self._leases[self._device])
+        return True
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class Handover:
@@ -114,12 +153,13 @@ class DeviceTurns:
             return False
         return True
 
-    def turn(self, role: Sharing) -> bool:
+    def turn(self, role: object) -> bool:
         """Change hands if `control` says so; whether `role` may begin work on the device.
 
         Raises:
             LeaseLostError: the lease was declared lost while memory is held.
         """
+        assert isinstance(role, Sharing)
         lease = self._leases[self._device]
         if not lease.is_of(self._context.instance):
             if self._has_memory:

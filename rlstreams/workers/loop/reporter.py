@@ -27,6 +27,7 @@ class Reporter:
         self._next = 0.0
         self._stuck = StuckWatch(context.worker, context.role, limits_of(context.config))
         self.policy_version = NO_VERSION
+        self._servers: Mapping[str, str] = {}
         self.load: Mapping[str, object] = {}  # for `/load` alone
 
     def count(self, **amounts: float) -> None:
@@ -40,6 +41,11 @@ class Reporter:
             if name != self._state[0]:
                 self._next = 0.0
             self._state = (name, detail)
+
+    def servers(self, states: Mapping[str, str]) -> None:
+        """The state of each model server that the worker uses; a change is reported at once."""
+        if states != self._servers:
+            self._servers, self._next = states, 0.0
 
     def due(self) -> list[Outgoing]:
         """The report, if it is time for one. Call it in every turn.
@@ -63,6 +69,7 @@ class Reporter:
             counters=dict(self._counters),
             at_ms=now_ms(),
             host=host_name(),
+            servers=dict(self._servers),
         )
         self._context.told(report, self.load)
         return [outgoing(WORKER_EVENTS, report)]

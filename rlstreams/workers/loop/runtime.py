@@ -66,6 +66,15 @@ class Pausable(Role, Protocol):
 
 
 @runtime_checkable
+class Idling(Protocol):
+    """A role that may have nothing to do."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do now."""
+
+
+@runtime_checkable
 class Sharing(Protocol):
     """A role whose memory can leave a device; both are called in each turn until True."""
 

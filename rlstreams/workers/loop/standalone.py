@@ -1,8 +1,8 @@
 """A role whose process `up` did not start: it notices the end.
 
-`up` drains its roles when the run is complete. Where each host starts its own, a rollout or
-log-prob worker that has had nothing to do for `LINGER_S` after the trainer said that it is done
-drains, as at SIGTERM.
+`up` drains its roles when the run is complete. Where each host starts its own, a rollout worker,
+log-prob worker or server that has had nothing to do for `LINGER_S` after the trainer said that it
+is done drains, as at SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from rlstreams.schemas.events import Event, TrainerHeartbeat, TrainerStarted
 from rlstreams.streams.log.record import Position
 from rlstreams.workers.loop.compared import ComparedRole
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.runtime import Role
-from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.loop.runtime import Idling, Role
 
 LINGER_S = 60.0  # longer than the session timeout of a group: a dead member's work comes to us
 
@@ -35,7 +34,7 @@ class StandaloneRole(ComparedRole):
             self._is_over = event.state == "done" and event.next_step > self._steps_asked_for
 
     def _looked(self, now_s: float) -> None:
-        is_idle = isinstance(self._role, StageLoop) and self._role.is_idle
+        is_idle = isinstance(self._role, Idling) and self._role.is_idle
         if not (self._is_over and is_idle):
             self._idle_since_s = None
         elif self._idle_since_s is None:

@@ -187,6 +187,7 @@ class RolloutStage:
         """Pulls and reports."""
         held = self._engine.policy_version
         self.reporter.policy_version = held
+        self.reporter.servers(self._engine.servers)
         self.reporter.load = {"open": self.num_open, "versions": [held]}
         # Of all that was sampled, what is in no trajectory was sampled in vain.
         sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled
@@ -201,7 +202,9 @@ class RolloutStage:
         elif self._waiting:
             wanted = min(record.event.min_policy_version for record in self._waiting)
             detail = f"for policy version {wanted}, holds {held}"
-        why = (detail, self._puller.trouble, self._engine.trouble)
+        awaited = [url for url, name in self._engine.servers.items() if name == "starting"]
+        absent = f"no answer yet from {', '.join(awaited)}" if awaited else ""
+        why = (detail, self._puller.trouble, self._engine.trouble, absent)
         self.reporter.state(state, "; ".join(filter(None, why)))
         return [*self._puller.news(), *self.reporter.due()]
 

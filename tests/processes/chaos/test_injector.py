@@ -6,8 +6,6 @@ That kills, crash points and several victims are struck and noted, `tests/chaos`
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,15 +16,14 @@ import pytest
 
 from rlstreams.schemas.events import Event
 from rlstreams.start.chaos import injector as module
-from rlstreams.start.chaos.injector import FaultInjector, kill_server
-from rlstreams.start.chaos.plan import BROKER, SERVER, Fault, FaultKind, Journal
+from rlstreams.start.chaos.injector import FaultInjector
+from rlstreams.start.chaos.plan import BROKER, Fault, FaultKind, Journal
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS, Topic
 from rlstreams.up.supervisor.fault_hook import FaultHook, FaultTargets
 from rlstreams.up.supervisor.fleet import Fleet
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.engines.served.process import pid_file
 from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
@@ -180,27 +177,6 @@ def test_a_fault_strikes_early_enough_for_all_to_fit(stage: Stage) -> None:
     stage.until(one, lambda: len(one.journal.injections) == 1)
     one.tick(is_running=True)
     assert 1 == len(one.journal.injections)
-
-
-def test_a_model_server_is_killed_beneath_its_worker(stage: Stage, tmp_path: Path) -> None:
-    """Its process is named beside its log; one that does not run now has its turn later."""
-    one = injector(fault(SERVER, FaultKind.KILL))
-    stage.begin(one)
-    one.tick(is_running=True)
-    assert [] == one.journal.injections
-    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    pid_file(tmp_path / "logs" / "vllm-0.log").write_text(f"{server.pid}\n")
-    stage.until(one, lambda: len(one.journal.injections) == 1)
-    assert -signal.SIGKILL == server.wait(DEADLINE_S)
-    assert all_up(stage.fleet)
-    assert 0 == stage.fleet.num_killed
-
-
-@pytest.mark.parametrize("text", ["", "x", "999999999"])
-def test_a_server_that_cannot_be_found_is_not_struck(tmp_path: Path, text: str) -> None:
-    """Half-written, or of a process that is gone."""
-    pid_file(tmp_path / "sglang-1.log").write_text(text)
-    assert not kill_server(tmp_path / "rollout-1.log", 1)
 
 
 def test_time_alone_cannot_stop_the_run(stage: Stage) -> None:

@@ -78,7 +78,7 @@ def test_what_died_is_counted() -> None:
         exited("rollout-0", "r1", -9, 1.1),
         exited("rollout-0", "r2", -9, 4.0, died_at="commit.before:3"),
     ]
-    made = reported(journal(injections), exits=exits, num_killed=2)
+    made = reported(journal(injections), exits=exits, num_killed=3)
     assert ({"commit.before": 1}, 4) == (made.crash_points, made.processes_killed)
     assert {"crash point": 1} == made.faults["rollout"]
     assert {SERVER, BROKER} == {role for role in made.faults if made.faults[role] == {"kill": 1}}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -25,8 +24,8 @@ from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Lease
 from rlstreams.up.supervisor import device_scheduler
-from rlstreams.up.supervisor.fleet import LOGS
 from rlstreams.up.supervisor.turns import TurnsView
+from rlstreams.workers.config.load import load
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import PromptsSection, RunConfig, RunSection
 from rlstreams.workers.config.trainer import TrainerSection
@@ -37,6 +36,7 @@ from tests.control_events import device_lease
 from tests.factories import worker_report
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
+from tests.unit.roles.stand import EXAMPLE
 
 ROLES = ("trainer", "logprob", "rollout")
 STEP = 4  # samples
@@ -346,25 +346,25 @@ def test_after_the_last_step_each_role_has_the_device_once_more(
     assert sorted(found) == sorted(f"{role}-0" for role in ROLES)
 
 
-def test_a_server_that_outlives_its_worker_keeps_the_device(
+def test_a_server_that_still_has_memory_keeps_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pid file says so as long as its group lives; what a killed guard left says nothing."""
+    """Its role's lock says so: it has not fallen asleep yet, or is being ended."""
     world = World(tmp_path, monkeypatch, change_s=60.0)
-    card, held = world.config.devices[0], Lease(holder="rollout-0", instance="rollout/gone")
-    (tmp_path / LOGS).mkdir()
-    file = tmp_path / LOGS / f"{world.config.rollout.engine}-0.pid"
-    server = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    for text, is_there in (("", False), (f"{server.pid}\n", True)):
-        file.write_text(text)
-        assert world.scheduler._has_server(card, held) == is_there
+    scheduler = world.scheduler
+    scheduler._config = load([EXAMPLE], [f"run.dir={tmp_path}", "rollout.engine=vllm"])
+    card, over = world.config.devices[0], Lease(holder="rollout-0", instance="rollout/gone")
+    path = lease.lock_file(Path(scheduler._config.folder), "server-0")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert not scheduler._has_server(card, over)
+    fd = lease.take(path)
+    assert scheduler._has_server(card, over)
     assert not world.said
     monkeypatch.setattr(device_scheduler, "SERVER_S", -1.0)
-    assert world.scheduler._has_server(card, held)
-    assert f"end process {server.pid}, and go on with --resume" in world.said[-1]
-    server.kill()
-    server.wait()
-    assert not world.scheduler._has_server(card, held)
+    assert scheduler._has_server(card, over)
+    assert f"end process {os.getpid()}, and go on with --resume" in world.said[-1]
+    os.close(fd)
+    assert not scheduler._has_server(card, over)
 
 
 def test_who_was_granted_what_another_process_holds_names_it(

@@ -49,6 +49,15 @@ class Adapter(ABC):
             deadline_s: 0: that of every control call.
         """
 
+    async def ask_engine(self, deadline_s: float) -> None:
+        """Ask what only the engine behind the front end can answer; touches nothing."""
+        await self.http.get(self.engine_route, deadline_s)
+
+    @property
+    @abstractmethod
+    def engine_route(self) -> str:
+        """What to GET for it, of what this version has."""
+
     @abstractmethod
     async def resume(self) -> None:
         """Go on sampling."""

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlstreams.workers.engines.served.adapter import Adapter
+from rlstreams.workers.engines.served.adapters import ADAPTERS
 from rlstreams.workers.engines.served.facts import (
     TESTED,
     Kind,
@@ -22,7 +23,6 @@ from rlstreams.workers.engines.served.facts import (
     untested,
 )
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
-from rlstreams.workers.engines.served.server import ADAPTERS
 from rlstreams.workers.engines.served.wire import AnswerError, GenerateRequest
 
 ASK_S = 60.0  # the first request of a fresh server compiles

@@ -24,7 +24,7 @@ from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.weights.channel import WeightChannel, WeightError
 from rlstreams.workers.weights.link.mapping import each_expert
 
-PROBE_S = 40.0
+PROBE_S = 20.0  # as `engine.silent_s`, which callers give
 PLUGIN = "plugin"  # the name of a delivery by it
 # What reading a version may fail of beside `WeightError`: torch says by a RuntimeError that there
 # is no memory, a network file system by an OSError that it went away.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from rlstreams.schemas.events import NO_VERSION, PolicyPublished
 from rlstreams.workers.engines.base import (
@@ -22,12 +22,12 @@ from rlstreams.workers.engines.base import (
 from rlstreams.workers.engines.served.answer import empty_segment
 from rlstreams.workers.engines.served.health_monitor import HealthMonitor
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
-from rlstreams.workers.engines.served.process import ServerProcess
 from rlstreams.workers.engines.served.routing import choose
 from rlstreams.workers.engines.served.running import room
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import ModelShape
+from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 
@@ -42,7 +42,7 @@ class ServedEngine:
         settings: ServedSettings,
         shape: ModelShape,
         max_tokens: int,
-        servers: Sequence[tuple[Server, ServerProcess | None]],
+        servers: Sequence[Server],
         note: Callable[[str], None] = lambda _: None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
@@ -50,14 +50,13 @@ class ServedEngine:
 
         Args:
             max_tokens: of the model; a server may serve less.
-            servers: each with its process, or None if somebody else runs it.
             note: told what happens to servers, for the log.
             on_close: releases what the servers' deliveries share.
         """
         self._settings = settings
         self.vocab_size = shape.vocab_size
         self._longest = max_tokens
-        self._monitors = [HealthMonitor(s, settings, p, self.dispatch, note) for s, p in servers]
+        self._monitors = [HealthMonitor(s, settings, self.dispatch, note) for s in servers]
         self.capacity = settings.limit * len(servers)  # of down ones too: they come back
         self._on_close = on_close
         self._floor = NO_VERSION  # the newest version that was ever in service
@@ -83,7 +82,8 @@ class ServedEngine:
     @property
     def policy_version(self) -> int:
         """The newest version that a server holds that pulls none, or NO_VERSION."""
-        held = [s.held.policy_version for s in self._servers if s.held and not s.is_pulling]
+        holding = (State.SERVING, State.DOUBTED)
+        held = [s.held.policy_version for s in self._servers if s.held and s.state.name in holding]
         newest = max(held, default=NO_VERSION)
         return newest if newest >= self._floor else NO_VERSION
 
@@ -116,7 +116,13 @@ class ServedEngine:
     @property
     def trouble(self) -> str:
         """Servers that fell out of service, each with the reason."""
-        return "; ".join(f"server {s.url}: {s.trouble}" for s in self._servers if s.trouble)
+        told = {server.url: server.state.trouble for server in self._servers}
+        return "; ".join(f"server {url}: {trouble}" for url, trouble in told.items() if trouble)
+
+    @property
+    def servers(self) -> Mapping[str, str]:
+        """The state of each server by its address."""
+        return {server.url: str(server.state) for server in self._servers}
 
     async def start(self) -> None:
         """Bring the servers into service; returns at once."""
@@ -180,8 +186,7 @@ class ServedEngine:
         """
         await asyncio.gather(*self._pulls.values(), return_exceptions=True)
         for monitor in self._monitors:
-            monitor.server.is_resting = True
-            monitor.look()
+            monitor.rest()
         until_s = time.monotonic() + self._settings.start_s + self._settings.change_s
         while awake := [m.server.url for m in self._monitors if not m.is_at_rest]:
             if time.monotonic() > until_s:
@@ -194,7 +199,7 @@ class ServedEngine:
         self.dispatch()
 
     async def close(self) -> None:
-        """End requests, pulls and the servers that are ours; idempotent."""
+        """End requests and pulls; idempotent."""
         self._is_closed = True
         tasks = [*self._tasks, *self._pulls.values()]
         for task in tasks:
@@ -203,7 +208,6 @@ class ServedEngine:
         self._tasks = []
         self.dispatch()
         await asyncio.gather(*(server.close() for server in self._servers))
-        await asyncio.gather(*(asyncio.to_thread(monitor.close) for monitor in self._monitors))
         self._on_close()
 
     def dispatch(self) -> None:
@@ -214,6 +218,11 @@ class ServedEngine:
     @property
     def _servers(self) -> list[Server]:
         return [monitor.server for monitor in self._monitors]
+
+    @property
+    def _at_work(self) -> list[Server]:
+        """Those that are not to rest."""
+        return [monitor.server for monitor in self._monitors if not monitor.rests]
 
     def _monitor_of(self, server: Server) -> HealthMonitor:
         return next(monitor for monitor in self._monitors if monitor.server is server)
@@ -235,8 +244,8 @@ class ServedEngine:
     def _free_server(self, group_id: str) -> Server | None:
         able = {
             server.url: server
-            for server in self._servers
-            if server.is_open and server.held and server.held.policy_version >= self._floor
+            for server in self._at_work
+            if server.state.is_open and server.held and server.held.policy_version >= self._floor
         }
         in_flight = {url: server.in_flight for url, server in able.items()}
         url = choose(group_id, in_flight, self._settings.limit)
@@ -280,8 +289,8 @@ class ServedEngine:
         wanted = Held(published.policy_version, published.weight_hash)
         return [
             server
-            for server in self._servers
-            if server.may_pull
+            for server in self._at_work
+            if server.state.may_pull
             and server not in self._pulls
             and (server.held is None or server.held.policy_version <= wanted.policy_version)
             and server.held != wanted

@@ -14,6 +14,7 @@ from typing import Any
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.weights.link.vllm_records import NAME_LABEL
 
+INFO_ROUTE, OLD_INFO_ROUTE = "/server_info", "/get_server_info"  # of an SGLang
 TESTED: Mapping[str, tuple[str, ...]] = {
     "vllm": ("0.25.1", "0.32.0"),
     "sglang": ("0.5.17",),
@@ -98,9 +99,8 @@ async def ask_facts(http: ServerHttp, deadline_s: float) -> ServerFacts:
     """
     described = await http.get("/openapi.json", deadline_s)
     routes = frozenset(described.get("paths", {})) if isinstance(described, dict) else frozenset()
-    if "/generate" in routes:  # older ones call the other route `/get_server_info`
-        kind, path = Kind.SGLANG, "/server_info"
-        path = path if path in routes else "/get_server_info"
+    if "/generate" in routes:
+        kind, path = Kind.SGLANG, INFO_ROUTE if INFO_ROUTE in routes else OLD_INFO_ROUTE
         found = await http.get(path, deadline_s)
     elif "/version" in routes and "/v1/models" in routes:
         kind, path = Kind.VLLM, "/version and /v1/models"

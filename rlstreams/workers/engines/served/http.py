@@ -16,6 +16,7 @@ from rlstreams.workers.model.base import EngineError
 
 Json = Any
 _SHOWN = 300  # characters of an answer in a message
+LONGEST_BYTES = 16 << 20  # of an answer that is not of tokens: what a server says of itself
 REFUSED = -1  # a status: nobody listens at the address
 
 
@@ -49,13 +50,28 @@ class ServerHttp:
 
         Raises:
             ServerGoneError: no answer within `deadline_s`.
-            ServerError: an answer above 399; names status and body.
+            ServerError: an answer above 399, or a longer one than is read; names status and body.
         """
         return await self._ask("GET", path, None, deadline_s, f"GET {path}")
 
-    async def post(self, path: str, body: Json, deadline_s: float, *, what: str = "") -> Json:
-        """The same for a POST; `what` names the request in messages."""
-        return await self._ask("POST", path, body, deadline_s, what or f"POST {path}")
+    async def post(
+        self,
+        path: str,
+        body: Json,
+        deadline_s: float,
+        *,
+        what: str = "",
+        longest_bytes: int = LONGEST_BYTES,
+    ) -> Json:
+        """The same for a POST.
+
+        Args:
+            what: names the request in messages.
+            longest_bytes: of the answer; nothing is read beyond.
+        """
+        return await self._ask(
+            "POST", path, body, deadline_s, what or f"POST {path}", longest_bytes
+        )
 
     async def status_of(self, path: str, deadline_s: float) -> int:
         """The status that a GET of `path` is answered with; 0: no answer; or `REFUSED`."""
@@ -89,7 +105,13 @@ class ServerHttp:
         return self._session
 
     async def _ask(
-        self, method: str, address: str, body: Json, deadline_s: float, what: str
+        self,
+        method: str,
+        address: str,
+        body: Json,
+        deadline_s: float,
+        what: str,
+        longest_bytes: int = LONGEST_BYTES,
     ) -> Json:
         data, what = None if body is None else msgspec.json.encode(body), f"{self.url}: {what}"
         try:
@@ -97,7 +119,7 @@ class ServerHttp:
                 asyncio.timeout(deadline_s),
                 self._open().request(method, self.url + address, data=data) as answer,
             ):
-                content = await answer.read()
+                content = await _read(answer, longest_bytes, what)
                 if answer.status >= 500:
                     answer.close()  # servers drop a connection that an exception went through
         except TimeoutError as err:
@@ -116,3 +138,22 @@ class ServerHttp:
         except msgspec.DecodeError as err:
             message = f"server {what}: the answer is not JSON ({err}): {short}"
             raise ServerError(message) from err
+
+
+async def _read(answer: aiohttp.ClientResponse, longest_bytes: int, what: str) -> bytes:
+    """The whole body.
+
+    Raises:
+        ServerError: it goes on beyond what was asked for; the connection is closed.
+    """
+    parts, num_bytes = list[bytes](), 0
+    async for part in answer.content.iter_any():
+        parts.append(part)
+        num_bytes += len(part)
+        if num_bytes > longest_bytes:
+            answer.close()
+            raise ServerError(
+                f"server {what}: the answer is longer than {longest_bytes:,} bytes, the most that "
+                f"was asked for; it begins with {b''.join(parts)[:_SHOWN]!r}"
+            )
+    return b"".join(parts)

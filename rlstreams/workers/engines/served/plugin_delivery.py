@@ -28,6 +28,7 @@ from rlstreams.workers.engines.served.delivery import (
 from rlstreams.workers.engines.served.facts import Kind, Ranks, ServerFacts, ask_ranks
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.weights import payloads
+from rlstreams.workers.weights.link import CLAIM, DESCRIBE
 from rlstreams.workers.weights.report_listener import (
     SILENT,
     PendingOrder,
@@ -52,12 +53,18 @@ class PluginDelivery(FolderDelivery):
         folder: Path,
         server: str,
         *,
+        instance: str = "",
         probe_s: float = PROBE_S,
     ) -> None:
-        """Args: server: which of the worker's servers, a receiver's name."""
+        """
+        Args:
+            server: which of the worker's servers, a receiver's name.
+            instance: of this process, in every order: the plugin obeys the last that met it.
+        """
         super().__init__(model, folder, probe_s=probe_s)
         self._listener = listener
         self._server = server
+        self._instance = {"instance": instance}
         self._ranks = 1
         self._has_plugin = False
 
@@ -75,12 +82,13 @@ class PluginDelivery(FolderDelivery):
         self._has_plugin = await self._answers(http, facts)
         if not self._has_plugin:
             await super().prepare(adapter)
-        elif facts.kind is Kind.VLLM and ranks.total > 1:
-            try:  # ranks know how many share a stage of a pipeline
-                reports = await self._described(http, facts)
-            except ServerPullError as err:
-                kind = ServerGoneError if err.kind == SILENT else ServerError
-                raise kind(f"server {http.url}: its plugin does not answer: {err}") from err
+            return
+        try:
+            reports = await self._described(http, facts, CLAIM)
+        except ServerPullError as err:
+            kind = ServerGoneError if err.kind == SILENT else ServerError
+            raise kind(f"server {http.url}: its plugin does not answer: {err}") from err
+        if facts.kind is Kind.VLLM:  # ranks know how many share a stage of a pipeline
             stages = self._ranks // int(reports[0]["ranks"])
             _refuse(http.url, replace(ranks, stages=stages), facts.kind)
 
@@ -103,7 +111,7 @@ class PluginDelivery(FolderDelivery):
         with before_the_server(order):
             text = order.channel.order(order.published, left_s, server=self._server)
         try:
-            with self._listener.open(text, ranks=self._ranks) as pending:
+            with self._listener.open(text | self._instance, ranks=self._ranks) as pending:
                 calls = self._calls(pending, order.adapter.facts)
                 until_s = time.monotonic() + left_s + self._probe_s
                 pulled = await self._run(pending, http, calls, until_s, pending.wait)
@@ -134,9 +142,11 @@ class PluginDelivery(FolderDelivery):
             return False
         return True
 
-    async def _described(self, http: ServerHttp, facts: ServerFacts) -> list[Report]:
-        order = describe(self._probe_s)
-        with self._listener.open(order, kind="describe", ranks=self._ranks) as pending:
+    async def _described(
+        self, http: ServerHttp, facts: ServerFacts, kind: str = DESCRIBE
+    ) -> list[Report]:
+        order = describe(self._probe_s) | self._instance
+        with self._listener.open(order, kind=kind, ranks=self._ranks) as pending:
             calls = self._calls(pending, facts)
             until_s = time.monotonic() + self._probe_s
             return await self._run(pending, http, calls, until_s, pending.reports)

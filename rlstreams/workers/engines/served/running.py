@@ -22,6 +22,10 @@ from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import ModelShape
 from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest, Span
 
+# Bounds of an answer. A token of vLLM's is an id, a log-prob with its name, and of a retracted one
+# a version's span: 150 bytes as measured here; an id of an echoed prompt has at most 8 digits and a
+# comma; an expert is 4 bytes in base64, or a number of a JSON list.
+ANSWER_BYTES, TOKEN_BYTES, ID_BYTES, EXPERT_BYTES = 1 << 20, 1024, 16, 8
 _STILL = 3  # times that nothing was answered: what is left will not be
 
 
@@ -67,13 +71,23 @@ def generate_request(
     )
 
 
+def longest_answer(request: GenerateRequest, shape: ModelShape) -> int:
+    """Bytes that an answer may have: what was asked for, with much room for its spelling."""
+    num_tokens = request.max_new_tokens
+    rows = 0
+    if request.experts_start is not None:
+        rows = max(0, len(request.token_ids) + num_tokens - request.experts_start)
+    experts = rows * shape.num_layers * max(1, shape.top_k) * EXPERT_BYTES
+    return ANSWER_BYTES + num_tokens * TOKEN_BYTES + len(request.token_ids) * ID_BYTES + experts
+
+
 @dataclass(slots=True, eq=False)
 class Running:
     """One request of one server."""
 
     sample_id: str
     request: GenerateRequest
-    begun_with: Held
+    label: str  # of the version that it begins with
     labels: Mapping[str, Held]  # versions that its server was given, later ones too
     facts: ServerFacts
     num_tokens: int = 0  # received
@@ -86,7 +100,7 @@ class Running:
 
     def segments(self, answer: Answer, shape: ModelShape) -> list[GeneratedSegment]:
         """The answer, cut by version; raises as `cut`, and where no version is told."""
-        num_tokens, label = len(answer.token_ids), self.begun_with.label
+        num_tokens, label = len(answer.token_ids), self.label
         if not answer.spans and num_tokens:
             if self.facts.tells_versions:
                 raise AnswerError("weight_versions is missing")

@@ -1,15 +1,15 @@
 """One server: its gate, its requests, its weights.
 
-The gate is open while the server is up, holds a version that it was given and checked, and takes no
-other. It is shut from before the first byte of a pull until the version is confirmed; a server that
-was lost, restarted or damaged stays shut until it has pulled.
+`states.py` says when the gate is open. It is shut from before the first byte of a pull until the
+version is confirmed; a server that was lost, restarted or damaged stays shut until it has pulled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
+from enum import Enum
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import (
@@ -20,6 +20,7 @@ from rlstreams.workers.engines.base import (
     SampleRequest,
 )
 from rlstreams.workers.engines.served.adapter import Adapter
+from rlstreams.workers.engines.served.adapters import ADAPTERS
 from rlstreams.workers.engines.served.answer import UnknownVersionError
 from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
@@ -27,13 +28,17 @@ from rlstreams.workers.engines.served.delivery import (
     FolderDelivery,
     Order,
 )
-from rlstreams.workers.engines.served.facts import Kind, ServerFacts, ask_usable
+from rlstreams.workers.engines.served.facts import ServerFacts, ask_usable
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
-from rlstreams.workers.engines.served.running import Requests, Running, generate_request
+from rlstreams.workers.engines.served.running import (
+    Requests,
+    Running,
+    generate_request,
+    longest_answer,
+)
 from rlstreams.workers.engines.served.settings import ServedSettings
-from rlstreams.workers.engines.served.sglang import SglangAdapter
 from rlstreams.workers.engines.served.shape import ModelShape
-from rlstreams.workers.engines.served.vllm import VllmAdapter
+from rlstreams.workers.engines.served.states import Event, ServerState, State
 from rlstreams.workers.engines.served.wire import Answer, AnswerError
 from rlstreams.workers.weights.channel import (
     BY_HASH,
@@ -44,7 +49,13 @@ from rlstreams.workers.weights.channel import (
 )
 from rlstreams.workers.weights.file import CHANNEL as FILE
 
-ADAPTERS: Mapping[Kind, type[Adapter]] = {Kind.VLLM: VllmAdapter, Kind.SGLANG: SglangAdapter}
+
+class Look(Enum):
+    """What a look at a server found."""
+
+    ALIVE = "alive"
+    SILENT = "silent"  # or it answers as one that does not work
+    REFUSED = "refused"  # nobody listens at its address
 
 
 class Server:
@@ -56,26 +67,27 @@ class Server:
         settings: ServedSettings,
         shape: ModelShape,
         delivery: FolderDelivery,
+        *,
+        instance: str = "",
     ) -> None:
-        """Nothing is asked before `meet`."""
+        """Nothing is asked before `meet`.
+
+        Args:
+            instance: of the process that uses it. The names that it gives to weights carry it, so
+                what a predecessor that woke up names so is nothing that we know.
+        """
         self.url = url
         self.http = ServerHttp(url)
+        self.state = ServerState()
         self.adapter: Adapter | None = None  # None: not up
-        self.held: Held | None = None
-        self.why_shut = "not asked yet"
-        self.is_pulling = False
-        self.is_gone = False  # nobody listens at its address, as of the last look
-        self.hang = ""  # why it is to be given up though it answers looks; empty: it is not
-        self.trouble = ""  # what put it out of service and was not mended since, for people
+        self.on_loss: Callable[[str], None] = lambda _: None  # told why it is out of service
         self._settings = settings
         self._shape = shape
         self._delivery = delivery
+        self._owner = instance[:8]
         self._labels: dict[str, Held] = {}
         self._requests = Requests(self._tell_to_end, settings)
-        self.is_resting = False  # it is to give its memory up, or has done so
-        self.is_asleep = False  # it has given its memory up
         self._memory = asyncio.Lock()  # held while it gives its memory up, or takes it again
-        self._is_doubted = False  # it broke off, and was not looked at since
 
     @property
     def delivery_name(self) -> str:
@@ -88,20 +100,14 @@ class Server:
         return self.adapter.facts if self.adapter else None
 
     @property
+    def held(self) -> Held | None:
+        """The version in it; while it pulls, the one before."""
+        return self.state.held
+
+    @property
     def is_up(self) -> bool:
         """Whether it answered when it was asked last."""
-        return self.adapter is not None
-
-    @property
-    def may_pull(self) -> bool:
-        """Whether a pull may begin."""
-        return self.is_up and not (self.is_pulling or self.hang or self.is_resting)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a request may leave for it now."""
-        is_shut = self.is_pulling or self._is_doubted or self.is_resting
-        return self.is_up and self.held is not None and not is_shut
+        return self.state.is_up
 
     @property
     def in_flight(self) -> int:
@@ -113,12 +119,11 @@ class Server:
         """Tokens received; of requests that broke off none."""
         return self._requests.num_sampled
 
-    async def meet(self, *, is_inherited: bool = False) -> None:
-        """Ask a server that answers what it is; from now on it may pull.
+    async def meet(self) -> None:
+        """Ask a server that answers what it is, and take it over; from now on it may pull.
 
-        Args:
-            is_inherited: a worker that died used it: what that one asked is ended, which an engine
-                that hangs in a pull does not do.
+        A worker that died may have used it: what that one asked is ended, which an engine that
+        hangs in a pull does not do, and from now on its plugin obeys our orders alone.
 
         Raises:
             ServerError: it is of another kind or version, or fails.
@@ -128,35 +133,47 @@ class Server:
             self.http, settings.kind, settings.answer_s, allow_untested=settings.allow_untested
         )
         adapter = ADAPTERS[facts.kind](self.http, facts, settings.answer_s)
-        if is_inherited:
-            await adapter.pause(PauseMode.ABORT, keep_cache=False)
+        await adapter.pause(PauseMode.ABORT, keep_cache=False, deadline_s=settings.silent_s)
         await self._delivery.prepare(adapter)
-        self.held, self._labels = None, {}
-        self.adapter, self.why_shut = adapter, "holds no version that we gave it"
-        self._is_doubted, self.hang, self.trouble = False, "", ""
-        self.is_asleep = False
+        self.adapter, self._labels = adapter, {}
+        self.state.go(Event.MET, "holds no version that we gave it", is_trouble=False)
+        self.state.trouble = ""
 
-    async def is_alive(self, deadline_s: float) -> bool:
+    async def look(self, deadline_s: float) -> Look:
         """Whether it answers `/health` as one that works: see `Adapter.alive`."""
-        was_doubted = self._is_doubted
+        was_doubted = self.state.name is State.DOUBTED
         status = await self.http.status_of("/health", deadline_s)
-        self.is_gone = status == REFUSED
-        is_alive = status in ADAPTERS[self._settings.kind].alive
-        if was_doubted and is_alive:  # a doubt that came up meanwhile is for the next look
-            self._is_doubted = False
-        return is_alive
+        if status not in ADAPTERS[self._settings.kind].alive:
+            return Look.REFUSED if status == REFUSED else Look.SILENT
+        if was_doubted and self.state.can(Event.ANSWERED):  # a doubt since then: the next look's
+            self.state.go(Event.ANSWERED)
+        return Look.ALIVE
+
+    async def look_inside(self, deadline_s: float) -> bool:
+        """Whether its engine answers, behind the front end that answers `/health`."""
+        try:
+            await self._met.ask_engine(deadline_s)
+        except ServerGoneError:
+            return False
+        except ServerError:
+            return True  # it refuses: no silence
+        return True
 
     def doubt(self) -> None:
-        """It broke off: no request leaves for it before it answered `is_alive`, or was met anew."""
-        self._is_doubted = True
+        """It broke off: no request leaves for it before it was looked at, or was met anew."""
+        if self.state.can(Event.BROKE_OFF):
+            self.state.go(Event.BROKE_OFF)
 
-    def lose(self, why: str) -> None:
-        """It died or does not answer: shut it, and end what it was asked."""
-        self.adapter, self.hang = None, ""
-        self.is_asleep = False  # one whose wake failed is not taken for one that sleeps
-        self._void(why)
-        self._labels = {}
+    def lose(self, why: str, *, hangs: bool = False) -> None:
+        """It died, or hangs: shut it, and end what it was asked.
+
+        Args:
+            hangs: its process may live, and whoever runs it is to end it.
+        """
+        self.adapter, self._labels = None, {}
+        self.state.go(Event.HUNG if hangs else Event.LOST, why)
         self._requests.hang_up(why)
+        self.on_loss(why)
 
     async def ask(self, request: SampleRequest) -> list[GeneratedSegment]:
         """The request's segments. It counts as in flight before this first waits.
@@ -166,11 +183,9 @@ class Server:
             ServerError: it refused, or a field of its answer cannot be.
         """
         assert self.held is not None, "the gate is shut"
-        facts = self._met.facts
-        to_send = generate_request(
-            request, self._settings, self._shape, facts.max_tokens, self.held.label
-        )
-        running = Running(request.sample_id, to_send, self.held, self._labels, facts)
+        facts, label = self._met.facts, self._label(self.held)
+        to_send = generate_request(request, self._settings, self._shape, facts.max_tokens, label)
+        running = Running(request.sample_id, to_send, label, self._labels, facts)
         self._requests.begin(running)
         try:
             running.task = asyncio.ensure_future(self._answer(running))
@@ -183,7 +198,7 @@ class Server:
             raise
         except AnswerError as err:
             if isinstance(err, UnknownVersionError) and running.labels is self._labels:
-                self._void(f"answered with weights that are not ours: {err}")
+                self.state.forget(f"answered with weights that are not ours: {err}")
             raise ServerError(
                 f"server {self.url}: request {request.sample_id} ({to_send.request_id}): {err}"
             ) from err
@@ -197,10 +212,12 @@ class Server:
             ServerError: it did not; its memory may still be taken.
         """
         async with self._memory:
+            adapter = self._met
+            self.state.go(Event.EMPTIED, "falls asleep", is_trouble=False)
             await self._stop(PauseMode.ABORT)
-            self.held, self.why_shut = None, "sleeps"
-            await self._met.sleep(self._settings.change_s)
-            self.is_asleep = True
+            await adapter.sleep(self._settings.change_s)
+            self._check_same(adapter, "its falling asleep")
+            self.state.go(Event.SLEPT, "sleeps", is_trouble=False)
 
     async def wake(self) -> None:
         """Have the memory again, if it is up; raises ServerError, if it does not.
@@ -208,10 +225,12 @@ class Server:
         A `sleep` under way is waited for: else the server would stay asleep, and nobody know it.
         """
         async with self._memory:
-            if self.is_asleep and self.adapter is not None:
-                await self.adapter.wake(self._settings.change_s)
-                self.why_shut = "holds no version since it slept"
-            self.is_resting = self.is_asleep = False
+            if self.state.name is not State.ASLEEP:
+                return
+            adapter = self._met
+            await adapter.wake(self._settings.change_s)
+            self._check_same(adapter, "its waking up")
+            self.state.go(Event.WOKE, "holds no version since it slept", is_trouble=False)
 
     async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
         """Hold `published`. The gate is shut meanwhile.
@@ -220,16 +239,17 @@ class Server:
             WeightError: the version did not arrive; `held` says what is left.
         """
         started_s = time.monotonic()
-        self.is_pulling = True
+        adapter = self._met
+        self.state.go(Event.PULL)
         try:
-            return await self._pull(published, channel, started_s)
+            return await self._pull(adapter, published, channel, started_s)
         except ServerError as err:
-            self._void(f"failed in the middle of a pull: {err}")
+            self._end_pull(adapter, f"failed in the middle of a pull: {err}")
             if isinstance(err, ServerGoneError):
-                await self._probe()
+                await self._probe(adapter)
             raise WeightError(str(err)) from err
         finally:
-            self.is_pulling = False
+            self._end_pull(adapter, "a pull was cut off")
 
     async def close(self) -> None:
         """End what it was asked, let it go on for others, and hang up."""
@@ -240,8 +260,12 @@ class Server:
     def _met(self) -> Adapter:
         """Its adapter; a ServerGoneError, if it was lost."""
         if self.adapter is None:
-            raise ServerGoneError(f"server {self.url} was lost: {self.why_shut}")
+            raise ServerGoneError(f"server {self.url} was lost: {self.state.why_shut}")
         return self.adapter
+
+    def _label(self, held: Held) -> str:
+        """What this server calls a version that this process gave it."""
+        return f"{held.label}-{self._owner}" if self._owner else held.label
 
     async def _tell_to_end(self, running: Running) -> bool:
         """Have it ended there; False: there is no way to but hanging up."""
@@ -252,7 +276,10 @@ class Server:
         adapter, deadline_s = self._met, self._settings.request_s
         what = f"request {running.sample_id} ({running.request.request_id})"
         body = adapter.body(running.request)
-        found = await self.http.post(adapter.generate_route, body, deadline_s, what=what)
+        longest = longest_answer(running.request, self._shape)
+        found = await self.http.post(
+            adapter.generate_route, body, deadline_s, what=what, longest_bytes=longest
+        )
         return adapter.answer(found)
 
     async def _heard(self, running: Running) -> Answer:
@@ -266,18 +293,22 @@ class Server:
                 raise  # who asked has left
             if not self.is_up:
                 raise ServerGoneError(
-                    f"server {self.url}: request {running.sample_id}: {self.why_shut}"
+                    f"server {self.url}: request {running.sample_id}: {self.state.why_shut}"
                 ) from err
             return Answer(token_ids=(), logprobs=(), finish_reason=FinishReason.ABORT)
 
     async def _pull(
-        self, published: PolicyPublished, channel: WeightChannel, started_s: float
+        self,
+        adapter: Adapter,
+        published: PolicyPublished,
+        channel: WeightChannel,
+        started_s: float,
     ) -> Pulled:
-        mode, is_mute = self._settings.on_pull, not self._met.facts.tells_versions
+        mode, is_mute = self._settings.on_pull, not adapter.facts.tells_versions
         await self._stop(PauseMode.ABORT if is_mute and mode is PauseMode.KEEP else mode)
         stopped_s = time.monotonic()
         order = Order(
-            adapter=self._met,
+            adapter=adapter,
             published=published,
             channel=channel,
             until_s=stopped_s + self._settings.pull_s,  # requests that finish first take none of it
@@ -287,15 +318,17 @@ class Server:
         try:
             num_bytes = await self._delivery.delivered(order)
         except DeliveryError as err:
-            await self._recover(err)
+            await self._recover(adapter, err)
             raise
-        self._check_same(order)
-        self._labels[order.held.label] = order.held
-        await order.adapter.set_label(order.held.label)
-        self._check_same(order)
-        # What is sampled from now on comes from it.
-        self.held, self.trouble = order.held, ""
-        await order.adapter.resume()
+        self._check_same(adapter, "its pull")
+        label = self._label(order.held)
+        self._labels[label] = order.held
+        await adapter.set_label(label)
+        self._check_same(adapter, "its pull")
+        self.state.held = order.held  # what is sampled from now on comes from it
+        await adapter.resume()
+        self._check_same(adapter, "its pull")
+        self.state.pulled(order.held)
         ended_s = time.monotonic()
         is_link = self._delivery.name == PLUGIN and channel.name != FILE
         return Pulled(
@@ -307,36 +340,43 @@ class Server:
             verified=BY_TRANSFER if is_link else BY_HASH,
         )
 
-    def _check_same(self, order: Order) -> None:
-        """What a server took that was lost meanwhile is lost too, also if it is up again."""
-        if self.adapter is not order.adapter:
-            raise ServerGoneError(f"server {self.url} was lost during its pull: {self.why_shut}")
+    def _check_same(self, adapter: Adapter, when: str) -> None:
+        """What a server did that was lost meanwhile is lost too, also if it is up again."""
+        if self.adapter is not adapter:
+            why = self.state.why_shut
+            raise ServerGoneError(f"server {self.url} was lost during {when}: {why}")
 
-    async def _recover(self, err: DeliveryError) -> None:
+    def _end_pull(self, adapter: Adapter, why: str) -> None:
+        """The pull ends here without its version, unless it has ended; one lost has no more."""
+        if self.adapter is adapter and self.state.name is State.PULLING:
+            self.state.go(Event.EMPTIED, why)
+
+    async def _recover(self, adapter: Adapter, err: DeliveryError) -> None:
         """After a pull that failed: go on with the old weights if they are whole."""
-        if not err.touched and self.held is not None and self.adapter is not None:
-            await self.adapter.set_label(self.held.label)  # our plugin forgot it as the pull began
-            await self._met.resume()
+        held = self.held
+        if not err.touched and held is not None and self.adapter is adapter:
+            await adapter.set_label(self._label(held))  # our plugin forgot it as the pull began
+            await adapter.resume()
+            if self.held is held and self.adapter is adapter:
+                self.state.go(Event.KEPT)
             return
-        self._void(f"a pull broke off: {err}")
+        self._end_pull(adapter, f"a pull broke off: {err}")
         if err.silent:
-            await self._probe()
-        if not self.hang:
+            await self._probe(adapter)
+        if self.adapter is adapter:
             await self._stop_server(PauseMode.ABORT)
 
-    async def _probe(self) -> None:
+    async def _probe(self, adapter: Adapter) -> None:
         """A pull was met with silence: whether the server hangs, or did not hear of that one."""
-        if self.adapter is None:
+        if self.adapter is not adapter:
             return  # lost meanwhile
         try:
-            await self._delivery.probe(self.adapter)
+            await self._delivery.probe(adapter)
         except ServerGoneError as err:
-            self.hang = f"a pull broke off, and it does not answer since: {err}"
+            if self.adapter is adapter:
+                self.lose(f"a pull broke off, and it does not answer since: {err}", hangs=True)
         except ServerError:
             return  # it refuses: no hang
-
-    def _void(self, why: str) -> None:
-        self.held, self.why_shut, self.trouble = None, why, why
 
     async def _stop(self, mode: PauseMode) -> None:
         if mode is PauseMode.WAIT:

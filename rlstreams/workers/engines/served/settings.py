@@ -22,9 +22,9 @@ class ServedSettings:
     answer_s: float = 30.0  # longest answer of a control route
     again_s: float = 1.0  # until a request that is to end and was not answered is told of again
     start_s: float = 600.0  # longest start of a server
-    port_s: float = 30.0  # longest wait for another process to leave a server's port
     beat_s: float = 1.0  # between two looks at a server
     look_s: float = 4.0  # longest answer to a look
+    inside_s: float = 5.0  # between two looks at the engine behind a server's front end
     silent_s: float = 20.0  # a server that answers no look for so long is given up
     change_s: float = 120.0  # longest time to give the GPU's memory up, or to have it again
     allow_untested: bool = False  # use a version that these adapters were not run with

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlstreams.workers.engines.base import PauseMode
 from rlstreams.workers.engines.served.adapter import Adapter
+from rlstreams.workers.engines.served.facts import INFO_ROUTE, OLD_INFO_ROUTE
 from rlstreams.workers.engines.served.http import ServerError
 from rlstreams.workers.engines.served.wire import (
     Answer,
@@ -82,6 +83,11 @@ class SglangAdapter(Adapter):
         word = "retract" if mode is PauseMode.KEEP and not keep_cache else _MODES[mode]
         what = f"pausing with mode {word}"
         await self._post("/pause_generation", {"mode": word}, what, deadline_s)
+
+    @property
+    def engine_route(self) -> str:
+        """`/server_info` asks the scheduler for its state."""
+        return INFO_ROUTE if INFO_ROUTE in self.facts.routes else OLD_INFO_ROUTE
 
     async def resume(self) -> None:
         """`/continue_generation`."""

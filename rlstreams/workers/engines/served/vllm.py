@@ -78,6 +78,11 @@ class VllmAdapter(Adapter):
         path = f"/pause?mode={mode}&clear_cache={clear}"
         await self._post(path, None, f"pausing with mode {mode}", deadline_s)
 
+    @property
+    def engine_route(self) -> str:
+        """`/is_sleeping` asks the engine core; `/health` tells what the front end knows of it."""
+        return "/is_sleeping" if "/is_sleeping" in self.facts.routes else "/health"
+
     async def resume(self) -> None:
         """`/resume`."""
         await self._post("/resume", None, "resuming")

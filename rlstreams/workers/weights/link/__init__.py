@@ -5,3 +5,4 @@ packed as `rlstreams_server` it runs inside model servers (infra/server/README.m
 """
 
 PROTOCOL = 4
+RECEIVE, DESCRIBE, CLAIM = KINDS = ("receive", "describe", "claim")  # of an order

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import PROTOCOL
+from . import CLAIM, KINDS, PROTOCOL, RECEIVE
 from .errors import PullError
 from .frames import dial
 from .handshake import Hello, introduce
@@ -26,7 +26,6 @@ from .safetensors_file import read
 from .target import rows_of
 
 REPORT_S = 10.0
-KINDS = ("receive", "describe")
 MODES = ("auto", "in_place", "checkpoint")
 PLAIN = Loading()
 Report = dict[str, Any]
@@ -53,6 +52,7 @@ class Server:
         self._loading = loading
         self._receiver: Receiver | None = None
         self._touched = False
+        self._owner = ""  # the worker's process that claimed us last
 
     def obey(self, text: str) -> Report:
         """Do what the order says and report to its listener; the report is returned too."""
@@ -84,9 +84,18 @@ class Server:
             self._receiver = None
 
     def _obey(self, order: Report, until_s: float) -> Report:
+        instance = str(order.get("instance", ""))
+        if order["kind"] == CLAIM:
+            self._owner = instance
         target = ModelTarget(self._model, self._device, self._loading)
-        if order["kind"] == "describe":
+        if order["kind"] != RECEIVE:
             return {"engine": self._engine, "parameters": rows_of(target.tensors)}
+        if instance != self._owner:  # one that was suspended, and has a successor
+            raise PullError(
+                "refused",
+                f"order of process {instance or '(unnamed)'}, but this server was claimed by "
+                f"{self._owner or 'nobody'}",
+            )
         mode = str(order["mode"])
         if mode == "auto" and self._device.type == "cpu":
             mode = "checkpoint"  # CPU kernels keep weights packed: their parameters are not these

