@@ -74,6 +74,9 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
             f"engine.urls names {num_urls} servers, but [rollout.workers]: a server belongs to one "
             "worker"
         )
+    starts_none = bool(num_urls) or not config.num_servers
+    if starts_none and any(kill.role == "server" for kill in config.demo.kills):
+        yield "demo.kills names role 'server', but this run starts no model server: leave it out"
     for name in ("rollout.temperature", "prompts.evaluate_temperature"):
         section, _, field = name.partition(".")
         if rollout.engine == "vllm" and getattr(getattr(config, section), field) > 2:
@@ -163,8 +166,7 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
         if role == "rollout" and config.engine.urls:
             yield (
                 f"engine.urls names {len(config.engine.urls)} servers, {shares}: when its worker "
-                "dies, nobody has them give their memory up; leave it empty, and the worker starts "
-                "its own"
+                "dies, nobody has them give their memory up; leave it empty, and `up` starts them"
             )
         if role == "rollout" and config.rollout.engine != "builtin":
             continue  # a server chooses its own

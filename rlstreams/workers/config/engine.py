@@ -29,14 +29,14 @@ class EngineSection(Section, section="engine"):
     """Model servers. The built-in engine ignores this section."""
 
     urls: tuple[str, ...] = ()
-    """Running servers, `http://host:port`; empty: rollout workers start and manage their own."""
+    """Servers, `http://host:port`, dealt to rollout workers in turn; empty: `up` starts them."""
     servers: PositiveInt = 1
-    """Servers that each rollout worker starts, behind one queue. GPUs that `CUDA_VISIBLE_DEVICES`
+    """Servers that `up` starts for each rollout worker. GPUs that `CUDA_VISIBLE_DEVICES`
     in `env` names are dealt out to all in turn, to each as many as it has ranks."""
     python: str = ""
     """Python executable of the server's environment; empty: the one that runs rlstreams."""
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Arguments for a server that a worker starts, without dashes: `max-model-len = 4096`."""
+    """Arguments for a server that is started, without dashes: `max-model-len = 4096`."""
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Environment variables of such a server, the same for each; secrets (`..._TOKEN`, `..._KEY`)
     as `env:NAME` or `file:PATH`."""
@@ -44,7 +44,7 @@ class EngineSection(Section, section="engine"):
     """Address that such a server listens on, without authentication: loopback, or one private
     interface."""
     port: Port = 0
-    """Port of the first rollout worker's first server, the next has the next; 0: any free."""
+    """Port of the first server, the next has the next; 0: any free, which `up` tells all roles."""
     report_host: Ipv4 = "127.0.0.1"
     """Address of this worker to which its servers report that a version has arrived."""
     load: Literal["dummy", "auto"] = "dummy"
@@ -67,7 +67,8 @@ class EngineSection(Section, section="engine"):
     answer_s: PositiveFloat = 30.0
     """Time limit for an answer of a control route."""
     silent_s: PositiveFloat = 20.0
-    """A server that fails its health checks for this long is restarted."""
+    """A server, or its engine behind a front end that answers, that is silent for this long is
+    restarted."""
 
     @property
     def gpus_of_one(self) -> int:

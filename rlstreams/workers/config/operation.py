@@ -154,7 +154,7 @@ class Device(Section, section="devices"):
 class Kill(Section, section="demo.kills"):
     """A SIGKILL that `up` sends as a demonstration."""
 
-    role: Literal["rollout", "logprob", "trainer", "prompts"]
+    role: Literal["rollout", "server", "logprob", "trainer", "prompts"]
     """The role whose first worker is killed."""
     at: Share
     """When, as a fraction of the steps."""
