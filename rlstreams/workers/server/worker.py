@@ -8,11 +8,19 @@ back and finds the server as it was, and says in its reports what it takes the s
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import WorkerReport
-from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.errors import ConfigError, StreamsError
+from rlstreams.streams.log.bus import Bus, Producer
+from rlstreams.streams.log.errors import (
+    BrokerError,
+    ConfigError,
+    DeadlineError,
+    OutcomeUnknownError,
+    StreamsError,
+)
+from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.streams.views.leases import GRANTED, HELD, RECALLED, RELEASED, Lease
 from rlstreams.streams.views.workers import SILENT_S
@@ -35,6 +43,7 @@ MAX_POLL = 1000
 PORT_S = 30.0  # longest wait for another process to leave the server's port
 TAKEN_LOOK_S = 1.0  # longest answer of whoever has it
 NEWS_S = 2.0  # what a worker said of the server's predecessor is over by then
+BROKER_S = 2.0  # between two attempts to report, while the broker does not take it
 SLEEP_S = 3.0  # for its worker to say that it sleeps, once it has released the device
 
 
@@ -154,7 +163,9 @@ class ServerWorker:
         self._name = name
         self._log = context.log
         self._reporter = Reporter(context)
-        self._producer = context.bus.producer(context.transactional_id)
+        self._bus, self._transactional_id = context.bus, context.transactional_id
+        self._producer: Producer | None = self._bus.producer(self._transactional_id)
+        self._again_s = 0.0  # when the broker is asked again
         self._users = Users(context.bus, url)
         self._turn = Turn(is_shared=is_shared)
         self._began_s = time.monotonic()
@@ -181,7 +192,7 @@ class ServerWorker:
             self._leave()
         else:
             self._mind()
-        commit(self._producer, self._reporter.due())
+        self._say(self._reporter.due())
         time.sleep(POLL_S)
 
     def drain(self) -> None:
@@ -194,9 +205,25 @@ class ServerWorker:
         self._looks.close()
         self._process.end(PATIENCE_S)
         if self.done:
-            commit(self._producer, self._reporter.last_report())
+            self._say(self._reporter.last_report())
         self._users.close()
-        self._producer.close()
+        if self._producer is not None:
+            self._producer.close()
+
+    def _say(self, records: Sequence[Outgoing]) -> None:
+        """Commit reports. A broker that cannot be reached is no reason to end a server: what is
+        lost is said again a second later."""
+        if not records or time.monotonic() < self._again_s:
+            return
+        try:
+            self._producer = self._producer or self._bus.producer(self._transactional_id)
+            commit(self._producer, records)
+        except (BrokerError, DeadlineError, OutcomeUnknownError) as err:
+            self._log.warning("report_lost", why=str(err))
+            self._again_s = time.monotonic() + BROKER_S
+            if self._producer is not None:
+                self._producer.close()
+                self._producer = None
 
     def _leave(self) -> None:
         is_over = not self._users.is_used() or time.monotonic() > self._drain_until_s

@@ -19,7 +19,7 @@ import pytest
 
 from rlstreams.schemas.events import WorkerReport
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.errors import BrokerError, ConfigError, FencedError, OutcomeUnknownError
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.streams.views.leases import FREE, GRANTED, HELD, LOST, RELEASED, Lease
 from rlstreams.workers.bootstrap.model_server import free_ports
@@ -262,6 +262,32 @@ def test_a_lock_for_each_gpu_of_a_server(monkeypatch: pytest.MonkeyPatch) -> Non
     both, one = start_locks(None), start_locks("0")
     assert ["gpu-0.lock", "gpu-1.lock"] == [path.name[-10:] for path in both]
     assert list(one) == [both[0]]
+
+
+def test_a_broker_that_is_away_ends_no_server(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reports are lost meanwhile, and come again; one that was fenced does end."""
+    monkeypatch.setattr(module, "BROKER_S", 0.0)
+    role, pid = started(world)
+    usual, errors = module.commit, [OutcomeUnknownError("no answer"), BrokerError("away")]
+
+    def fails(*_: object) -> None:
+        raise errors[0]
+
+    monkeypatch.setattr(module, "commit", fails)
+    until(role, lambda: role._producer is None, "no report was due")
+    errors.pop(0)
+    role._reporter.state("starting")
+    role.turn()
+    monkeypatch.setattr(module, "commit", usual)
+    known = len(world.reports())
+    until(role, lambda: len(world.reports()) > known, "it reports no more")
+    assert is_alive(pid)
+    world.stand.bus().producer("server.0").commit([])
+    role._reporter.state("starting")
+    with pytest.raises(FencedError):
+        until(role, lambda: False, "")
 
 
 def test_it_drains_once_its_workers_have(world: World) -> None:
