@@ -19,8 +19,8 @@ BROKER_S = 60.0  # longest wait for a broker that is being started again
 
 
 # Set by `up`: the id that its reports carry, the ids of its predecessors that are known to have
-# ended, that its standard input closes when `up` is gone, the newest epoch when `up` began, where it
-# is to die on purpose, and where the model servers of the run are.
+# ended, that its standard input closes when `up` is gone, the newest epoch when `up` began, where
+# it is to die on purpose, and where the model servers of the run are.
 _HIDDEN = (
     "--instance", "--reaped", "--owner", "--claims-after", "--crash-at", "--server-urls",
 )  # fmt: skip
