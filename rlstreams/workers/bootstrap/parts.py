@@ -140,13 +140,8 @@ def make_role(context: Context) -> Pausable:
     Raises:
         ConfigError: a model, data set or verifier that cannot be used.
     """
-    makers = {
-        "prompts": _prompts,
-        "rollout": _rollout,
-        "server": _server,
-        "logprob": _logprob,
-        "trainer": _trainer,
-    }
+    makers = {"prompts": _prompts, "rollout": _rollout, "server": _server}
+    makers |= {"logprob": _logprob, "trainer": _trainer}
     from rlstreams.workers.model.base import EngineError
     from rlstreams.workers.model.tokenizer import TokenizerError
 
