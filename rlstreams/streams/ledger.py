@@ -131,7 +131,8 @@ class Ledger:
     ) -> None:
         self._begins_anywhere = begins_anywhere
         self._keeps_steps = keeps_steps
-        self._on_step, self._on_drop, self._on_redone = on_step, on_drop, on_redone
+        self._on_step, self._on_drop = [on_step], [on_drop]
+        self._on_redone = [on_redone]
         self._above: frozenset[int] = frozenset()
         self._closings = _Closings()
         self.claims: dict[int, TrainerStarted] = {}  # by epoch: each names its configuration
@@ -154,6 +155,18 @@ class Ledger:
         # redo drifts: a step then makes a second version.
         self.made_by: dict[int, int] = {}
 
+    def listen(
+        self,
+        *,
+        on_step: Callable[[StepCompleted, Position], None] = _ignore,
+        on_drop: Callable[[GroupsDropped, Position], None] = _ignore,
+        on_redone: Callable[[StepsRedone, Position], None] = _ignore,
+    ) -> None:
+        """Call these too, behind those that listen already: folds of one reader share a ledger."""
+        self._on_step.append(on_step)
+        self._on_drop.append(on_drop)
+        self._on_redone.append(on_redone)
+
     def apply(self, event: Event, position: Position = NOWHERE) -> bool:
         """Fold one event; False if it is void or is none of this topic's."""
         if not isinstance(event, LedgerEvent):
@@ -169,14 +182,17 @@ class Ledger:
                 self._claim(event)
             case StepCompleted():
                 self._step(event, position)
-                self._on_step(event, position)
+                for told_step in self._on_step:
+                    told_step(event, position)
             case GroupsDropped():
                 self._drop(event, position)
-                self._on_drop(event, position)
+                for told_drop in self._on_drop:
+                    told_drop(event, position)
             case RedoDrifted():
                 self._drift(event)
             case StepsRedone():
-                self._on_redone(event, position)
+                for told_redone in self._on_redone:
+                    told_redone(event, position)
             case TrainerHeartbeat():
                 self.heartbeat = event
                 if event.disowned:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlstreams import open_run
 from rlstreams.schemas.events import DeviceLease
-from rlstreams.streams.views.leases import HELD, RELEASED, Leases
+from rlstreams.streams.leases import HELD, RELEASED, Leases
 from tests.e2e.command import UP_S, Workspace
 
 CONFIG = """

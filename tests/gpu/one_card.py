@@ -25,11 +25,11 @@ from typing import Any
 
 from rlstreams.cli.arguments import opened_run
 from rlstreams.schemas.events import DeviceLease
+from rlstreams.streams.leases import HELD, RELEASED, Leases
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.topics import CONTROL, STEPS
-from rlstreams.streams.views.leases import HELD, RELEASED, Leases
 from rlstreams.workers.config.load import load
 from tests.gpu.whole_run import EXAMPLES, hardware, loaded_events, run_it, tails, told_by_the_log
 

@@ -20,8 +20,8 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 from rlstreams.streams.lineage.fold import Lineage, TrainedIn
-from rlstreams.streams.lineage.tokens import TokenTable, mismatch, token_table
 from rlstreams.streams.log.record import Position, Record
+from rlstreams.streams.tokens import TokenTable, mismatch, token_table
 
 _HASH = 12  # digits of a weight hash that are shown
 

@@ -34,13 +34,13 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.lineage.fold import Outcome
-from rlstreams.streams.lineage.tokens import TokenTable, mismatch, token_table
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.text import plain_json
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.run.run_log import RunLog
+from rlstreams.streams.tokens import TokenTable, mismatch, token_table
 
 _ALL = -1  # a fate of every sample of the group
 

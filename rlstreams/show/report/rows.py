@@ -16,8 +16,8 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 from rlstreams.streams.ledger import Ledger
-from rlstreams.streams.lineage.tokens import mismatch
 from rlstreams.streams.log.record import Position
+from rlstreams.streams.tokens import mismatch
 
 KEPT = 300_000  # rows, the newest: about 100 MB
 TRUNCATED = "length"  # a finish reason

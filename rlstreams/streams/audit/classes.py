@@ -23,9 +23,9 @@ from rlstreams.streams.audit.report import (
     AuditReport,
     BreachKind,
 )
-from rlstreams.streams.audit.samples import NOWHERE, Group, Sample, position_at
+from rlstreams.streams.audit.samples import NOWHERE, Group, Sample
 from rlstreams.streams.log.done_set import covered
-from rlstreams.streams.log.record import Committed, Partition
+from rlstreams.streams.log.record import Committed, Partition, position_at
 from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 
 UNKNOWN = "unknown"  # stands for the role that has a sample next

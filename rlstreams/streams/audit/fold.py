@@ -33,8 +33,6 @@ from rlstreams.streams.audit.samples import (
     Origin,
     Sample,
     Samples,
-    place_of,
-    position_at,
 )
 from rlstreams.streams.audit.staleness import Staleness
 from rlstreams.streams.audit.versions import Versions
@@ -46,6 +44,8 @@ from rlstreams.streams.log.record import (
     Partition,
     Position,
     RawRecord,
+    place_of,
+    position_at,
 )
 from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 

@@ -24,9 +24,9 @@ from rlstreams.schemas.events import (
     TrainerStarted,
 )
 from rlstreams.streams.audit.report import Breaches, BreachKind
-from rlstreams.streams.audit.samples import Group, Sample, Samples, place_of
+from rlstreams.streams.audit.samples import Group, Sample, Samples
 from rlstreams.streams.log.fencing import EpochGate
-from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.record import Position, place_of
 from rlstreams.streams.log.topics import SCORED
 
 

@@ -6,25 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlstreams.streams.log.group_ids import evaluation_id, issue_number
-from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.record import NO_PLACE
 
 MAX_SAMPLES = 1 << 16  # of one group; a larger number is a foreign record
 Origin = tuple[str, int]  # topic and place of a record
-NOWHERE = -1  # the place of a record that was not seen
-_OFFSET_BITS = 44
-_MAX_PARTITION = 1 << 19
-
-
-def place_of(partition: int, offset: int) -> int:
-    """Partition and offset in one integer, half the size of a tuple; NOWHERE if no log has them."""
-    if 0 <= partition < _MAX_PARTITION and 0 <= offset < 1 << _OFFSET_BITS:
-        return partition << _OFFSET_BITS | offset
-    return NOWHERE
-
-
-def position_at(topic: str, place: int) -> Position:
-    """Where in a topic a place is."""
-    return Position(topic, place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1))
+NOWHERE = NO_PLACE
 
 
 @dataclass(slots=True, eq=False)

@@ -15,6 +15,8 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 
+_BITS = 256  # samples of a group that are kept as bits
+
 
 class FirstRecords:
     """Tells the first record of each sample by offset from its copies. One object for one topic.
@@ -25,18 +27,26 @@ class FirstRecords:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, set[int]] = {}  # sample numbers by group
+        self._seen: dict[str, int] = {}  # sample numbers by group, a bit for each
+        self._large: set[tuple[str, int]] = set()  # samples whose number is no bit
 
     def admits(self, event: Event) -> bool:
         """Whether `event` counts. One that is no stage of a sample always does."""
         stage = event.trajectory if isinstance(event, ScoredTrajectory) else event
         if not isinstance(stage, Prompt | Trajectory):
             return True
-        seen = self._seen.setdefault(stage.group_id, set())
-        if stage.sample in seen:
-            return False
-        seen.add(stage.sample)
-        return True
+        return self.is_first(stage.group_id, stage.sample)
+
+    def is_first(self, group_id: str, sample: int) -> bool:
+        """Whether this record of the sample is the first one that was asked about."""
+        if not 0 <= sample < _BITS:
+            name = group_id, sample
+            is_new = name not in self._large
+            self._large.add(name)
+            return is_new
+        seen, bit = self._seen.get(group_id, 0), 1 << sample
+        self._seen[group_id] = seen | bit
+        return not seen & bit
 
 
 def is_next_epoch(claim: TrainerStarted, newest: int, *, begins_anywhere: bool = False) -> bool:

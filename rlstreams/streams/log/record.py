@@ -39,6 +39,23 @@ class Position(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
+NO_PLACE = -1  # of a record that was not seen
+_OFFSET_BITS = 44
+_MAX_PARTITION = 1 << 19
+
+
+def place_of(partition: int, offset: int) -> int:
+    """Partition and offset in one integer, a third of a tuple's size; NO_PLACE: no log has them."""
+    if 0 <= partition < _MAX_PARTITION and 0 <= offset < 1 << _OFFSET_BITS:
+        return partition << _OFFSET_BITS | offset
+    return NO_PLACE
+
+
+def position_at(topic: str, place: int) -> Position:
+    """Where in a topic a place is."""
+    return Position(topic, place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1))
+
+
 class RawRecord(NamedTuple):
     """A whole record as it was read, its parts joined. A tuple: every record read becomes one."""
 

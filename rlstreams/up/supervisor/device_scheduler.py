@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlstreams.schemas.events import DeviceLease
+from rlstreams.streams.leases import GRANTED, HELD, LOST, RECALLED, Lease
 from rlstreams.streams.log.bus import Bus, Closing, Producer
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
-from rlstreams.streams.views.leases import GRANTED, HELD, LOST, RECALLED, Lease
 from rlstreams.up.supervisor.fleet import GRACE_S, Fleet, Worker
 from rlstreams.up.supervisor.spawner import WorkerChild
 from rlstreams.up.supervisor.turns import Demand, next_role, why_recall

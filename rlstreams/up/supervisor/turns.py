@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import Event, WorkerReport
-from rlstreams.streams.views.leases import Leases
+from rlstreams.streams.leases import Leases
 
 DOWNSTREAM_FIRST = ("trainer", "logprob", "rollout")
 TAIL = 8  # so many times more must wait downstream before a holder with work is interrupted

@@ -6,10 +6,10 @@ from __future__ import annotations
 import time
 
 from rlstreams.schemas.events import ControlState
+from rlstreams.streams.leases import Leases
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.topics import CONTROL
-from rlstreams.streams.views.leases import Leases
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.lease import Turns
 from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from rlstreams.schemas.events import DeviceLease
+from rlstreams.streams.leases import GRANTED, HELD, RECALLED, RELEASED, Lease, Leases
 from rlstreams.streams.log.bus import Producer
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import DeadlineError, StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL
-from rlstreams.streams.views.leases import GRANTED, HELD, RECALLED, RELEASED, Lease, Leases
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.pending import commit

@@ -22,7 +22,7 @@ from rlstreams.streams.log.errors import (
 )
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import WORKER_EVENTS
-from rlstreams.streams.views.leases import GRANTED, HELD, RECALLED, RELEASED, Lease
+from rlstreams.streams.leases import GRANTED, HELD, RECALLED, RELEASED, Lease
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.loop.context import Context

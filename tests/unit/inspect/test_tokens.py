@@ -7,7 +7,7 @@ import pytest
 
 from rlstreams.debug.inspect.words import NUMBERS, Spelling, words
 from rlstreams.schemas.events import ScoredTrajectory, TensorError, Trajectory
-from rlstreams.streams.lineage.tokens import mismatch, token_table
+from rlstreams.streams.tokens import mismatch, token_table
 from tests import factories as f
 from tests.unit.inspect import told_run
 

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from rlstreams.schemas.events import DeviceLease
+from rlstreams.streams.leases import HELD, LOST, RELEASED, Lease
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
-from rlstreams.streams.views.leases import HELD, LOST, RELEASED, Lease
 from rlstreams.up.supervisor import device_scheduler
 from rlstreams.up.supervisor.turns import TurnsView
 from rlstreams.workers.config.load import load

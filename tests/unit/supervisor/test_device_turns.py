@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlstreams.streams.views.leases import Leases
+from rlstreams.streams.leases import Leases
 from rlstreams.up.supervisor.turns import Demand, next_role, why_recall
 from tests.control_events import device_lease
 

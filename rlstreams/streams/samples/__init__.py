@@ -1,0 +1,1 @@
+"""The life of a sample: the one fold of it, and what it keeps."""

@@ -1,0 +1,184 @@
+"""One sample, its group and its evaluation, in numbers: what `fold` keeps of a run's samples.
+
+Of each group a few integers stay, however long the run; a `Sample` is kept as long as somebody may
+ask for it. No payload is among them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from rlstreams.schemas.events import EVALUATE, NO_VERSION, TRAIN, DroppedGroup, Trajectory
+from rlstreams.streams.log.record import NO_PLACE
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
+
+_TOPICS = (PROMPTS.name, TRAJECTORIES.name, SCORED.name)
+
+
+class Outcome(StrEnum):
+    """What became of a sample."""
+
+    UNKNOWN = "unknown"  # no topic speaks of it
+    ISSUED = "issued"  # waits for a rollout worker, or is being sampled
+    ROLLED_OUT = "rolled out"  # waits for its scores
+    SCORED = "scored"  # waits for the trainer
+    EVALUATED = "evaluated"
+    TRAINED = "trained"
+    ABSENT = "left out"  # its group was trained without it
+    DROPPED = "dropped"
+    DEAD = "dead-lettered"
+
+
+class Ending(NamedTuple):
+    """Training samples that ended: each is told of once, by the first event that ends it."""
+
+    outcome: Outcome
+    reason: str  # as the letter, the step or the drop says; empty: trained
+    num: int
+    at_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One group. Of the samples a set is an integer: bit n is sample n."""
+
+    id: str
+    number: int | None  # None: an evaluation's
+    size: int = 0  # as its first prompt says; 0: none was read
+    issued: int = 0
+    rolled_out: int = 0
+    scored: int = 0  # where scores are read
+    dead: int = 0
+    dead_early: int = 0  # before the trainer
+    trained: int = 0
+    ended: int = 0  # told of in an `Ending`
+    step: int = 0  # that trained it
+    dropped: DroppedGroup | None = None
+    replaced_by: str = ""
+    is_asked: bool = False  # somebody asked for a group in its place
+    is_closed: bool = False
+    samples: dict[int, Sample] = field(default_factory=dict)  # that are kept
+
+    @property
+    def purpose(self) -> str:
+        """What its id says."""
+        return EVALUATE if self.number is None else TRAIN
+
+    def is_over(self, number: int) -> bool:
+        """Whether the held-out sample was answered or is dead."""
+        return bool((self.rolled_out | self.dead) >> number & 1)
+
+    def flow(self) -> tuple[int, int, int]:
+        """How many somebody waits for to be rolled out; of training ones: how many came as far as
+        the log-prob worker and did not die before the trainer; of those in closed groups."""
+        if self.number is None:
+            return (self.issued & ~self.rolled_out & ~self.dead).bit_count(), 0, 0
+        done = self.rolled_out | self.trained
+        waiting = 0 if self.is_closed else (self.issued & ~done & ~self.dead).bit_count()
+        scorable = (done & ~self.dead_early).bit_count()
+        return waiting, scorable, scorable if self.is_closed else 0
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One sample, as its first records and the ledger say; None, -1, "": not known, or not yet."""
+
+    group: Group
+    number: int
+    prompt: int = NO_PLACE  # of the first record in that topic, as the next two
+    trajectory: int = NO_PLACE
+    scored: int = NO_PLACE
+    min_policy_version: int = NO_VERSION
+    issued_at_ms: int = 0
+    worker: str = ""  # that rolled it out
+    reward: float | None = None
+    tokens: int | None = None  # sampled by the policy
+    version: int | None = None  # the oldest that sampled a token
+    newest: int | None = None
+    ended: str = ""  # finish reason of its last segment
+    at_ms: int = 0  # when it was sampled
+    duration: int | None = None  # of the rollout, ms
+    mismatch: float | None = None  # largest of its tokens, nats
+    step: int | None = None  # that trained it
+    place: int = -1  # in the batch of that step, from 0
+    advantage: float | None = None
+    staleness: int | None = None  # of its oldest trained token, versions
+    absent: str = ""  # why its group's step left it out
+    dead: str = ""  # reason of its first dead letter
+
+    @property
+    def name(self) -> str:
+        """`GROUP/SAMPLE`."""
+        return f"{self.group.id}/{self.number}"
+
+    @property
+    def purpose(self) -> str:
+        """Train or evaluate."""
+        return self.group.purpose
+
+    @property
+    def is_rolled_out(self) -> bool:
+        """Whether its trajectory was read."""
+        return bool(self.group.rolled_out >> self.number & 1)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether a dead letter names it."""
+        return bool(self.group.dead >> self.number & 1)
+
+    def describe(self, event: Trajectory) -> None:
+        """Take what its trajectory says of it, in numbers."""
+        sampled = [s for s in event.segments if s.author == "policy" and len(s.token_ids)]
+        versions = [segment.policy_version for segment in sampled]
+        self.reward, self.at_ms = event.reward, event.finished_at_ms
+        self.duration = event.finished_at_ms - event.started_at_ms
+        self.tokens = sum(len(segment.token_ids) for segment in sampled)
+        self.version, self.newest = min(versions, default=None), max(versions, default=None)
+        self.ended = sys.intern(sampled[-1].finish_reason) if sampled else ""
+        self.worker = sys.intern(event.worker)
+
+    @property
+    def origins(self) -> tuple[tuple[str, int], ...]:
+        """Topic and place of each of its first records."""
+        places = (self.prompt, self.trajectory, self.scored)
+        return tuple(zip(_TOPICS, places, strict=True))
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of it, by all that was read."""
+        group, bit = self.group, 1 << self.number
+        known = {
+            Outcome.TRAINED: group.trained & bit,
+            Outcome.DEAD: group.dead & bit,
+            Outcome.ABSENT: self.absent,
+            Outcome.DROPPED: group.dropped is not None and not group.step,
+            Outcome.EVALUATED: group.number is None and (group.rolled_out | group.scored) & bit,
+            Outcome.SCORED: group.scored & bit,
+            Outcome.ROLLED_OUT: group.rolled_out & bit,
+            Outcome.ISSUED: group.issued & bit,
+        }
+        return next((outcome for outcome, holds in known.items() if holds), Outcome.UNKNOWN)
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """The held-out samples of one policy version: what is issued, answered, dead, and how good."""
+
+    num_issued: int = 0
+    num_answered: int = 0
+    num_dead: int = 0  # of those that have no answer
+    reward: float = 0.0  # sum
+    best: dict[int, float] = field(default_factory=dict)  # by row, where one has several samples
+    tokens: int = 0
+    finished_at_ms: int = 0
+
+
+@dataclass(slots=True)
+class Letters:
+    """Dead letters of one reason, those that name no sample and later ones of a sample included."""
+
+    num: int = 0
+    newest: str = ""  # who set it aside, and its detail
