@@ -116,21 +116,22 @@ def worst(
         ConfigError: a step that the log does not have; names those that it has.
         DeadlineError: a partition did not deliver up to its end.
     """
-    from rlstreams.show.report.rows import SampleRows, Wanted
+    from rlstreams.show.report.rows import Wanted, find, of_step
     from rlstreams.streams.log.topics import SCORED, STEPS, TRAJECTORIES
+    from rlstreams.streams.samples.fold import ALL, Samples
 
-    rows, numbers = SampleRows(), [event.step for event in log.steps()]
+    samples, numbers = Samples(keeps=ALL), [event.step for event in log.steps()]
     if step is not None and step not in numbers:
         there = f"it has steps {numbers[0]} to {numbers[-1]}" if numbers else "it has no step"
         raise ConfigError(f"step {step} is not in {log.name}: {there}")
     by = measure or ("mismatch" if step is None else "")
     for topic in (STEPS, SCORED if by == "mismatch" else TRAJECTORIES):
         for record in log.read_topic(topic, skip_unreadable=True):
-            rows.apply(record.event)
+            samples.apply(record.event, record.position)
     if not by:
-        batch = [row.name for row in rows.of_step(step or 0)]
+        batch = [row.name for row in of_step(samples, step or 0)]
         return [name for name in batch if not among or name in among][:limit]
-    ranked = rows.find(Wanted(sort=by, ascending=by == "reward", step=step))
+    ranked = find(samples, Wanted(sort=by, ascending=by == "reward", step=step))
     ranked.sort(key=lambda row: row.purpose != TRAIN)
     known = [row.name for row in ranked if getattr(row, by) is not None]
     return [name for name in known if not among or name in among][:limit]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from rlstreams.schemas.events import (
     NO_VERSION,
@@ -34,6 +34,7 @@ from rlstreams.streams.log.topics import STEPS
 LedgerEvent: TypeAlias = (
     TrainerStarted | StepCompleted | GroupsDropped | TrainerHeartbeat | RedoDrifted | StepsRedone
 )
+_E = TypeVar("_E", bound=Event)
 OWNED = (StepCompleted, GroupsDropped, RedoDrifted)  # what its trainer goes on from
 EXPIRED = "expired"  # a drop's reason: retention has removed records of groups that were open
 DISOWNABLE = 32  # newest events that a trainer may still say not to have written
@@ -54,6 +55,13 @@ class StepFact:
 
 def _ignore(_event: Event, _position: Position) -> None:
     """For who does not ask."""
+
+
+def _tell(
+    listeners: Iterable[Callable[[_E, Position], None]], event: _E, position: Position
+) -> None:
+    for listener in listeners:
+        listener(event, position)
 
 
 _Closed: TypeAlias = tuple[ClosedGroups, tuple[PartitionPosition, ...]]
@@ -182,17 +190,14 @@ class Ledger:
                 self._claim(event)
             case StepCompleted():
                 self._step(event, position)
-                for told_step in self._on_step:
-                    told_step(event, position)
+                _tell(self._on_step, event, position)
             case GroupsDropped():
                 self._drop(event, position)
-                for told_drop in self._on_drop:
-                    told_drop(event, position)
+                _tell(self._on_drop, event, position)
             case RedoDrifted():
                 self._drift(event)
             case StepsRedone():
-                for told_redone in self._on_redone:
-                    told_redone(event, position)
+                _tell(self._on_redone, event, position)
             case TrainerHeartbeat():
                 self.heartbeat = event
                 if event.disowned:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail, Stage
 from rlstreams.debug.inspect.texts import parts_line, short
-from rlstreams.streams.lineage.fold import Outcome
+from rlstreams.streams.samples.life import Outcome
 from rlstreams.up.live.words import number, visible
 
 AUTHOR_STYLES = {"prompt": "bright_black", "environment": "magenta"}

@@ -1,6 +1,6 @@
 """Dead letters: each one, what became of its group, and the request to issue its row again.
 
-Folds `dead-letters`, `steps` and `prompts`, in any order between the topics. A request is a fact in
+Reads `dead-letters`, `steps` and `prompts`, in any order between the topics. A request is a fact in
 `dead-letters`: `prompts` answers it with one new group of the same row that names the old one in
 `replaces`, also where the letter was permanent or the row was replaced as often as
 `prompts.max_replacements` says.
@@ -16,20 +16,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rlstreams.schemas.events import (
-    TRAIN,
     DeadLetter,
     DroppedGroup,
     Event,
-    GroupsDropped,
-    Prompt,
     ReplacementRequested,
 )
-from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.group_ids import issue_number
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, Topic
+from rlstreams.streams.samples.fold import Samples
+from rlstreams.streams.samples.life import Group
 from rlstreams.streams.views.feed import Feed
 from rlstreams.workers.loop.validation import is_group_number
 
@@ -86,7 +84,7 @@ class Letter:
 
 
 class LettersView:
-    """The fold.
+    """Letters, and what `Samples` says of their groups.
 
     Args:
         keep_bytes: of which letters to keep the origin's bytes; by default of none.
@@ -94,68 +92,51 @@ class LettersView:
 
     def __init__(self, keep_bytes: Callable[[DeadLetter], bool] = lambda _: False) -> None:
         self._keep_bytes = keep_bytes
-        self.ledger = Ledger(begins_anywhere=True, on_drop=self._drop)
-        self._dropped: dict[str, DroppedGroup] = {}
-        self._replaced_by: dict[str, str] = {}
-        self._asked: set[str] = set()
-        self._highest = -1  # group issued
+        self._samples = Samples()
+        self.ledger = self._samples.ledger
         self.letters: list[Letter] = []  # in the log's order
         self.num_unreadable = 0  # records in those topics that are no event
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event; what is about no letter and no group is passed by."""
+        self._samples.apply(event, position)
         if isinstance(event, DeadLetter):
             self._letter(event)
-        elif isinstance(event, ReplacementRequested):
-            self._asked.add(event.group_id)
-        elif isinstance(event, Prompt):
-            self._prompt(event)
-        else:
-            self.ledger.apply(event)
 
     @property
     def dropped_groups(self) -> tuple[str, ...]:
         """All groups that closed without being trained, lowest number first."""
-        return tuple(sorted(self._dropped, key=int))
+        groups = self._samples.groups.values()
+        return tuple(sorted((g.id for g in groups if g.dropped is not None), key=int))
 
     def group(self, group_id: str) -> GroupState:
         """What became of a group, as far as was read."""
-        fate = Fate.EVALUATION if group_id.startswith("e") else Fate.NOBODY
-        if (number := issue_number(group_id)) is not None:
-            fate = self._fate(group_id, number)
+        number = issue_number(group_id)
+        if number is None:
+            fate = Fate.EVALUATION if group_id.startswith("e") else Fate.NOBODY
+            return GroupState(group_id=group_id, fate=fate)
+        found = self._samples.groups.get(group_id) or Group(group_id, number)
         return GroupState(
             group_id=group_id,
-            fate=fate,
-            replaced_by=self._replaced_by.get(group_id, ""),
-            dropped=self._dropped.get(group_id),
+            fate=self._fate(found, number),
+            replaced_by=found.replaced_by,
+            dropped=found.dropped,
         )
 
-    def _fate(self, group_id: str, number: int) -> Fate:
-        if group_id in self._replaced_by:
+    def _fate(self, group: Group, number: int) -> Fate:
+        if group.replaced_by:
             return Fate.REPLACED
-        if group_id in self._dropped:
-            return Fate.ASKED if group_id in self._asked else Fate.DROPPED
+        if group.dropped is not None:
+            return Fate.ASKED if group.is_asked else Fate.DROPPED
         if self.ledger.is_closed(number):
             return Fate.TRAINED
-        return Fate.OPEN if number <= self._highest else Fate.UNKNOWN
+        return Fate.OPEN if number <= self._samples.last_group else Fate.UNKNOWN
 
     def _letter(self, event: DeadLetter) -> None:
         num_bytes = len(event.value)
         if not self._keep_bytes(event):
             event = dataclasses.replace(event, value=b"")
         self.letters.append(Letter(event=event, num_bytes=num_bytes))
-
-    def _prompt(self, event: Prompt) -> None:
-        number = issue_number(event.group_id)
-        if event.purpose != TRAIN or number is None:
-            return
-        self._highest = max(self._highest, number)
-        if event.replaces is not None:
-            self._replaced_by.setdefault(event.replaces, event.group_id)
-
-    def _drop(self, event: GroupsDropped, _: Position) -> None:
-        for group in event.groups:
-            self._dropped.setdefault(group.group_id, group)
 
 
 TRANSACTIONAL_ID = "operator"

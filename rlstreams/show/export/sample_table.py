@@ -22,57 +22,64 @@ import pyarrow.parquet as pq
 
 from rlstreams.debug.inspect.words import Spelling
 from rlstreams.schemas.events import (
-    EVALUATE,
     NO_VERSION,
-    DeadLetter,
-    GroupsDropped,
     Prompt,
     ScoredTrajectory,
-    StepCompleted,
     TensorError,
     Trajectory,
 )
-from rlstreams.streams.ledger import Ledger
-from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.fencing import FirstRecords
-from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.text import plain_json
-from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS
 from rlstreams.streams.run.run_log import RunLog
-from rlstreams.streams.tokens import TokenTable, mismatch, token_table
+from rlstreams.streams.samples.fold import ALL, Samples
+from rlstreams.streams.samples.life import Outcome, Sample
+from rlstreams.streams.tokens import TokenTable, token_table
 
-_ALL = -1  # a fate of every sample of the group
+_IN_FLIGHT = "in flight"
 
 
 class Join:
     """Reads `prompts`, `steps` and `dead-letters` once, then answers by sample."""
 
     def __init__(self, log: RunLog) -> None:
+        self._samples = Samples(keeps=ALL)
         self._prompts: dict[str, dict[str, Any]] = {}  # columns by group
-        self._trained: dict[tuple[str, int], dict[str, Any]] = {}
-        self._fates: dict[tuple[str, int], tuple[Outcome, str]] = {}  # and the reason
-        for prompt in log.read(Prompt, skip_unreadable=True):
-            self._prompt(prompt.event)
-        ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._drop)
-        for record in log.read_topic(STEPS, skip_unreadable=True):
-            ledger.apply(record.event)
-        for letter in log.read(DeadLetter, skip_unreadable=True):
-            event = letter.event
-            self._ended(event.group_id, event.sample, Outcome.DEAD, event.reason)
+        for topic in (PROMPTS, STEPS, DEAD_LETTERS):
+            for record in log.read_topic(topic, skip_unreadable=True):
+                counts = self._samples.apply(record.event, record.position)
+                if counts and isinstance(record.event, Prompt):
+                    self._prompt(record.event)
 
-    def columns(self, event: Trajectory) -> dict[str, Any]:
-        """What other topics say of a sample; a column of which they say nothing is missing."""
-        sample = event.group_id, event.sample
-        trained = self._trained.get(sample)
-        if trained is not None:
-            own = {"outcome": str(Outcome.TRAINED), **trained}
-        elif found := self._fates.get(sample) or self._fates.get((event.group_id, _ALL)):
-            own = {"outcome": str(found[0]), "reason": found[1]}
-        else:
-            is_done = event.purpose == EVALUATE
-            own = {"outcome": str(Outcome.EVALUATED) if is_done else "in flight"}
-        return {**self._prompts.get(event.group_id, {}), **own}
+    def columns(self, event: Trajectory, scored: ScoredTrajectory | None) -> dict[str, Any]:
+        """What is known of a sample, given its first record; a column of which nobody says
+        anything is missing."""
+        self._samples.apply(event if scored is None else scored)
+        found = self._prompts.get(event.group_id, {})
+        sample = self._samples.get(event.group_id, event.sample)
+        return {**found, **({"outcome": _IN_FLIGHT} if sample is None else self._fate(sample))}
+
+    def _fate(self, sample: Sample) -> dict[str, Any]:
+        outcome, dropped = sample.outcome, sample.group.dropped
+        reasons = {
+            Outcome.DEAD: sample.dead,
+            Outcome.ABSENT: sample.absent,
+            Outcome.DROPPED: "" if dropped is None else dropped.reason,
+        }
+        is_over = outcome in (Outcome.TRAINED, Outcome.EVALUATED, *reasons)
+        told: dict[str, Any] = {
+            "outcome": str(outcome) if is_over else _IN_FLIGHT,
+            "mismatch": sample.mismatch,
+        }
+        if sample.step is not None:
+            told |= {
+                "step": sample.step,
+                "advantage": sample.advantage,
+                "staleness": sample.staleness,
+                "made_version": self._samples.ledger.steps[sample.step].policy_version,
+            }
+        return told | ({"reason": reasons[outcome]} if outcome in reasons else {})
 
     def _prompt(self, event: Prompt) -> None:
         told = {
@@ -82,25 +89,6 @@ class Join:
             "issued_at": event.issued_at_ms,
         }
         self._prompts.setdefault(event.group_id, told)
-
-    def _step(self, event: StepCompleted, _: Position) -> None:
-        for ref in event.samples:
-            told = {
-                "step": event.step,
-                "advantage": ref.advantage,
-                "staleness": event.policy_version - 1 - ref.oldest_policy_version,
-                "made_version": event.policy_version,
-            }
-            self._trained.setdefault((ref.group_id, ref.sample), told)
-        for absent in event.absent:
-            self._ended(absent.group_id, absent.sample, Outcome.ABSENT, absent.reason)
-
-    def _drop(self, event: GroupsDropped, _: Position) -> None:
-        for group in event.groups:
-            self._ended(group.group_id, _ALL, Outcome.DROPPED, group.reason)
-
-    def _ended(self, group_id: str, sample: int, outcome: Outcome, reason: str) -> None:
-        self._fates.setdefault((group_id, sample), (outcome, reason))
 
 
 _NAMED = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.float64())]))
@@ -177,7 +165,6 @@ def _row(
 ) -> Iterator[dict[str, Any]]:
     try:
         tokens = token_table(event, scored)
-        gap = mismatch(scored) if scored is not None else float("nan")
     except TensorError:
         log.num_unreadable += 1
         return
@@ -194,14 +181,13 @@ def _row(
         "reward": event.reward,
         "reward_parts": _named(event.reward_parts),
         "reward_note": event.reward_note,
-        "mismatch": None if np.isnan(gap) else gap,
         "finish_reason": sampled[-1].finish_reason if sampled else None,
         "engine": event.engine,
         "worker": event.worker,
         "started_at": event.started_at_ms,
         "finished_at": event.finished_at_ms,
         "scored_at": None if scored is None else scored.scored_at_ms,
-        **join.columns(event),
+        **join.columns(event, scored),
         **_tokens(tokens),
     }
 

@@ -16,14 +16,13 @@ from typing import Any, Protocol, TextIO
 
 from rlstreams.debug.inspect.words import NUMBERS, Spelling
 from rlstreams.schemas.events import EVALUATE, TRAIN, Event, StepCompleted, Trajectory
-from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
-from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
-from rlstreams.streams.views.evaluation import Answer, EvaluationPoint, EvaluationView, answer_of
+from rlstreams.streams.samples.fold import Samples
+from rlstreams.streams.views.evaluation import Answer, EvaluationPoint, answer_of, evaluation
 from rlstreams.streams.views.feed import Feed
 from rlstreams.streams.views.run import StepPoint, step_point
 
@@ -32,7 +31,7 @@ COLUMNS = ("which", "sample", "reward", "version", "finish", "prompt", "answer",
 
 
 class SamplePicks:
-    """Folds `trajectories`: samples of each evaluation, or, without, of each tenth version.
+    """Keeps samples of each evaluation, or, without, of each tenth version.
 
     Args:
         spelling: how tokens become text.
@@ -43,18 +42,15 @@ class SamplePicks:
         self._spelling = spelling
         self._place = place
         self._has_held_out = has_held_out
-        self._first = FirstRecords()
         self._kept: dict[tuple[str, int], dict[str, tuple[str, Answer, int]]] = {}
         self._shown: set[tuple[str, int]] = set()
 
     def apply(self, event: Event) -> None:
-        """Take one event; the first record of a sample counts."""
+        """Take one event; of a sample its first record alone."""
         if not isinstance(event, Trajectory):
             return
         version = self._version(event)
         if version is None or (event.purpose, version) in self._shown:
-            return
-        if not self._first.admits(event):
             return
         try:
             answer = answer_of(event, version)
@@ -208,7 +204,7 @@ def row_key(step: int, tags: Mapping[str, float]) -> str:
 
 
 class MetricRows:
-    """Folds `steps`, and the evaluation samples of `prompts`, `trajectories`, `dead-letters`.
+    """A row for each step and each evaluation of `Samples`.
 
     Args:
         step_target: the run is not over before this step, though an earlier claim may end there.
@@ -221,16 +217,16 @@ class MetricRows:
         self._has_held_out = has_held_out
         self._step_target = step_target
         self._picks = picks
-        self._ledger = Ledger(begins_anywhere=True, keeps_steps=True, on_step=self._step)
-        self._evaluation = EvaluationView()
+        self._samples = Samples()
+        self._ledger = self._samples.ledger
+        self._ledger.listen(on_step=self._step)
         self._new: list[Row] = []
         self._told: set[int] = set()  # versions whose evaluation was given
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event."""
-        self._evaluation.apply(event)
-        self._ledger.apply(event)
-        if self._picks is not None:
+        counts = self._samples.apply(event, position)
+        if counts and self._picks is not None:
             self._picks.apply(event)
 
     def _step(self, event: StepCompleted, _: Position) -> None:
@@ -246,7 +242,7 @@ class MetricRows:
         """
         rows, self._new = self._new, []
         if is_caught_up:
-            for point in self._evaluation.state.curve:
+            for point in evaluation(self._samples).curve:
                 is_over = is_last or point.is_complete
                 if is_over and point.policy_version not in self._told:
                     self._told.add(point.policy_version)

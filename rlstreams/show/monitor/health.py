@@ -27,9 +27,9 @@ from rlstreams.streams.log.topics import (
     STEPS,
     WORKER_EVENTS,
 )
-from rlstreams.streams.views.hops import HopsView
+from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
-from rlstreams.streams.views.workers import SILENT_S
+from rlstreams.streams.workers import SILENT_S
 from rlstreams.up.supervisor.poison import PoisonWatch
 from rlstreams.up.supervisor.stall_watch import StallClock
 from rlstreams.workers.config.run import RunConfig
@@ -78,8 +78,8 @@ class HealthWatch:
         self._num_unreadable = 0
         self._clock_ms = clock_ms
         self._monotonic_s = monotonic_s
-        self._hops = HopsView()
-        self._poison = PoisonWatch(config)
+        self._folds = Folds(group_size=config.prompts.group_size)
+        self._poison = PoisonWatch(config, self._folds)
         self._clock = StallClock()
         self._live_s: float | None = None  # since when the log is read to its end
         self._live_ms = 0  # the same by the wall clock
@@ -113,7 +113,7 @@ class HealthWatch:
             at_ms = self._clock_ms()
             is_old = self._live_s is None and event.at_ms < at_ms
             event = event if is_old else replace(event, at_ms=at_ms)
-        self._hops.apply(event)
+        self._folds.apply(event)
         self._poison.apply(event)
 
     def tick(self, num_behind: int) -> None:
@@ -126,14 +126,14 @@ class HealthWatch:
         self._num_behind = num_behind
         if self._live_s is None and num_behind == 0:
             self._live_s, self._live_ms = now_s, self._clock_ms()
-        state = self._hops
+        state = self._folds
         counts = self._live_s is not None and _expects_step(state)
         # Only a step begins anew: a trainer that crashes again and again claims the run each time.
         self._clock.tick(now_s, state.ledger.last_step, counts=counts)
 
     def look(self) -> Health:
         """What is to be said now."""
-        state = self._hops
+        state = self._folds
         told = "over" if state.ledger.at_target else state.control
         return Health(
             problems=tuple(self._problems(state)),
@@ -152,16 +152,16 @@ class HealthWatch:
             return {}  # those that live have not had the time to say so
         return {
             worker.worker: age_s
-            for worker in self._hops.workers
+            for worker in self._folds.workers.all
             if worker.state != "stopped" and (age_s := (now - worker.at_ms) / 1000) > SILENT_S
         }
 
-    def _problems(self, state: HopsView) -> list[str]:
+    def _problems(self, state: Folds) -> list[str]:
         if self._live_s is None:
             left = "" if self._num_behind < 0 else f": {self._num_behind} offsets are left"
             return [f"the log has not been read to its end yet{left}"]
         silent = self._silent_s()
-        reporting = [worker for worker in state.workers if worker.state != "stopped"]
+        reporting = [worker for worker in state.workers.all if worker.state != "stopped"]
         is_all = len(silent) == len(reporting) > 1
         found = []
         if 0 < self._limits.stall_s <= self._clock.waited_s:
@@ -177,7 +177,7 @@ class HealthWatch:
             found.append(self._poison.problem)
         return found
 
-    def _stall(self, state: HopsView, *, names_role: bool) -> list[str]:
+    def _stall(self, state: Folds, *, names_role: bool) -> list[str]:
         waited_s = self._clock.waited_s
         since = f"no step for {waited_s:.0f} s (the last was {state.ledger.last_step})"
         if not names_role:
@@ -189,13 +189,13 @@ class HealthWatch:
             return [f"{since}: blocked at {found.hop}: {found.sentence}"]
         limits = self._limits
         longest_s = max(limits.start_s, limits.sample_s, limits.pull_s)
-        is_saving = any(worker.state == "saving" for worker in state.workers)  # it has longer
+        is_saving = any(worker.state == "saving" for worker in state.workers.all)  # it has longer
         if is_saving or waited_s < limits.stall_s + longest_s:
             return []
         everybody = "; ".join(told(state, evidence, limits, role) for role in ROLES)
         return [f"{since}: no role says that it is stuck: {everybody}"]
 
 
-def _expects_step(state: HopsView) -> bool:
+def _expects_step(state: Folds) -> bool:
     """Whether time counts: not while paused, draining or in redo, nor at the end."""
     return state.control == RUNNING and state.trainer_state != "redo" and not state.ledger.at_target

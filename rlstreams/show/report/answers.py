@@ -9,7 +9,7 @@ from rlstreams.debug.inspect.texts import SampleText, parts_line
 from rlstreams.debug.inspect.texts import short as cut
 from rlstreams.schemas.events import TRAIN
 from rlstreams.show.report.html import clock_time, short
-from rlstreams.show.report.rows import SampleRow
+from rlstreams.streams.samples.life import Sample
 
 LONGEST = 20_000  # characters of one text in a row; its own page has all
 FIGURES = (
@@ -20,7 +20,7 @@ FIGURES = (
 
 
 def answer_rows(
-    rows: Iterable[SampleRow], text_of: Callable[[str], SampleText | None]
+    rows: Iterable[Sample], text_of: Callable[[str], SampleText | None]
 ) -> list[dict[str, Any]]:
     """What the templates print for samples.
 
@@ -30,7 +30,7 @@ def answer_rows(
     return [_answer_row(row, text_of(row.name)) for row in rows]
 
 
-def _answer_row(row: SampleRow, text: SampleText | None) -> dict[str, Any]:
+def _answer_row(row: Sample, text: SampleText | None) -> dict[str, Any]:
     reward = row.reward if text is None else text.reward
     return {
         "name": row.name,

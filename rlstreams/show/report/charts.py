@@ -9,11 +9,12 @@ from itertools import chain
 from typing import Any
 
 from rlstreams.show.metrics.rows import step_row
-from rlstreams.show.report.fold import Life, RunFold
+from rlstreams.show.report.fold import RunFold
+from rlstreams.show.report.rows import truncated_share
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import PARTS
 from rlstreams.streams.views.run import StepPoint
-from rlstreams.streams.views.workers import Restart
+from rlstreams.streams.workers import Life, Restart
 from rlstreams.up.live.words import KillMark, number
 
 SMOOTH = 5  # steps that throughput is averaged over
@@ -132,7 +133,7 @@ def series(fold: RunFold, kills: Sequence[KillMark] = (), after: int = 0) -> dic
     state = fold.state
     steps = state.run.steps
     with fold.lock:
-        truncated = {p.step: fold.samples.truncated(p.step) for p in steps if p.step > after}
+        truncated = {p.step: truncated_share(fold.samples, p.step) for p in steps if p.step > after}
     rows = [
         (p, {**_derived(steps, n, p), "truncated": truncated[p.step]})
         for n, p in enumerate(steps)
@@ -229,8 +230,9 @@ def timeline(
     """Lives of the processes, and what happened when; times in ms."""
     state = fold.state
     with fold.lock:
-        lives = fold.timeline.lives
-        pulls, saved = list(fold.timeline.pulls), list(fold.timeline.checkpoints)
+        lives = fold.workers.lives
+        pulls = [(pull.worker, pull.loaded_at_ms) for pull in fold.workers.pulls.newest]
+        saved = list(fold.workers.checkpoints)
     return {
         "lives": [_life(life) for life in lives],
         "marks": {
@@ -248,4 +250,4 @@ def timeline(
 
 def _life(life: Life) -> list[Any]:
     host = f" on {life.host}" if life.host else ""
-    return [life.worker, life.from_ms, life.until_ms, f"{life.worker}{host}, then {life.state}"]
+    return [life.worker, life.from_ms, life.at_ms, f"{life.worker}{host}, then {life.state}"]

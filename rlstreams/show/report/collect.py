@@ -20,6 +20,8 @@ from rlstreams.show.report.page import (
     render_report,
     steps_csv,
 )
+from rlstreams.show.report.rows import newest_group
+from rlstreams.show.report.rows import picks as picked
 from rlstreams.streams.audit.auditor import ReplayedError, audit
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.lineage.fold import Lineage
@@ -105,9 +107,8 @@ def collect(
         feed.catch_up(READ_DEADLINE_S)
     finally:
         feed.close()
-    picks = fold.samples.picks()
-    group = fold.samples.newest_group()
-    names = dict.fromkeys([row.name for _, row in picks] + [row.name for row in group])
+    shown, group = picked(fold.samples), newest_group(fold.samples)
+    names = dict.fromkeys([row.name for _, row in shown] + [row.name for row in group])
     lineages = log.samples(*names) if names else []
     state = fold.state
     return ReportInput(
@@ -120,7 +121,7 @@ def collect(
         command=command,
         samples=[
             (label, readable(lineage, spelling))
-            for (label, _), lineage in zip(picks, lineages, strict=False)
+            for (label, _), lineage in zip(shown, lineages, strict=False)
         ],
         texts=_texts(lineages, spelling),
         decode=spelling.plain,

@@ -17,11 +17,12 @@ from rlstreams.show.report.charts import charts_of, series, spoken, timeline
 from rlstreams.show.report.fold import RunFold
 from rlstreams.show.report.html import environment, inlined, render
 from rlstreams.show.report.html import short as number
+from rlstreams.show.report.rows import histogram, newest_group
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.pace import nothing_to_learn
 from rlstreams.streams.views.run import StepPoint
-from rlstreams.streams.views.workers import Restart
+from rlstreams.streams.workers import Restart
 from rlstreams.up.live.words import KillMark, ends, over, redone_lines, spell, spelled
 
 FEW_DEAD = 0.05  # of the samples; the verdict is not green above it
@@ -181,7 +182,8 @@ def _problems(given: ReportInput) -> list[dict[str, Any]]:
 
 def _sample(given: ReportInput, label: str, detail: SampleDetail) -> dict[str, Any]:
     name = str(detail.lineage.sample)
-    row = given.fold.samples.row(name)
+    row = given.fold.samples.get(*detail.lineage.sample)
+    assert row is not None, "it was picked from these"
     (shown,) = answer_rows([row], given.texts.get)
     return {
         **shown,
@@ -193,13 +195,13 @@ def _sample(given: ReportInput, label: str, detail: SampleDetail) -> dict[str, A
 
 def _group(given: ReportInput) -> list[dict[str, Any]]:
     with given.fold.lock:
-        rows = given.fold.samples.newest_group()
+        rows = newest_group(given.fold.samples)
     known = [row for row in rows if row.name in given.texts]
     return answer_rows(known, given.texts.get)
 
 
 def _histogram(fold: RunFold, steps: Sequence[StepPoint]) -> list[list[str]]:
     with fold.lock:
-        rewards = fold.samples.histogram([p.step for p in steps[-_NEWEST:]])
+        rewards = histogram(fold.samples, [p.step for p in steps[-_NEWEST:]])
     most = max((num for _, num in rewards), default=1)
     return [[number(reward), f"{num:,}", "█" * round(24 * num / most)] for reward, num in rewards]

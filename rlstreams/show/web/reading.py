@@ -142,7 +142,7 @@ class RunReader:
                     self._stop.wait(4 * POLL_S)
 
     def _tell(self, fold: RunFold) -> None:
-        key = (len(fold.views.run.ledger.steps), self.reading == "", self.problem)
+        key = (len(fold.views.ledger.steps), self.reading == "", self.problem)
         now, is_due = (*key, fold.num_events), time.monotonic() - self._told_s >= NEWS_S
         if now[:-1] != self._told[:-1] or (is_due and now != self._told):
             self._told, self._told_s = now, time.monotonic()

@@ -14,7 +14,7 @@ from rlstreams.show.report.charts import series
 from rlstreams.show.report.collect import readable
 from rlstreams.show.report.html import clock_time, render, short
 from rlstreams.show.report.page import chart_values, kill_marks
-from rlstreams.show.report.rows import Wanted
+from rlstreams.show.report.rows import Wanted, find, of_step, siblings
 from rlstreams.show.web.reading import RunReader
 from rlstreams.streams.views.pace import bottleneck, nothing_to_learn
 from rlstreams.up.live.words import KillMark
@@ -76,8 +76,8 @@ def _newest_answers(reader: RunReader) -> list[dict[str, Any]]:
     last."""
     steps = reader.fold.state.run.steps
     with reader.fold.lock:
-        rows = reader.fold.samples.of_step(steps[-1].step) if steps else ()
-        rows = rows or reader.fold.samples.find(Wanted())[:NEWEST]
+        rows = of_step(reader.fold.samples, steps[-1].step) if steps else []
+        rows = rows or find(reader.fold.samples, Wanted())[:NEWEST]
     rows = sorted(rows, key=lambda row: row.reward or 0.0, reverse=True)
     half = NEWEST // 2
     shown = rows if len(rows) <= NEWEST else [*rows[:half], *rows[-half:]]
@@ -99,7 +99,7 @@ def samples(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
     text = query.get("text", "").strip()
     hits = reader.texts.find(text) if text else None
     with reader.fold.lock:
-        found = reader.fold.samples.find(wanted)
+        found = find(reader.fold.samples, wanted)
     if hits is not None:
         found = [row for row in found if row.name in hits]
     if not wanted.purpose and "sort" not in query:
@@ -125,7 +125,7 @@ def group(reader: RunReader, _: Query, all_runs: Sequence[str], name: str) -> st
     Raises NotThereError: the log knows no such group.
     """
     with reader.fold.lock:
-        rows = [reader.fold.samples.row(one) for one in reader.fold.samples.groups(name)]
+        rows = siblings(reader.fold.samples, name)
     if not rows:
         raise NotThereError(f"the log of {reader.name} does not know group {name}")
     prompt = next(filter(None, (reader.texts.of(row.name) for row in rows)), None)
@@ -151,7 +151,7 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
     is_colored, color = color in facts.LEGENDS, color if color in facts.LEGENDS else "version"
     rollout = detail.lineage.rollout
     with reader.fold.lock:
-        siblings = reader.fold.samples.groups(detail.lineage.sample.group_id)
+        beside = siblings(reader.fold.samples, detail.lineage.sample.group_id)
     trained = detail.lineage.trained
     told = [
         ("reward", short(rollout.reward if rollout else None)),
@@ -169,7 +169,8 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
     ]
     return _page(
         reader, "samples", "sample.html", f"sample {name} of", all_runs=all_runs, name=name,
-        detail=detail, siblings=siblings, color=color, legend=facts.LEGENDS[color],
+        detail=detail, siblings=[row.name for row in beside], color=color,
+        legend=facts.LEGENDS[color],
         group=detail.lineage.sample.group_id, is_colored=is_colored, texts=_texts(detail),
         shown=facts.shown_tokens(detail, color), sample_facts=told,
         token_rows=_token_rows(detail),
@@ -222,8 +223,8 @@ def step(reader: RunReader, _: Query, all_runs: Sequence[str], number: int) -> s
     """
     fold = reader.fold
     with fold.lock:
-        fact = fold.views.run.ledger.steps.get(number)
-        rows = fold.samples.of_step(number)
+        fact = fold.views.ledger.steps.get(number)
+        rows = of_step(fold.samples, number)
     point = next((p for p in fold.state.run.steps if p.step == number), None)
     if point is None or fact is None:
         raise NotThereError(f"the log of {reader.name} has no step {number}")

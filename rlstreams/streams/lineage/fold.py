@@ -12,11 +12,9 @@ import itertools
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple, Self
 
 from rlstreams.schemas.events import (
-    EVALUATE,
     NO_VERSION,
     DeadLetter,
     DroppedGroup,
@@ -30,8 +28,9 @@ from rlstreams.schemas.events import (
     StepCompleted,
     Trajectory,
 )
-from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position, Record
+from rlstreams.streams.samples.fold import ALL, Samples
+from rlstreams.streams.samples.life import Outcome
 
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
@@ -62,20 +61,6 @@ class SampleId(NamedTuple):
 def is_group(text: str) -> bool:
     """Whether `text` can be the id of a group: `12`, or `e40-7` of an evaluation."""
     return _GROUP.fullmatch(text) is not None
-
-
-class Outcome(StrEnum):
-    """What became of a sample."""
-
-    UNKNOWN = "unknown"  # no topic speaks of it
-    ISSUED = "issued"  # waits for a rollout worker, or is being sampled
-    ROLLED_OUT = "rolled out"  # waits for its scores
-    SCORED = "scored"  # waits for the trainer
-    EVALUATED = "evaluated"
-    TRAINED = "trained"
-    ABSENT = "left out"  # its group was trained without it
-    DROPPED = "dropped"
-    DEAD = "dead-lettered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +94,7 @@ class Lineage:
     """One sample from prompt to policy; of each topic its first record counts."""
 
     sample: SampleId
+    outcome: Outcome = Outcome.UNKNOWN
     prompt: Record[Prompt] | None = None
     trajectory: Record[Trajectory] | None = None
     scored: Record[ScoredTrajectory] | None = None
@@ -142,40 +128,6 @@ class Lineage:
         unknown = sorted(versions - self.published.keys() - {NO_VERSION})
         return (*found, *(f"the announcement of version {version}" for version in unknown))
 
-    @property
-    def outcome(self) -> Outcome:
-        """What became of it."""
-        if self.trained is not None:
-            return Outcome.TRAINED
-        if self.absent:
-            return Outcome.ABSENT
-        if self._is_dead:
-            return Outcome.DEAD
-        if self.dropped is not None:
-            return Outcome.DROPPED
-        return self._on_its_way
-
-    @property
-    def _is_dead(self) -> bool:
-        """A letter ends a sample, but not one about a copy of what was scored."""
-        first = None if self.scored is None else self.scored.position
-        letters = (letter.event for letter in self.letters)
-        return any(
-            first is None or first == (x.origin_topic, x.origin_partition, x.origin_offset)
-            for x in letters
-        )
-
-    @property
-    def _on_its_way(self) -> Outcome:
-        rollout = self.rollout
-        if rollout is not None and rollout.purpose == EVALUATE:
-            return Outcome.EVALUATED
-        if self.scored is not None:
-            return Outcome.SCORED
-        if rollout is not None:
-            return Outcome.ROLLED_OUT
-        return Outcome.UNKNOWN if self.prompt is None else Outcome.ISSUED
-
 
 class LineageFold:
     """Keeps what is said of the given samples.
@@ -190,9 +142,9 @@ class LineageFold:
         self._whole = frozenset(groups)
         self.groups = self._whole | {sample.group_id for sample in samples}
         """Groups whose records it needs of the topics that are keyed by group."""
-        self._ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._drop)
+        self._folded = Samples(keeps=ALL, wants=self.groups)
+        self._folded.ledger.listen(on_step=self._step, on_drop=self._drop)
         self._drops: dict[str, Drop] = {}
-        self._replaced_by: dict[str, str] = {}
         self._loads: dict[str, PolicyLoaded] = {}
         self._published: dict[int, PolicyPublished] = {}
 
@@ -204,8 +156,7 @@ class LineageFold:
     def apply(self, record: Record[Event]) -> None:
         """Take one record; of other samples it is passed by."""
         event = record.event
-        if isinstance(event, Prompt) and event.replaces in self.groups:
-            self._replaced_by.setdefault(event.replaces or "", event.group_id)
+        counts = self._folded.apply(event, record.position)
         if isinstance(event, PolicyLoaded):
             self._loads.setdefault(event.load_id, event)
         elif isinstance(event, PolicyPublished):
@@ -213,9 +164,7 @@ class LineageFold:
         elif isinstance(event, Prompt | Trajectory | ScoredTrajectory | DeadLetter):
             stage = event.trajectory if isinstance(event, ScoredTrajectory) else event
             if found := self._wanted(stage.group_id, stage.sample):
-                _add(found, record)
-        else:
-            self._ledger.apply(event, record.position)
+                _add(found, record, counts=counts)
 
     def lineages(self) -> list[Lineage]:
         """Those that were asked for, in that order; then the others of whole groups."""
@@ -240,13 +189,15 @@ class LineageFold:
             if found := self._wanted(ref.group_id, ref.sample):
                 found.trained = _trained(event, position, ref, index)
         for absent in event.absent:
-            if found := self._wanted(absent.group_id, absent.sample):
-                found.absent = absent.reason
+            self._wanted(absent.group_id, absent.sample)
 
     def _weave(self, lineage: Lineage) -> None:
         """Add what became of it, and the weights that it was made with and helped to make."""
         lineage.dropped = self._drops.get(lineage.sample.group_id)
-        lineage.replaced_by = self._replaced_by.get(lineage.sample.group_id, "")
+        if (group := self._folded.group(lineage.sample.group_id)) is not None:
+            lineage.replaced_by = group.replaced_by
+        if (folded := self._folded.get(*lineage.sample)) is not None:
+            lineage.outcome, lineage.absent = folded.outcome, folded.absent
         names, versions = _touched(lineage)
         if lineage.trained is not None:
             made = lineage.trained.step.policy_version
@@ -260,19 +211,19 @@ class LineageFold:
         }
 
 
-def _add(known: Lineage, record: Record[Event]) -> None:
-    """One more record about the sample: of each topic the first one counts."""
+def _add(known: Lineage, record: Record[Event], *, counts: bool) -> None:
+    """One more record about the sample; each dead letter is kept, of others the one that counts."""
     event, raw = record.event, record.raw
     if isinstance(event, DeadLetter):
         known.letters += (Record(event=event, raw=raw),)
-    elif isinstance(event, Prompt) and known.prompt is None:
-        known.prompt = Record(event=event, raw=raw)
-    elif isinstance(event, Trajectory) and known.trajectory is None:
-        known.trajectory = Record(event=event, raw=raw)
-    elif isinstance(event, ScoredTrajectory) and known.scored is None:
-        known.scored = Record(event=event, raw=raw)
-    else:
+    elif not counts:
         known.copies += (record.position,)
+    elif isinstance(event, Prompt):
+        known.prompt = Record(event=event, raw=raw)
+    elif isinstance(event, Trajectory):
+        known.trajectory = Record(event=event, raw=raw)
+    elif isinstance(event, ScoredTrajectory):
+        known.scored = Record(event=event, raw=raw)
 
 
 def _trained(event: StepCompleted, position: Position, ref: SampleRef, index: int) -> TrainedIn:

@@ -220,6 +220,7 @@ class Samples:
         tally.num_answered += 1
         tally.num_dead -= group.dead >> event.sample & 1
         tally.reward += event.reward
+        tally.is_right_or_wrong &= event.reward in (0.0, 1.0)
         tally.tokens += sum(len(s.token_ids) for s in event.segments if s.author == "policy")
         tally.finished_at_ms = max(tally.finished_at_ms, event.finished_at_ms)
         if event.group_size > 1:

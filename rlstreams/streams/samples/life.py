@@ -174,6 +174,7 @@ class Evaluation:
     best: dict[int, float] = field(default_factory=dict)  # by row, where one has several samples
     tokens: int = 0
     finished_at_ms: int = 0
+    is_right_or_wrong: bool = True  # every reward was 0 or 1
 
 
 @dataclass(slots=True)

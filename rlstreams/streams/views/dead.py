@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import DeadLetter, Event
+from rlstreams.streams.samples.fold import Samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,23 +31,13 @@ class DeadState:
         return ", ".join(f"{reason.reason} {reason.num:,}" for reason in self.reasons)
 
 
-class DeadView:
-    """The fold of `dead-letters`."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[str, DeadReason] = {}
-
-    def apply(self, event: Event) -> None:
-        """Take one event; what is no dead letter is passed by."""
-        if isinstance(event, DeadLetter):
-            known, newest = self._reasons.get(event.reason), f"{event.worker}: {event.detail}"
-            num = known.num + 1 if known else 1
-            self._reasons[event.reason] = DeadReason(reason=event.reason, num=num, newest=newest)
-
-    @property
-    def state(self) -> DeadState:
-        """A snapshot."""
-        return DeadState(tuple(sorted(self._reasons.values(), key=lambda found: -found.num)))
+def dead(samples: Samples) -> DeadState:
+    """A snapshot."""
+    reasons = [
+        DeadReason(reason=reason, num=letters.num, newest=letters.newest)
+        for reason, letters in samples.letters.items()
+    ]
+    return DeadState(tuple(sorted(reasons, key=lambda found: -found.num)))
 
 
 def list_command(run: str = "RUN", reason: str = "") -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import starmap
 
-from rlstreams.schemas.events import EVALUATE, DeadLetter, Event, Prompt, Segment, Trajectory
+from rlstreams.schemas.events import EVALUATE, Event, Segment, Trajectory
 from rlstreams.streams.log.group_ids import evaluation_id
+from rlstreams.streams.samples.fold import Samples
+from rlstreams.streams.samples.life import Evaluation
 
 ROWS = 8  # whose answers are kept
 
@@ -64,65 +66,21 @@ class EvaluationState:
         return self.curve[-1] if self.curve else None
 
 
-@dataclass(slots=True)
-class _Tally:
-    issued: set[tuple[int, int]] = field(default_factory=set)  # row and sample
-    answered: set[tuple[int, int]] = field(default_factory=set)
-    dead: set[tuple[int, int]] = field(default_factory=set)
-    reward: float = 0.0
-    best: dict[int, float] = field(default_factory=dict)  # by row, where a row has several samples
-    tokens: int = 0
-    finished_at_ms: int = 0
-    is_right_or_wrong: bool = True
+def evaluation(samples: Samples) -> EvaluationState:
+    """A snapshot, oldest version first."""
+    return EvaluationState(points=tuple(starmap(_point, sorted(samples.evaluations.items()))))
 
 
-class EvaluationView:
-    """Folds evaluation samples of `prompts`, `trajectories` and `dead-letters`."""
-
-    def __init__(self) -> None:
-        self._tallies: dict[int, _Tally] = {}
-
-    def apply(self, event: Event) -> None:
-        """Take one event; training samples are passed by. The first record of a sample counts."""
-        if not isinstance(event, Prompt | Trajectory | DeadLetter) or event.purpose != EVALUATE:
-            return
-        identity = evaluation_id(event.group_id)
-        if identity is None:
-            return
-        version, row = identity
-        tally = self._tallies.setdefault(version, _Tally())
-        key = (row, event.sample)
-        if isinstance(event, Prompt):
-            tally.issued.add(key)
-        elif isinstance(event, DeadLetter):
-            tally.dead.add(key)
-        elif key not in tally.answered:
-            tally.answered.add(key)
-            sampled = (s for s in event.segments if s.author == "policy")
-            tally.reward += event.reward
-            tally.is_right_or_wrong &= event.reward in (0.0, 1.0)
-            tally.tokens += sum(len(segment.token_ids) for segment in sampled)
-            tally.finished_at_ms = max(tally.finished_at_ms, event.finished_at_ms)
-            if event.group_size > 1:
-                tally.best[row] = max(event.reward, tally.best.get(row, event.reward))
-
-    @property
-    def state(self) -> EvaluationState:
-        """A snapshot, oldest version first."""
-        return EvaluationState(points=tuple(starmap(_point, sorted(self._tallies.items()))))
-
-
-def _point(version: int, tally: _Tally) -> EvaluationPoint:
-    num_samples = len(tally.answered)
-    accuracy = tally.reward / num_samples if num_samples else 0.0
+def _point(version: int, tally: Evaluation) -> EvaluationPoint:
+    accuracy = tally.reward / tally.num_answered if tally.num_answered else 0.0
     return EvaluationPoint(
         policy_version=version,
         accuracy=accuracy,
         best=sum(tally.best.values()) / len(tally.best) if tally.best else accuracy,
-        num_rows=len(tally.best) or num_samples,
-        num_samples=num_samples,
-        num_issued=len(tally.issued),
-        num_dead=len(tally.dead - tally.answered),
+        num_rows=len(tally.best) or tally.num_answered,
+        num_samples=tally.num_answered,
+        num_issued=tally.num_issued,
+        num_dead=tally.num_dead,
         num_tokens=tally.tokens,
         finished_at_ms=tally.finished_at_ms,
         is_right_or_wrong=tally.is_right_or_wrong,
@@ -174,9 +132,10 @@ class SamplesState:
         return tuple(sorted(self.problems, key=lambda p: p.now.is_right <= p.then.is_right))
 
 
-class SamplesView:
+class AnswersView:
     """Keeps sample 0 of the held-out rows below `ROWS`, where its tokens can be read.
 
+    It is given first records alone: `Samples` tells them from copies.
     An answer with tokens that are none is a foreign writer's: nothing of it can be shown, and who
     watches a run must not end with it.
     """
@@ -199,7 +158,6 @@ class SamplesView:
             return
         if row not in self._then or version < self._then[row].policy_version:
             self._then[row] = answer
-        # Strictly newer: of two records of one sample the first counts.
         if row not in self._now or version > self._now[row].policy_version:
             self._now[row] = answer
 

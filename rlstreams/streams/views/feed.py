@@ -1,8 +1,8 @@
-"""Views and their feed: pure folds over the topics, events in, frozen state out.
+"""Views and their feed: pure queries of the folds, events in, frozen state out.
 
-Live view, report and monitor show the same states, because they run the same folds. A fold knows
-no clock and no bus: `apply` takes one event after another, in the order of its partition, and
-`state` is a frozen snapshot. `Views` runs all of them; `Feed` brings the events.
+Live view, report and monitor show the same states, because they ask the same folds. A fold knows
+no clock and no bus: `apply` takes one event after another, in the order of its partition. `Views`
+makes a frozen snapshot of them; `Feed` brings the events.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.read_to import read_to
-from rlstreams.streams.log.record import Partition, RawRecord, Record
+from rlstreams.streams.log.record import Partition, Position, RawRecord, Record
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
@@ -28,21 +28,18 @@ from rlstreams.streams.log.topics import (
     WORKER_EVENTS,
     Topic,
 )
-from rlstreams.streams.views.dead import DeadState, DeadView
+from rlstreams.streams.samples.fold import OPEN
+from rlstreams.streams.views.dead import DeadState, dead
 from rlstreams.streams.views.evaluation import (
+    AnswersView,
     EvaluationState,
-    EvaluationView,
     SamplesState,
-    SamplesView,
+    evaluation,
 )
-from rlstreams.streams.views.flow import FlowState, FlowView
+from rlstreams.streams.views.flow import FlowState, flow
+from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.run import RunState, RunView
-from rlstreams.streams.views.workers import (
-    PullsState,
-    PullsView,
-    ThroughputState,
-    ThroughputView,
-)
+from rlstreams.streams.views.workers import PullsState, ThroughputState, pulls, throughput
 
 WATCHED: tuple[Topic, ...] = (
     STEPS,
@@ -57,10 +54,10 @@ _BATCH = 500
 
 
 class View(Protocol):
-    """A fold. Its `state` is a frozen snapshot of its own type."""
+    """A fold."""
 
-    def apply(self, event: Event) -> None:
-        """Take one event; what the view does not know is passed by."""
+    def apply(self, event: Event, position: Position | None = None) -> object:
+        """Take one event, and where its record lies; what the view does not know is passed by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,31 +81,53 @@ class ViewState:
 
 
 class Views:
-    """Every fold, fed with the same events."""
+    """What people look at, from one set of folds.
 
-    def __init__(self) -> None:
-        self.run = RunView()
-        self.evaluation = EvaluationView()
-        self.flow = FlowView()
-        self._views: dict[str, Any] = {  # by the field of `ViewState`
-            "run": self.run,
-            "evaluation": self.evaluation,
-            "throughput": ThroughputView(),
-            "samples": SamplesView(),
-            "pulls": PullsView(),
-            "flow": self.flow,
-            "dead": DeadView(),
-        }
+    Args:
+        keeps: how many samples the folds keep.
+    """
 
-    def apply(self, event: Event) -> None:
-        """Take one event."""
-        for view in self._views.values():
-            view.apply(event)
+    def __init__(self, keeps: int = OPEN, folds: Folds | None = None) -> None:
+        self.folds = folds or Folds(keeps=keeps)
+        self.ledger, self.samples = self.folds.ledger, self.folds.samples
+        self.workers = self.folds.workers
+        self._run = RunView(self.ledger)
+        self._answers = AnswersView()
+
+    def apply(self, event: Event, position: Position | None = None) -> bool:
+        """Take one event; as `Folds.apply`."""
+        counts = self.folds.apply(event, position)
+        if counts:
+            self._answers.apply(event)
+        return counts
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """By what the newest samples were judged, as far as that is told."""
+        return self._run.judges
+
+    @property
+    def evaluation(self) -> EvaluationState:
+        """All evaluations so far."""
+        return evaluation(self.samples)
+
+    @property
+    def flow(self) -> FlowState:
+        """What waits where."""
+        return flow(self.samples, self.workers)
 
     @property
     def state(self) -> ViewState:
         """A snapshot of all."""
-        return ViewState(**{name: view.state for name, view in self._views.items()})
+        return ViewState(
+            run=self._run.state,
+            evaluation=self.evaluation,
+            throughput=throughput(self.workers),
+            samples=self._answers.state,
+            pulls=pulls(self.workers),
+            flow=self.flow,
+            dead=dead(self.samples),
+        )
 
 
 class Feed:
@@ -160,7 +179,7 @@ class Feed:
                 self._left.popleft()
                 continue
             self._left.popleft()
-            self._view.apply(record.event)
+            self._view.apply(record.event, record.position)
             self._on_record(record)
         return num_records
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from rlstreams.schemas.events import (
     NO_VERSION,
-    Event,
     StepCompleted,
     StepsRedone,
     TrainerStarted,
@@ -65,23 +64,22 @@ class RunState:
 
 
 class RunView:
-    """Folds `steps`; `ledger` is the fold, for who needs no snapshot of the whole run."""
+    """What a ledger says of each step, for who shows them; who feeds the ledger feeds this.
 
-    def __init__(self) -> None:
+    Args:
+        ledger: that keeps its steps.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
         self._steps: list[StepPoint] = []
         self._redone: list[StepsRedone] = []
         self.judges: tuple[str, ...] = ()  # by what the newest samples were judged, where told
         self._dropped = 0  # groups, up to the newest step
-        self.ledger = Ledger(
-            begins_anywhere=True,
-            keeps_steps=True,
+        self.ledger = ledger
+        ledger.listen(
             on_step=lambda event, _: self._add(event),
             on_redone=lambda event, _: self._redone.append(event),
         )
-
-    def apply(self, event: Event) -> None:
-        """Take one event; those of other topics are passed by."""
-        self.ledger.apply(event)
 
     def _add(self, event: StepCompleted) -> None:
         before, self._dropped = self._dropped, self.ledger.num_dropped.total()

@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlstreams.streams.log.done_set import covered
-from rlstreams.streams.log.record import Committed, Partition, Position
+from rlstreams.streams.log.record import NO_PLACE, Committed, Partition, position_at
 from rlstreams.streams.log.text import counted
-from rlstreams.streams.views.hops import HopsView, OpenSample, WorkerHop
-from rlstreams.streams.views.workers import SILENT_S
+from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES, Topic
+from rlstreams.streams.samples.life import Sample
+from rlstreams.streams.views.folds import Folds
+from rlstreams.streams.workers import SILENT_S, Life
 
 START_S = 600.0  # a large model takes its time to load; until then a role is starting
 RESTART_S = 15.0  # for a role that ended itself to be started again, before anybody blames it
@@ -52,7 +54,7 @@ class Limits:
         is_limited = self.stall_s > 0 and state in limits_s
         return max(self.stall_s, limits_s[state]) if is_limited else None
 
-    def of(self, worker: WorkerHop) -> float:
+    def of(self, worker: Life) -> float:
         """How long others wait for a worker in the state that it reports."""
         if worker.state == "offloaded":  # its device is another's: `up` minds who holds it
             return self.turns_s + max(self.stall_s, self.start_s)
@@ -102,7 +104,7 @@ class Blocked:
 class Inquiry:
     """One look at a state. `first` asks the stages in order."""
 
-    def __init__(self, state: HopsView, evidence: Evidence, limits: Limits) -> None:
+    def __init__(self, state: Folds, evidence: Evidence, limits: Limits) -> None:
         self._state = state
         self._evidence = evidence
         self._limits = limits
@@ -153,7 +155,7 @@ class Inquiry:
         )
 
     def _broker(self) -> Blocked | None:
-        running = [w for w in self._state.workers if not self._is_starting(w)]
+        running = [w for w in self._state.workers.all if not self._is_starting(w)]
         newest_ms = max((worker.at_ms for worker in running), default=0)
         is_silence = self._age_s(newest_ms) > SILENT_S and len(running) > 1
         if not is_silence or self._evidence.gone:
@@ -176,41 +178,41 @@ class Inquiry:
         return None
 
     def _prompts(self) -> Blocked | None:
-        size = max(1, self._state.group_size)
-        sizes = Counter(sample.group for sample in self._state.samples)
+        size = max(1, self._state.samples.group_size)
+        sizes = Counter(sample.group.number for sample in self._state.samples.open)
         whole = sum(count >= size for count in sizes.values())
         if whole >= self._limits.groups_per_step:
             return None
         torn = [group for group, count in sizes.items() if count < size]
         text = f"{whole} whole groups are open, a step needs {self._limits.groups_per_step}; " + (
-            f"the last one is {last}" if (last := self._state.last_group) >= 0 else "none ever"
+            f"the last one is {last}"
+            if (last := self._state.samples.last_group) >= 0
+            else "none ever"
         )
         if torn:
             text += f"; group {torn[0]} has {sizes[torn[0]]} of {size} samples"
         return self._blame("prompts", text)
 
     def _rollout(self) -> Blocked | None:
-        left = [s for s in self._state.samples if not (s.is_rolled_out or s.is_dead)]
+        left = [s for s in self._state.samples.open if not (s.is_rolled_out or s.is_dead)]
         if not left:
             return None
         first, age_s = left[0], self._age_s(left[0].issued_at_ms)
-        where = f"{first.name}{_at(first.prompt)}, issued {age_s:.0f} s ago"
+        where = f"{first.name}{_at(PROMPTS, first.prompt)}, issued {age_s:.0f} s ago"
         text = f"{_trajectories(left)} missing: {where}{_and_more(left)}"
         wanted = min(sample.min_policy_version for sample in left)
         return self._blame("rollout", text, wanted=wanted)
 
     def _logprob(self) -> Blocked | None:
         known = self._evidence.committed.get("logprob")
-        left = [
-            s
-            for s in self._state.samples
-            if s.is_rolled_out and not s.is_dead and not self._is_covered(known, s.trajectory)
-        ]
+        alive = (s for s in self._state.samples.open if s.is_rolled_out and not s.is_dead)
+        left = [s for s in alive if not self._is_covered(known, s.trajectory)]
         # Without the group's positions nobody can say who has it: then a trainer that works does.
         if not left or (known is None and self._trainer_works()):
             return None
-        first, age_s = left[0], self._age_s(left[0].finished_at_ms)
-        where = f"{first.name}{_at(first.trajectory)}, finished {age_s:.0f} s ago by {first.worker}"
+        first, age_s = left[0], self._age_s(left[0].at_ms)
+        where = f"{first.name}{_at(TRAJECTORIES, first.trajectory)}, "
+        where += f"finished {age_s:.0f} s ago by {first.worker}"
         text = f"{_trajectories(left)} unscored: {where}{_and_more(left)}"
         return self._blame("logprob", text)
 
@@ -218,10 +220,12 @@ class Inquiry:
         """The trainer's step is due: enough groups are complete, or it reports that it works."""
         known = self._evidence.committed.get("logprob")
         sizes: Counter[int] = Counter()
-        for s in self._state.samples:
+        for s in self._state.samples.open:
             is_scored = s.is_rolled_out and (known is None or self._is_covered(known, s.trajectory))
-            sizes[s.group] += is_scored or s.is_dead
-        complete = [group for group, count in sizes.items() if count >= self._state.group_size]
+            sizes[s.group.number or 0] += is_scored or s.is_dead
+        complete = [
+            group for group, count in sizes.items() if count >= self._state.samples.group_size
+        ]
         if len(complete) < self._limits.groups_per_step and not self._trainer_works():
             return None
         text = f"step {self._state.ledger.last_step + 1} has not run, although every sample of "
@@ -231,7 +235,7 @@ class Inquiry:
 
     def _end(self) -> Blocked | None:
         """Whoever else has work now does it for nobody, but for the last evaluation."""
-        starting, trainers = self._evidence.starting_s, self._state.of("trainer")
+        starting, trainers = self._evidence.starting_s, self._state.workers.of("trainer")
         if any(w.state == "stopped" and w.worker not in starting for w in trainers):
             return None
         return self._blame(
@@ -265,8 +269,8 @@ class Inquiry:
             is_unfed=role in ("rollout", "logprob") and len(waiting) == len(workers),
         )
 
-    def _blame_weights(self, text: str, waits: Sequence[WorkerHop]) -> Blocked:
-        trainers = self._state.of("trainer")
+    def _blame_weights(self, text: str, waits: Sequence[Life]) -> Blocked:
+        trainers = self._state.workers.of("trainer")
         served = f"; it is served by {self._describe(trainers)}" if trainers else ""
         return Blocked(
             hop="weights",
@@ -275,34 +279,36 @@ class Inquiry:
             is_overdue=all(self._is_overdue(worker) for worker in waits),
         )
 
-    def _awaits_weights(self, worker: WorkerHop, wanted: int) -> bool:
+    def _awaits_weights(self, worker: Life, wanted: int) -> bool:
         """Whether it is alive and waiting for a pull, or for a version that it was not given."""
         is_silent = self._is_silent(worker) or self._is_starting(worker)
         if is_silent or worker.state == "working":
             return False
-        return worker.worker in self._state.pulls or worker.policy_version < wanted
+        return worker.worker in self._state.workers.pulling or worker.policy_version < wanted
 
-    def _moves(self, worker: WorkerHop) -> bool:
+    def _moves(self, worker: Life) -> bool:
         """Whether it finished something within the limit, and still reports."""
         return not self._is_silent(worker) and self._age_s(worker.moved_ms) < self._limits.stall_s
 
-    def _is_starting(self, worker: WorkerHop) -> bool:
+    def _is_starting(self, worker: Life) -> bool:
         """Whether a new process of it was started, and has still time to load what it needs."""
         starting_s = self._evidence.starting_s.get(worker.worker)
         return starting_s is not None and starting_s < self._limits.start_s
 
-    def _is_silent(self, worker: WorkerHop) -> bool:
+    def _is_silent(self, worker: Life) -> bool:
         if self._is_starting(worker):
             return False
         is_old = self._age_s(worker.at_ms) > SILENT_S
         return is_old or worker.worker in self._evidence.gone or worker.state == "stopped"
 
-    def _is_overdue(self, worker: WorkerHop) -> bool:
+    def _is_overdue(self, worker: Life) -> bool:
         if self._is_starting(worker):
             return False
         limit_s = self._limits.of(worker)
         is_pulled_from = self._state.ledger.at_target and worker.role == "trainer"
-        if (worker.worker in self._state.pulls or is_pulled_from) and worker.state != "working":
+        if (
+            worker.worker in self._state.workers.pulling or is_pulled_from
+        ) and worker.state != "working":
             limit_s = max(limit_s, self._limits.pull_s)
         # Nothing is counted while a checkpoint is written, and what was before is none of its time.
         is_saving = worker.state == "saving"
@@ -314,19 +320,19 @@ class Inquiry:
         """The last reports of `role`'s workers, the worst first."""
         return self._describe(self._worst_first(role)) or f"no {role} worker has ever reported"
 
-    def _worst_first(self, role: str) -> Sequence[WorkerHop]:
-        return sorted(self._state.of(role), key=self._badness)
+    def _worst_first(self, role: str) -> Sequence[Life]:
+        return sorted(self._state.workers.of(role), key=self._badness)
 
-    def _badness(self, worker: WorkerHop) -> tuple[bool, int, str]:
+    def _badness(self, worker: Life) -> tuple[bool, int, str]:
         return (not self._is_silent(worker), worker.moved_ms, worker.worker)
 
-    def _describe(self, workers: Sequence[WorkerHop]) -> str:
+    def _describe(self, workers: Sequence[Life]) -> str:
         told = [self._about(worker) for worker in workers[:_NAMED]]
         if len(workers) > _NAMED:
             told.append(f"and {len(workers) - _NAMED} more")
         return ", ".join(told)
 
-    def _about(self, worker: WorkerHop) -> str:
+    def _about(self, worker: Life) -> str:
         """One worker: dead, silent, or what it says, since when, and what it pulls."""
         said = " ".join(filter(None, (worker.state, worker.detail)))
         if self._is_starting(worker):
@@ -339,7 +345,7 @@ class Inquiry:
             return f"no report from {worker.worker} for {silent_s:.0f} s (last reported: {said})"
         text = f"{worker.worker} says {said!r}, no progress for "
         text += f"{self._age_s(worker.moved_ms):.0f} s"
-        pull = self._state.pulls.get(worker.worker)
+        pull = self._state.workers.pulling.get(worker.worker)
         if pull is not None:
             asked_s = self._age_s(pull.requested_at_ms)
             text += f", asked for policy version {pull.policy_version} {asked_s:.0f} s ago"
@@ -349,31 +355,32 @@ class Inquiry:
     def _trainer_works(self) -> bool:
         return any(
             w.state in ("working", "saving") or self._is_silent(w) or self._is_starting(w)
-            for w in self._state.of("trainer")
+            for w in self._state.workers.of("trainer")
         )
 
     @staticmethod
-    def _is_covered(known: Mapping[Partition, Committed] | None, position: Position | None) -> bool:
-        if known is None or position is None:
+    def _is_covered(known: Mapping[Partition, Committed] | None, trajectory: int) -> bool:
+        if known is None or trajectory == NO_PLACE:
             return False
+        position = position_at(TRAJECTORIES.name, trajectory)
         return covered(known.get(Partition(position.topic, position.partition)), position.offset)
 
     def _age_s(self, at_ms: int) -> float:
         return max(0, self._evidence.now_ms - at_ms) / 1000
 
 
-def diagnose(state: HopsView, evidence: Evidence, limits: Limits) -> Blocked | None:
+def diagnose(state: Folds, evidence: Evidence, limits: Limits) -> Blocked | None:
     """The first blocked stage and its sentence; None: every one that has work finishes some."""
     return Inquiry(state, evidence, limits).first()
 
 
-def told(state: HopsView, evidence: Evidence, limits: Limits, role: str) -> str:
+def told(state: Folds, evidence: Evidence, limits: Limits, role: str) -> str:
     """The last reports of `role`'s workers, the worst first."""
     return Inquiry(state, evidence, limits).told(role)
 
 
-def _trajectories(samples: Sequence[OpenSample]) -> str:
-    groups = sorted({sample.group for sample in samples})
+def _trajectories(samples: Sequence[Sample]) -> str:
+    groups = sorted({sample.group.number or 0 for sample in samples})
     whose = f"{'group' if len(groups) == 1 else 'groups'} {_range(groups)}"
     verb = "is" if len(samples) == 1 else "are"
     return f"{counted(len(samples), 'trajectory', 'trajectories')} of {whose} {verb}"
@@ -385,9 +392,9 @@ def _range(groups: Sequence[int]) -> str:
     return f"{groups[0]} to {groups[-1]}"
 
 
-def _at(position: Position | None) -> str:
-    return f" at {position}" if position is not None else ""
+def _at(topic: Topic, place: int) -> str:
+    return "" if place == NO_PLACE else f" at {position_at(topic.name, place)}"
 
 
-def _and_more(samples: Sequence[OpenSample]) -> str:
+def _and_more(samples: Sequence[Sample]) -> str:
     return f", and {len(samples) - 1} more" if len(samples) > 1 else ""

@@ -57,7 +57,7 @@ class DeviceScheduler(Closing):
                 why = f"{child.spec.worker} was replaced, and shares device {device.name!r}"
                 self._kill(child, why)
         for device in self._config.devices:
-            lease = self._watcher.turns.leases[device.name]
+            lease = self._watcher.workers.leases[device.name]
             if self._has_read(device, lease) and (
                 event := self._next(device, lease, is_draining=is_draining)
             ):
@@ -179,7 +179,7 @@ class DeviceScheduler(Closing):
 
     def _is_idle(self, lease: Lease) -> bool:
         """Whether its holder has had nothing to do for a while."""
-        idle_s = self._watcher.turns.idle_s(lease.instance, lease.held_ms, now_ms())
+        idle_s = self._watcher.workers.idle_s(lease.instance, lease.held_ms, now_ms())
         return lease.state == HELD and idle_s >= IDLE_S
 
     def _was_idle(self, role: str, samples: int) -> bool:

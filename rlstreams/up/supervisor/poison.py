@@ -11,19 +11,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from functools import partial
 
-from rlstreams.schemas.events import (
-    TRAIN,
-    DeadLetter,
-    DroppedGroup,
-    Event,
-    GroupsDropped,
-    StepCompleted,
-)
-from rlstreams.streams.ledger import Ledger
-from rlstreams.streams.log.record import Position
+from rlstreams.schemas.events import DeadLetter, Event
+from rlstreams.streams.samples.life import Ending, Outcome
 from rlstreams.streams.views.dead import list_command
+from rlstreams.streams.views.folds import Folds
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.loop.validation import is_group_number
 
 TELL_EVERY_MS = 30_000  # of one reason
 STEPS_WORTH = 3  # of samples, where the configuration names no window
@@ -33,23 +25,21 @@ _WITH_ITS_GROUP = "lost with their group"
 
 
 class PoisonWatch:
-    """A view: what became of the newest samples, and of each reason now and then
-    a dead letter in words.
+    """What became of the newest samples, and of each reason now and then a dead letter in words.
 
     Args:
         config: of the run.
+        folds: which others feed, each event before it comes here.
         since_ms: what was written before it is not looked at, so that a run which is resumed once
             its verifier is mended begins with a clean window. Wall clock, ms since the epoch.
     """
 
-    def __init__(self, config: RunConfig, since_ms: int = 0) -> None:
-        self._group_size = config.prompts.group_size
+    def __init__(self, config: RunConfig, folds: Folds, since_ms: int = 0) -> None:
         self._max_share = config.dead_letters.max_share
-        step_samples = config.trainer.groups_per_step * self._group_size
+        step_samples = config.trainer.groups_per_step * config.prompts.group_size
         size = config.dead_letters.window_samples or STEPS_WORTH * step_samples
         self._ended: deque[str] = deque(maxlen=size)  # per sample why it was set aside, or _FINE
-        self._open: dict[str, dict[int, str]] = {}  # letters of groups that are not closed
-        self._ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._dropped)
+        folds.samples.listen(self._add)
         self._since_ms = since_ms
         self._examples: dict[str, str] = {}  # by reason: the newest
         self._told: dict[str, tuple[int, int]] = {}  # by reason: when, ms; dead letters since
@@ -57,15 +47,18 @@ class PoisonWatch:
         self.news = ""  # of the newest dead letter that was told of, in words
 
     def apply(self, event: Event) -> None:
-        """Take one event."""
+        """Take one event: a dead letter is news."""
         if isinstance(event, DeadLetter) and event.at_ms >= self._since_ms:
-            self._letter(event)
-        else:
-            self._ledger.apply(event)
+            self._tell(event)
 
-    def _dropped(self, event: GroupsDropped, _: Position) -> None:
-        for group in event.groups:
-            self._drop(group, is_new=event.dropped_at_ms >= self._since_ms)
+    def _add(self, end: Ending) -> None:
+        """Samples ended; a drop for a reason that is its own is no poison."""
+        if end.at_ms < self._since_ms:
+            return
+        reason = end.reason if end.outcome in (Outcome.DEAD, Outcome.ABSENT) else _FINE
+        if end.outcome is Outcome.DROPPED and end.reason in POISONED:
+            reason = _WITH_ITS_GROUP
+        self._ended.extend([reason] * end.num)
 
     @property
     def problem(self) -> str:
@@ -83,7 +76,7 @@ class PoisonWatch:
             f"dead_letters.max_share is {self._max_share:g}): {told}{example}"
         )
 
-    def _letter(self, event: DeadLetter) -> None:
+    def _tell(self, event: DeadLetter) -> None:
         is_known = event.group_id != ""
         name = f"sample {event.group_id}/{event.sample}" if is_known else "a foreign record"
         told = f"{name} was set aside by {event.worker}, {event.reason}: {event.detail}"
@@ -94,27 +87,3 @@ class PoisonWatch:
             more = f"{num + 1} more for reason {event.reason}, the newest: " if num else ""
             self._told[event.reason] = event.at_ms, 0
             self.news = f"{more}{told} ({self._list(event.reason)})"
-        if not is_group_number(event.group_id) or event.purpose != TRAIN:
-            return
-        group = self._open.setdefault(event.group_id, {})
-        if self._ledger.is_closed(int(event.group_id)):  # it was counted when its group closed
-            del self._open[event.group_id]
-        elif event.sample not in group:
-            group[event.sample] = event.reason
-            self._ended.append(event.reason)
-
-    def _step(self, event: StepCompleted, _: Position) -> None:
-        is_new = event.finished_at_ms >= self._since_ms
-        for absent in event.absent if is_new else ():
-            if absent.sample not in self._open.get(absent.group_id, {}):
-                self._ended.append(absent.reason)
-        for group_id in {sample.group_id for sample in event.samples}:
-            self._open.pop(group_id, None)
-        if is_new:
-            self._ended.extend([_FINE] * len(event.samples))
-
-    def _drop(self, group: DroppedGroup, *, is_new: bool) -> None:
-        num_left = self._group_size - len(self._open.pop(group.group_id, {}))
-        if is_new:
-            is_poisoned = group.reason in POISONED
-            self._ended.extend([_WITH_ITS_GROUP if is_poisoned else _FINE] * num_left)

@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import StreamsError
-from rlstreams.streams.log.record import Committed, Partition, Record
+from rlstreams.streams.log.record import Committed, Partition
 from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
-from rlstreams.streams.views.hops import HopsView
+from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import Blocked, Evidence, Held, diagnose, told
-from rlstreams.streams.views.workers import SILENT_S
+from rlstreams.streams.workers import SILENT_S
 from rlstreams.up.live.words import ProcessInfo
 from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
 from rlstreams.workers.config.run import RunConfig
@@ -87,7 +86,7 @@ AGAIN_S = 5.0  # between two looks at a run that stands
 TICK_S = 1.0  # of a longer pause between two ticks no more counts: we did not look ourselves
 
 
-def mark_of(state: HopsView) -> object:
+def mark_of(state: Folds) -> object:
     """What changes with every step, claim and published version."""
     return state.ledger.last_step, state.ledger.epoch, frozenset(state.published)
 
@@ -131,9 +130,10 @@ class _Question:
 
 
 class StallWatch:
-    """Fed with records, ticked from the loop of `up`; never waits.
+    """Asks the folds, ticked from the loop of `up`; never waits.
 
     Args:
+        folds: which others feed.
         ask: what only the broker knows; called in a thread.
         monotonic_s: the clock that time is counted by.
     """
@@ -141,13 +141,14 @@ class StallWatch:
     def __init__(
         self,
         config: RunConfig,
+        folds: Folds,
         ask: Callable[[], Evidence],
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits_of(config)
         self._ask = ask
         self._monotonic_s = monotonic_s
-        self._hops = HopsView()
+        self._folds = folds
         self._clock = StallClock()
         self._call: _Question | None = None
         self._next_look_s = 0.0
@@ -158,13 +159,9 @@ class StallWatch:
         self.problem = ""  # why the run should stop; empty: it should not
         self.is_unfed = False  # and the stage gets nothing of what lies there for it
 
-    def take(self, record: Record[Event]) -> None:
-        """A record of the feed."""
-        self._hops.apply(record.event, record.position)
-
     def note(self, processes: Sequence[ProcessInfo]) -> None:
         """What the supervisor knows of its processes; the log says which of them have reported."""
-        reported = {worker.instance for worker in self._hops.workers}
+        reported = {worker.instance for worker in self._folds.workers.all}
         self._gone = frozenset(info.worker for info in processes if info.started_s is None)
         self._starting = {
             info.worker: info.started_s
@@ -179,7 +176,7 @@ class StallWatch:
             is_running: from the start to the trainer's end, unless it is drained before.
         """
         now_s = self._monotonic_s()
-        state = self._hops
+        state = self._folds
         self._tell_silence(state)
         waited_s = self._clock.tick(
             now_s, mark_of(state), counts=is_running and _expects_step(state)
@@ -192,7 +189,7 @@ class StallWatch:
     @property
     def expects_step(self) -> bool:
         """Whether time without a step counts; see above."""
-        return _expects_step(self._hops)
+        return _expects_step(self._folds)
 
     def begin_anew(self) -> None:
         """Something was done about the problem."""
@@ -200,7 +197,7 @@ class StallWatch:
 
     def told(self, role: str) -> str:
         """What the workers of `role` said last, the worst first."""
-        return told(self._hops, self._evidence(0.0, NO_FACTS), self._limits, role)
+        return told(self._folds, self._evidence(0.0, NO_FACTS), self._limits, role)
 
     def is_starting(self, role: str) -> bool:
         """Whether a worker of `role` has been started, has not reported, and still has time."""
@@ -222,7 +219,7 @@ class StallWatch:
             starting_s=self._starting_s(),
         )
 
-    def _look(self, state: HopsView, waited_s: float, now_s: float) -> None:
+    def _look(self, state: Folds, waited_s: float, now_s: float) -> None:
         if self._call is None:
             if now_s >= self._next_look_s:
                 self._call = _Question(self._ask)
@@ -234,7 +231,7 @@ class StallWatch:
         self._next_look_s = now_s + AGAIN_S
         self._judge(state, diagnose(state, evidence, self._limits), waited_s)
 
-    def _judge(self, state: HopsView, found: Blocked | None, waited_s: float) -> None:
+    def _judge(self, state: Folds, found: Blocked | None, waited_s: float) -> None:
         since = f"no step for {waited_s:.0f} s (the last was {state.ledger.last_step})"
         if state.ledger.at_target:
             since = f"the last step was {waited_s:.0f} s ago"
@@ -246,12 +243,12 @@ class StallWatch:
         else:
             self.news = f"{since}, within its own deadline: {found.hop}: {found.sentence}"
 
-    def _tell_silence(self, state: HopsView) -> None:
+    def _tell_silence(self, state: Folds) -> None:
         """Once when a worker falls silent: a process that stands is not reaped."""
         at_ms = now_ms()
         silent = {
             worker.worker: (at_ms - worker.at_ms) / 1000
-            for worker in state.workers
+            for worker in state.workers.all
             if worker.worker not in self._gone
             and worker.worker not in self._starting
             and worker.state != "stopped"
@@ -262,10 +259,10 @@ class StallWatch:
         self._silent = frozenset(silent)
 
 
-def _expects_step(state: HopsView) -> bool:
+def _expects_step(state: Folds) -> bool:
     """Whether time counts: not while paused, draining or in redo; a silent redo is none."""
     if state.control != RUNNING:
         return False
-    trainers = state.of("trainer")
+    trainers = state.workers.of("trainer")
     is_heard = any(now_ms() - trainer.at_ms <= SILENT_S * 1000 for trainer in trainers)
     return not (state.trainer_state == "redo" and is_heard)

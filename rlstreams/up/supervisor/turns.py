@@ -11,33 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import Event, WorkerReport
-from rlstreams.streams.leases import Leases
-
 DOWNSTREAM_FIRST = ("trainer", "logprob", "rollout")
 TAIL = 8  # so many times more must wait downstream before a holder with work is interrupted
-
-
-class TurnsView:
-    """Leases, and since when each process has waited: folds of `control` and `worker-events`."""
-
-    def __init__(self) -> None:
-        self.leases = Leases()
-        self._idle_ms: dict[str, int] = {}  # by instance
-
-    def apply(self, event: Event) -> None:
-        """Take one event."""
-        self.leases.apply(event)
-        if isinstance(event, WorkerReport):
-            if event.state == "waiting":
-                self._idle_ms.setdefault(event.instance, event.at_ms)
-            else:
-                self._idle_ms.pop(event.instance, None)
-
-    def idle_s(self, instance: str, since_ms: int, now_ms: int) -> float:
-        """How long a process has said that it waits, of the time since `since_ms`."""
-        begun_ms = self._idle_ms.get(instance)
-        return 0.0 if begun_ms is None else (now_ms - max(begun_ms, since_ms)) / 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

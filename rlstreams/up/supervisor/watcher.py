@@ -15,17 +15,17 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
-from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.record import Partition, Position
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.run.place import BROKER_FOLDER
 from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
+from rlstreams.streams.views.folds import Folds
 from rlstreams.up.live.figures import Figures
 from rlstreams.up.live.screen import LiveView
 from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
 from rlstreams.up.supervisor.poison import PoisonWatch
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.stall_watch import StallWatch, ask_facts
-from rlstreams.up.supervisor.turns import TurnsView
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
 
@@ -44,14 +44,15 @@ class Watcher:
         self, bus: Bus, config: RunConfig, *, is_live: bool, figures: Figures | None = None
     ) -> None:
         self._config = config
-        self._views = Views()
-        self.progress = Progress()
-        self.turns = TurnsView()
+        folds = Folds(group_size=config.prompts.group_size)
+        self._views = Views(folds=folds)
+        self.workers = folds.workers
+        self.progress = Progress(folds)
         self._since_ms = now_ms()  # what was before is history
-        self._poison = PoisonWatch(config, since_ms=self._since_ms)
-        self.stall = StallWatch(config, lambda: ask_facts(bus, config))
+        self._poison = PoisonWatch(config, folds, since_ms=self._since_ms)
+        self.stall = StallWatch(config, folds, lambda: ask_facts(bus, config))
         self._next_look_s = 0.0
-        self._feed = Feed(bus, self, (*WATCHED, CONTROL), on_record=self.stall.take)
+        self._feed = Feed(bus, self, (*WATCHED, CONTROL))
         self._processes: Sequence[ProcessInfo] = ()
         self._figures = figures
         self._asked_ends: dict[Partition, int] = {}
@@ -73,13 +74,11 @@ class Watcher:
         self._live.__exit__(*exc)
         self._feed.close()
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event of the feed."""
-        judges = self._views.run.judges
-        self._views.apply(event)
+        judges = self._views.judges
+        self._views.apply(event, position)
         self._note_judges(judges)
-        self.turns.apply(event)
-        self.progress.apply(event)
         if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
             for line in passed_over_lines([event]):
                 self.say(line)
@@ -92,7 +91,7 @@ class Watcher:
 
     def _note_judges(self, before: Sequence[str]) -> None:
         """Say at which step rewards begin to be those of other code or settings."""
-        now = self._views.run.judges
+        now = self._views.judges
         if before and set(now) - set(before) and self.phase != "starting":
             self.say(
                 f"step {self.step} is the first of answers that were judged by other code or "
@@ -112,12 +111,12 @@ class Watcher:
     @property
     def waiting(self) -> Mapping[str, int]:
         """Samples that wait for the reader of a topic, by topic."""
-        return self._views.flow.state.waiting
+        return self._views.flow.waiting
 
     @property
     def ledger(self) -> Ledger:
         """Steps and claims: asked in each turn, in which no snapshot needs to be made."""
-        return self._views.run.ledger
+        return self._views.ledger
 
     @property
     def step(self) -> int:
@@ -172,7 +171,7 @@ class Watcher:
 
     def num_evaluated(self) -> int:
         """Answers of all evaluations so far; it grows while one goes on."""
-        return sum(point.num_samples for point in self._views.evaluation.state.points)
+        return sum(point.num_samples for point in self._views.evaluation.points)
 
     def begin(self) -> None:
         """From here on this start of the run makes the steps; those before are not told again."""
@@ -230,5 +229,5 @@ class Watcher:
         return True
 
     def _is_complete(self, version: int) -> bool:
-        points = self._views.evaluation.state.points
+        points = self._views.evaluation.points
         return any(point.policy_version == version and point.is_complete for point in points)

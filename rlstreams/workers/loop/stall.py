@@ -18,8 +18,8 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from rlstreams.streams.log.errors import DeadlineError
-from rlstreams.streams.views.hops import PROGRESS
 from rlstreams.streams.views.stalls import Limits
+from rlstreams.streams.workers import PROGRESS
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.reward import judging_s
 from rlstreams.workers.config.run import RunConfig

@@ -250,7 +250,7 @@ def test_a_scrape_has_steps_lag_staleness_and_workers(monkeypatch: pytest.Monkey
     """Over HTTP, in the text format; all with the run's name."""
     monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.01,))  # looks for its end
     log = begun()
-    send(log, (PROMPTS, factories.prompt(group_id="0")))
+    send(log, (PROMPTS, factories.prompt(group_id="10")))
     views = Views()
     feed = Feed(MemoryBus(log, "run"), views)
     while feed.behind(feed.ends()):

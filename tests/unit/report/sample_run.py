@@ -20,6 +20,7 @@ from tests.factories import (
     groups_dropped,
     heartbeat,
     policy_loaded,
+    prompt,
     sample_ref,
     step_completed,
     trainer_started,
@@ -99,6 +100,8 @@ def steps(views: RunFold, num_steps: int, noise: np.random.Generator) -> None:
         )
     views.apply(groups_dropped())
     views.apply(heartbeat())
+    for sample in range(1200):  # wait for a rollout worker
+        views.apply(prompt(group_id="70", sample=sample, group_size=1200))
 
 
 def processes(views: RunFold, num_steps: int) -> None:

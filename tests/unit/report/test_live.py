@@ -91,7 +91,7 @@ SMALL = (
     "nobody holds the trainer back",
     "v34",
     "lag",
-    "3,264",
+    "1,200",
     "dead letters: verifier 3   rlstreams dead-letters list RUN",
     " Ctrl-C  drain",
 )

@@ -19,9 +19,8 @@ from rlstreams.show.report.page import kill_marks, steps_csv
 from rlstreams.show.report.page import render_report as render
 from rlstreams.streams.audit.report import Breach, BreachKind
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.views.dead import DeadView
 from rlstreams.streams.views.evaluation import SamplesState, TokenRun
-from rlstreams.streams.views.feed import ViewState
+from rlstreams.streams.views.feed import Views, ViewState
 from rlstreams.streams.views.workers import Restart
 from rlstreams.up.live.words import KillMark, number
 from rlstreams.workers.config.load import load, resolved_json
@@ -77,10 +76,10 @@ def test_the_page_of_a_recording_promises_no_more_than_it_proves() -> None:
 
 def test_dead_letters_are_shown_by_reason_and_spoil_the_verdict() -> None:
     """In the page with the newest detail, on the screen in red; nothing green above a few."""
-    view = DeadView()
+    view = Views()
     for reason in ("reward", "decode", "reward"):
         view.apply(factories.dead_letter(reason=reason, detail=f"my/{reason}.py:3: KeyError"))
-    views = dataclasses.replace(views_at(5), dead=view.state)
+    views = dataclasses.replace(views_at(5), dead=view.state.dead)
     given = report_input(views=views)
     audit = dataclasses.replace(given.audit, dead_lettered=given.audit.issued // 2)
     page = render(dataclasses.replace(given, audit=audit))

@@ -8,7 +8,7 @@ import pytest
 
 from rlstreams.schemas.events import ClosedGroups, Event
 from rlstreams.streams.log.record import Committed, Partition, Position
-from rlstreams.streams.views.hops import HopsView
+from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import START_S, Blocked, Evidence, Limits, diagnose
 from tests.factories import (
     NOW_MS,
@@ -43,7 +43,7 @@ class Run:
     """A run after step 3, with groups 10 and 11 issued; every worker reports each second."""
 
     def __init__(self) -> None:
-        self.view = HopsView()
+        self.view = Folds()
         self.said = dict(IDLE)
         self.last_report_ms = dict.fromkeys(ROLES, STALLED_MS)
         self.committed: dict[str, dict[Partition, Committed]] | None = {
@@ -302,7 +302,7 @@ def test_a_broker_that_delivers_nothing() -> None:
 
 def test_a_run_that_nobody_claimed() -> None:
     """Loading a large model is no stall until it has lasted too long."""
-    view = HopsView()
+    view = Folds()
     evidence = Evidence(now_ms=STALLED_MS, waited_s=60.0)
     found = diagnose(view, evidence, LIMITS)
     assert found is not None
@@ -351,7 +351,7 @@ def test_closed_groups_are_forgotten() -> None:
     """A step and a drop close groups; late prompts of them are passed by."""
     run = Run().issue(10, 11, 12)
     run.take(groups_dropped(closed=ClosedGroups(watermark=11, above=(12,)))).issue(10)
-    assert [11, 11] == [sample.group for sample in run.view.samples]
+    assert [11, 11] == [sample.group.number for sample in run.view.samples.open]
 
 
 def test_a_trajectory_read_before_its_prompt() -> None:

@@ -23,8 +23,8 @@ from rlstreams.streams.leases import HELD, LOST, RELEASED, Lease
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.workers import Workers
 from rlstreams.up.supervisor import device_scheduler
-from rlstreams.up.supervisor.turns import TurnsView
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import PromptsSection, RunConfig, RunSection
@@ -121,9 +121,9 @@ class World:
 
         monkeypatch.setattr(lease, "take", remember)
         monkeypatch.setattr(device_scheduler, "AGAIN_S", 0.02)
-        self.turns, self.said, self.number = TurnsView(), list[str](), 0
+        self.workers, self.said, self.number = Workers(), list[str](), 0
         self._reader = self.bus.reader(self.bus.beginnings(CONTROL.name))
-        self.workers = {role: SimpleNamespace(child=None) for role in ROLES}
+        self.crew = {role: SimpleNamespace(child=None) for role in ROLES}
         self.replaced: list[Any] = []
         for role in ROLES:
             self.start(role)
@@ -142,7 +142,7 @@ class World:
         process = SimpleNamespace(spec=spec, status=None, role=None, control=control, turns=turns)
         process.poll = lambda: process.status
         process.signal = lambda number: self.kill(process, number)
-        self.workers[role].child = process
+        self.crew[role].child = process
 
     def kill(self, process: Any, number: int = signal.SIGKILL) -> None:
         process.status = -number
@@ -152,14 +152,14 @@ class World:
 
     def turn(self) -> None:
         """One of everybody, and one of `up`."""
-        for role, worker in self.workers.items():
+        for role, worker in self.crew.items():
             if worker.child.status is not None:
                 self.start(role)
             self.live(role, worker.child)
         for process in self.replaced:
             self.live(process.spec.worker.partition("-")[0], process)
         for raw in self._reader.poll(100, 0.0):
-            self.turns.apply(decoded(raw).event)
+            self.workers.apply(decoded(raw).event)
         self.scheduler.tick()
 
     def live(self, role: str, process: Any) -> None:
@@ -177,16 +177,16 @@ class World:
     def until(self, reached: Any, limit_s: float = 60.0) -> None:
         until_s = time.monotonic() + limit_s
         while not reached():
-            assert time.monotonic() < until_s, (self.card, self.turns.leases["card"])
+            assert time.monotonic() < until_s, (self.card, self.workers.leases["card"])
             self.turn()
 
     # What the scheduler asks of fleet and watcher.
 
     def of(self, role: str) -> list[Any]:
-        return [self.workers[role]]
+        return [self.crew[role]]
 
     def child_of(self, instance: str) -> Any:
-        living = [*(w.child for w in self.workers.values()), *self.replaced]
+        living = [*(w.child for w in self.crew.values()), *self.replaced]
         found = (p for p in living if p.spec.instance == instance and p.status is None)
         return next(found, None)
 
@@ -226,8 +226,8 @@ def test_no_kill_ever_gives_a_device_two_holders(
         role = chance.choice([*ROLES, "up"])
         if role == "up":
             world.begin()
-        elif world.workers[role].child.status is None:
-            world.kill(world.workers[role].child)
+        elif world.crew[role].child.status is None:
+            world.kill(world.crew[role].child)
         kills[role] += 1
     steps = world.card.steps
     world.until(lambda: world.card.steps >= steps + 3)
@@ -247,7 +247,7 @@ def test_who_does_not_give_up_is_killed_by_name(
     """A holder that hangs costs its deadline; the others go on, and so does its successor."""
     world = World(tmp_path, monkeypatch, change_s=1.5)
     world.until(lambda: world.card.steps >= 2)
-    hanging = world.workers["rollout"].child
+    hanging = world.crew["rollout"].child
     world.until(lambda: world.card.held == {hanging.spec.instance})
     hanging.role._role.hangs = True
     steps = world.card.steps
@@ -263,7 +263,7 @@ def test_a_holder_that_was_replaced_makes_room_for_its_successor(
     """It slept while its successor was started: that one gets the device, once it has ended."""
     world = World(tmp_path, monkeypatch, change_s=60.0)
     world.until(lambda: world.card.steps >= 1)
-    asleep = world.workers["trainer"].child
+    asleep = world.crew["trainer"].child
     world.until(lambda: world.card.held == {asleep.spec.instance})
     world.replaced.append(asleep)
     world.start("trainer")
@@ -279,15 +279,15 @@ def test_the_workers_of_a_killed_up_keep_the_device_until_they_end(
     """Another `up` grants nothing while a stranger lives: its lock says so, whatever the log."""
     world = World(tmp_path, monkeypatch, change_s=60.0)
     world.until(lambda: world.card.steps >= 1)
-    stranger = world.workers["logprob"].child
+    stranger = world.crew["logprob"].child
     world.until(lambda: world.card.held == {stranger.spec.instance})
-    turn = world.turns.leases["card"].turn
+    turn = world.workers.leases["card"].turn
     for role in ROLES:
         world.start(role)  # in the new one's fleet there are only these
     world.begin()
     for _ in range(20):
         world.turn()
-    assert (world.turns.leases["card"].turn, world.card.held) == (turn, {stranger.spec.instance})
+    assert (world.workers.leases["card"].turn, world.card.held) == (turn, {stranger.spec.instance})
     assert not world.said
     monkeypatch.setattr(device_scheduler, "GRACE_S", -world.config.deadlines.drain_s)
     world.turn()
@@ -304,19 +304,19 @@ def test_a_holder_that_waits_lets_others_go_on(
     granted again for the same samples. The trainer is then asked, whatever is counted for it."""
     world = World(tmp_path, monkeypatch, change_s=60.0)
     world.card.unsampled, world.card.scored = 0, STEP
-    world.until(lambda: not world.turns.leases["card"].is_free and not world.card.scored)
+    world.until(lambda: not world.workers.leases["card"].is_free and not world.card.scored)
     monkeypatch.setattr(device_scheduler, "AGAIN_S", 60.0)
-    world.until(lambda: world.card.held == {world.workers["rollout"].child.spec.instance})
+    world.until(lambda: world.card.held == {world.crew["rollout"].child.spec.instance})
     monkeypatch.setattr(world.card, "work", lambda *_: None)  # nobody finishes anything
     world.card.unsampled = world.card.unscored = 5
     long_ago = int(1000 * (time.time() - 60))
     for role in ROLES:
-        instance = world.workers[role].child.spec.instance
+        instance = world.crew[role].child.spec.instance
         report = worker_report(role=role, instance=instance, state="waiting", at_ms=long_ago)
-        world.turns.apply(report)
+        world.workers.apply(report)
     monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
-    turn = world.turns.leases["card"].turn
-    world.until(lambda: world.turns.leases["card"].turn == turn + 2)
+    turn = world.workers.leases["card"].turn
+    world.until(lambda: world.workers.leases["card"].turn == turn + 2)
     until_s = time.monotonic() + 0.3
     while time.monotonic() < until_s:
         world.turn()
@@ -335,10 +335,10 @@ def test_after_the_last_step_each_role_has_the_device_once_more(
     monkeypatch.setattr(device_scheduler, "AGAIN_S", 60.0)
     monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
     for role in ROLES:
-        instance = world.workers[role].child.spec.instance
-        world.turns.apply(worker_report(role=role, instance=instance, state="waiting", at_ms=0))
-    turn = world.turns.leases["card"].turn
-    world.until(lambda: world.turns.leases["card"].turn >= turn + 2)
+        instance = world.crew[role].child.spec.instance
+        world.workers.apply(worker_report(role=role, instance=instance, state="waiting", at_ms=0))
+    turn = world.workers.leases["card"].turn
+    world.until(lambda: world.workers.leases["card"].turn >= turn + 2)
     until_s = time.monotonic() + 0.3
     while time.monotonic() < until_s:
         world.turn()
@@ -386,10 +386,8 @@ def test_a_process_without_its_lease_ends(tmp_path: Path, monkeypatch: pytest.Mo
     """Its lease was declared lost while it had its memory: it must not work there any more."""
     world = World(tmp_path, monkeypatch, change_s=60.0)
     world.until(lambda: world.card.steps >= 1)
-    found = world.turns.leases["card"]
-    holder = next(
-        p for w in world.workers.values() if (p := w.child).spec.instance == found.instance
-    )
+    found = world.workers.leases["card"]
+    holder = next(p for w in world.crew.values() if (p := w.child).spec.instance == found.instance)
     world.until(lambda: found.state == HELD and found.is_of(holder.spec.instance))
     lost = device_lease(
         run="demo", turn=found.turn, state=LOST, holder=found.holder, instance=found.instance

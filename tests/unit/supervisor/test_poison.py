@@ -13,6 +13,7 @@ from rlstreams.schemas.events import (
     GroupsDropped,
     StepCompleted,
 )
+from rlstreams.streams.views.folds import Folds
 from rlstreams.up.supervisor.poison import TELL_EVERY_MS, PoisonWatch
 from rlstreams.workers.config.operation import DeadLettersSection
 from rlstreams.workers.config.run import PromptsSection, RunConfig
@@ -30,14 +31,26 @@ GROUP_SIZE = 4
 WINDOW = 12
 
 
-def watch(since_ms: int = 0, **section: Any) -> PoisonWatch:
+class Watch(PoisonWatch):
+    """With folds of its own, which are fed first."""
+
+    def __init__(self, config: RunConfig, since_ms: int) -> None:
+        self.folds = Folds(group_size=GROUP_SIZE)
+        super().__init__(config, self.folds, since_ms)
+
+    def apply(self, event: Any) -> None:
+        self.folds.apply(event)
+        super().apply(event)
+
+
+def watch(since_ms: int = 0, **section: Any) -> Watch:
     """One group a step, so that the window is twelve samples unless a test says otherwise."""
     config = RunConfig(
         prompts=PromptsSection(group_size=GROUP_SIZE),
         trainer=TrainerSection(groups_per_step=1),
         dead_letters=DeadLettersSection(**section),
     )
-    return PoisonWatch(config, since_ms)
+    return Watch(config, since_ms)
 
 
 def letters(group: int, *samples: int, **changes: Any) -> list[DeadLetter]:
@@ -62,7 +75,7 @@ def dropped(group: int, reason: str = "dead_samples") -> GroupsDropped:
     return groups_dropped(groups=(dropped_group(str(group), reason=reason),), closed=closed(group))
 
 
-def feed(folded: PoisonWatch, *events: Any) -> PoisonWatch:
+def feed(folded: Watch, *events: Any) -> Watch:
     for event in events:
         folded.apply(event)
     return folded

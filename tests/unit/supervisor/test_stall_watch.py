@@ -22,6 +22,7 @@ from rlstreams.streams.log.topics import (
     WORKER_EVENTS,
     Topic,
 )
+from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import Held
 from rlstreams.up.live.words import ProcessInfo
 from rlstreams.up.supervisor.stall_watch import (
@@ -64,8 +65,10 @@ class World:
     def __init__(self, config: RunConfig = CONFIG, held: tuple[Held, ...] = ()) -> None:
         log = made_log()
         self.bus: Bus = MemoryBus(log, "run")
+        self.folds = Folds()
         self.watch = StallWatch(
             config,
+            self.folds,
             lambda: replace(NO_FACTS, committed=positions(self.bus), held=held),
             monotonic_s=lambda: self._now_s,
         )
@@ -91,7 +94,7 @@ class World:
     def _commit(self, records: list[Outgoing]) -> None:
         self._pen.commit(records)
         for raw in self._reader.poll(100, 0.0):
-            self.watch.take(decoded(raw))
+            self.folds.apply(decoded(raw).event, raw.position)
 
     def tick_until_told(self, *, is_running: bool = True) -> str:
         """The problem, or the news; "" if neither came."""

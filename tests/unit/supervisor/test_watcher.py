@@ -12,6 +12,7 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, STEPS, TRAJECTORIES, Topic
+from rlstreams.streams.views.folds import Folds
 from rlstreams.up.live.figures import Figures
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.watcher import Watcher
@@ -60,20 +61,22 @@ def watching(bus: MemoryBus, figures: Figures | None = None) -> Iterator[Watcher
 
 def test_work_is_what_a_process_committed() -> None:
     """A trajectory and a count are; a report without any, or of what was only read, is no work."""
-    progress = Progress()
-    progress.apply(worker_report(instance="idle", counters={"tokens": 0.0}))
-    progress.apply(worker_report(instance="idle", counters={"fetched_records": 9.0}))
-    progress.apply(worker_report(instance="busy", counters={"tokens": 1.0}))
-    progress.apply(trajectory(instance="sampler"))
+    folds = Folds()
+    progress = Progress(folds)
+    folds.apply(worker_report(instance="idle", counters={"tokens": 0.0}))
+    folds.apply(worker_report(instance="idle", counters={"fetched_records": 9.0}))
+    folds.apply(worker_report(instance="busy", counters={"tokens": 1.0}))
+    folds.apply(trajectory(instance="sampler"))
     assert [False, True, True] == [progress.committed(i) for i in ("idle", "busy", "sampler")]
 
 
 def test_who_writes_a_checkpoint_is_who_said_so_last() -> None:
     """Until it says something else; another process of the same worker does not count."""
-    progress = Progress()
+    folds = Folds()
+    progress = Progress(folds)
     seen = []
     for instance, state in (("a", "saving"), ("b", "starting"), ("a", "waiting")):
-        progress.apply(worker_report(worker="trainer-0", instance=instance, state=state))
+        folds.apply(worker_report(worker="trainer-0", instance=instance, state=state))
         seen.append([progress.is_saving(i) for i in ("a", "b")])
     assert [[True, False], [True, False], [False, False]] == seen
 

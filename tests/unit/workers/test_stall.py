@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.streams.views.hops import WorkerHop
 from rlstreams.streams.views.stalls import Limits
+from rlstreams.streams.workers import Life
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
@@ -89,9 +89,9 @@ def test_each_state_has_its_own_limit() -> None:
 def test_a_worker_ends_itself_before_others_blame_it(role: str, state: str) -> None:
     """Its restart may cure what `up` would end the run for."""
     limits = limits_of(config())
-    worker = WorkerHop(
+    worker = Life(
         worker=f"{role}-0", role=role, instance="i", state=state, detail="", policy_version=1,
-        at_ms=0, since_ms=0, moved_ms=0,
+        host="", from_ms=0, at_ms=0, since_ms=0, moved_ms=0, counters={},
     )  # fmt: skip
     own_s = limits.own(role, state)
     assert own_s is not None

@@ -1,0 +1,45 @@
+"""What a run's topics say, folded once for all that one process shows, counts and watches."""
+
+from __future__ import annotations
+
+from rlstreams.schemas.events import ControlState, Event, PolicyPublished
+from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.record import Position
+from rlstreams.streams.samples.fold import OPEN, Samples
+from rlstreams.streams.workers import Workers
+
+
+class Folds:
+    """One ledger, one fold of samples and one of workers, fed with the same events.
+
+    Views, watches and screens ask them, and fold nothing of their own that these have.
+
+    Args:
+        keeps: how many samples are kept, see `Samples`.
+        group_size: of training groups, where prompts are not read.
+    """
+
+    def __init__(self, *, keeps: int = OPEN, group_size: int = 0) -> None:
+        self.ledger = Ledger(begins_anywhere=True, keeps_steps=True)
+        self.samples = Samples(self.ledger, keeps=keeps, group_size=group_size)
+        self.workers = Workers()
+        self.published: set[int] = set()  # versions
+        self.control = "running"  # as its newest event says
+
+    @property
+    def trainer_state(self) -> str:
+        """Of the newest heartbeat."""
+        return self.ledger.heartbeat.state if self.ledger.heartbeat else ""
+
+    def apply(self, event: Event, position: Position | None = None) -> bool:
+        """Take one event, and where its record lies if that is known.
+
+        Returns:
+            False: a copy, a void event, or about no sample.
+        """
+        if isinstance(event, PolicyPublished):
+            self.published.add(event.policy_version)
+        elif isinstance(event, ControlState):
+            self.control = event.state
+        self.workers.apply(event)
+        return self.samples.apply(event, position)

@@ -1,0 +1,267 @@
+"""The life of a worker: the one fold of reports, weight pulls and leases.
+
+A worker is a name, `rollout-0`; each of its processes is an *instance*. The newest one that was met
+first is the worker; what an older one still writes (a zombie woke up) changes its own life alone.
+Reports of one instance older than its newest are passed by.
+
+Clocks of hosts differ. Which worker is silent is asked of one clock, the first host's: another
+host's is put beside it by its first report, which was written when ours had come so far.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlstreams.schemas.events import (
+    DeviceLease,
+    Event,
+    PolicyLoaded,
+    PullRequested,
+    ScoredTrajectory,
+    Trajectory,
+    WorkerReport,
+)
+from rlstreams.streams.leases import Leases
+
+SILENT_S = 6.0  # a worker that reported nothing for this long is shown as silent
+WINDOW_S = 10.0  # that rates are over
+KEPT = 500  # marks of one kind
+# Counters that say that something was done; time spent or a pull that failed is no progress.
+PROGRESS = (
+    "sampled_tokens",
+    "samples",
+    "groups",
+    "steps",
+    "micro_batches",
+    "checkpoints",
+    "fetched_records",
+    "evaluation_samples",
+    "dead_letters",
+    "dropped_groups",
+    "pulls",
+)
+# What is counted before anything of it is committed, or can be had again by every new process.
+_NO_WORK = frozenset({"sampled_tokens", "fetched_records", "failed_pulls", "given_up"})
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """One process of a worker, as of its newest report. Times are milliseconds since 1970."""
+
+    worker: str
+    role: str
+    instance: str
+    host: str
+    from_ms: int  # its first report
+    at_ms: int
+    since_ms: int  # first report of its present state
+    moved_ms: int  # when it began, or last finished something (its start is one)
+    state: str
+    detail: str
+    policy_version: int
+    counters: Mapping[str, float]
+    has_started: bool = False  # it reported that it does more than to start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """A worker came back as another process."""
+
+    worker: str
+    role: str
+    at_ms: int  # first report of the new process
+    last_seen_ms: int  # last report of the old one
+    was_clean: bool  # the old process had said that it stops
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker: its processes, the newest last, and what they did together."""
+
+    lives: dict[str, Life] = field(default_factory=dict)  # by instance
+    window: deque[tuple[int, Mapping[str, float]]] = field(default_factory=deque)  # ms, counters
+    seconds: dict[str, float] = field(default_factory=dict)  # by state
+
+    @property
+    def newest(self) -> Life:
+        """The process that is the worker."""
+        return next(reversed(self.lives.values()))
+
+    @property
+    def totals(self) -> Mapping[str, float]:
+        """Counters over all processes."""
+        sums: Counter[str] = Counter()
+        for life in self.lives.values():
+            sums.update(life.counters)
+        return dict(sums)
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Counters per second over the newest `WINDOW_S` of the newest process's reports."""
+        (first_ms, before), (last_ms, now) = self.window[0], self.window[-1]
+        passed_s = (last_ms - first_ms) / 1000
+        if passed_s <= 0:
+            return {}
+        return {name: (value - before.get(name, 0.0)) / passed_s for name, value in now.items()}
+
+
+@dataclass(slots=True)
+class Pulls:
+    """Finished pulls of weights."""
+
+    num: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    paused_s: float = 0.0
+    newest: deque[PolicyLoaded] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+
+class Workers:
+    """All workers of a run. `apply` takes every event."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Worker] = {}
+        self.leases = Leases()
+        self.pulling: dict[str, PullRequested] = {}  # not confirmed, by worker
+        self.pulls = Pulls()
+        self.restarts: list[Restart] = []
+        self.checkpoints: deque[tuple[str, int]] = deque(maxlen=KEPT)  # worker, ms
+        self.num_results = 0  # trajectories and scores that were read
+        self.now_ms = 0  # newest report of all: the fold's clock
+        self._ahead_ms: dict[str, int] = {}  # a host's clock, of the fold's
+        self._lives: dict[str, Life] = {}  # by instance
+        self._worked: set[str] = set()  # instances
+
+    def apply(self, event: Event) -> None:
+        """Take one event; what is about no worker is passed by."""
+        match event:
+            case Trajectory() | ScoredTrajectory():
+                self.num_results += 1
+                self._worked.add(event.instance)
+            case WorkerReport():
+                self._report(event)
+            case PullRequested():
+                self.pulling[event.worker] = event
+            case PolicyLoaded():
+                self.pulling.pop(event.worker, None)
+                self._pulled(event)
+            case DeviceLease():
+                self.leases.apply(event)
+
+    @property
+    def all(self) -> Sequence[Life]:
+        """The newest process of each worker, by name."""
+        return [worker.newest for _, worker in sorted(self.by_name.items())]
+
+    @property
+    def lives(self) -> Sequence[Life]:
+        """Every process, by worker, then by time."""
+        return sorted(self._lives.values(), key=lambda life: (life.worker, life.from_ms))
+
+    def of(self, role: str) -> Sequence[Life]:
+        """The workers of a role that have reported."""
+        return [life for life in self.all if life.role == role]
+
+    def life(self, instance: str) -> Life | None:
+        """The process; None: it has not reported."""
+        return self._lives.get(instance)
+
+    def has_worked(self, instance: str) -> bool:
+        """Whether this process has something in the log, or counts that it has."""
+        return instance in self._worked
+
+    def idle_s(self, instance: str, since_ms: int, now_ms: int) -> float:
+        """How long a process has said that it waits, of the time since `since_ms`."""
+        life = self._lives.get(instance)
+        if life is None or life.state != "waiting":
+            return 0.0
+        return (now_ms - max(life.since_ms, since_ms)) / 1000
+
+    def is_silent(self, life: Life) -> bool:
+        """Whether it should have reported by the fold's clock, and did not."""
+        age_ms = self.now_ms - (life.at_ms - self._ahead_ms[life.host])
+        return age_ms > SILENT_S * 1000 and life.state != "stopped"
+
+    def total(self, role: str, counter: str) -> float:
+        """A counter, over all processes of a role."""
+        of_role = (life for life in self._lives.values() if life.role == role)
+        return sum(life.counters.get(counter, 0.0) for life in of_role)
+
+    def _report(self, event: WorkerReport) -> None:
+        self._tick(event)
+        worker = self.by_name.setdefault(event.worker, Worker())
+        life = worker.lives.get(event.instance)
+        if life is None:
+            self._begin(worker, event)
+        elif event.at_ms >= life.at_ms:
+            self._go_on(worker, life, event)
+
+    def _tick(self, event: WorkerReport) -> None:
+        ahead_ms = self._ahead_ms.setdefault(
+            event.host, event.at_ms - self.now_ms if self._ahead_ms else 0
+        )
+        self.now_ms = max(self.now_ms, event.at_ms - ahead_ms)
+
+    def _begin(self, worker: Worker, event: WorkerReport) -> None:
+        if worker.lives:
+            old = worker.newest
+            restart = Restart(
+                worker=event.worker, role=event.role, at_ms=event.at_ms, last_seen_ms=old.at_ms,
+                was_clean=old.state in ("draining", "stopped"),
+            )  # fmt: skip
+            self.restarts.append(restart)
+            pull = self.pulling.get(event.worker)
+            if pull is not None and pull.instance == old.instance:
+                del self.pulling[event.worker]  # its predecessor's: nobody waits for it
+        life = Life(
+            worker=event.worker, role=event.role, instance=event.instance, host=event.host,
+            from_ms=event.at_ms, at_ms=event.at_ms, since_ms=event.at_ms, moved_ms=event.at_ms,
+            state=event.state, detail=event.detail, policy_version=event.policy_version,
+            counters={},
+        )  # fmt: skip
+        worker.lives[event.instance] = self._lives[event.instance] = life
+        worker.window.clear()
+        self._take(worker, life, event)
+
+    def _go_on(self, worker: Worker, life: Life, event: WorkerReport) -> None:
+        if life is not worker.newest:  # what it counts now, it cannot have committed
+            life.at_ms, life.state, life.detail = event.at_ms, event.state, event.detail
+            return
+        passed_s = (event.at_ms - life.at_ms) / 1000
+        worker.seconds[life.state] = worker.seconds.get(life.state, 0.0) + passed_s
+        if event.state != life.state:
+            life.since_ms = event.at_ms
+        if _moved(life, event):
+            life.moved_ms = event.at_ms
+        self._take(worker, life, event)
+
+    def _take(self, worker: Worker, life: Life, event: WorkerReport) -> None:
+        if event.counters.get("checkpoints", 0.0) > life.counters.get("checkpoints", 0.0):
+            self.checkpoints.append((event.worker, event.at_ms))
+        life.at_ms, life.state, life.detail = event.at_ms, event.state, event.detail
+        life.policy_version, life.counters = event.policy_version, event.counters
+        life.has_started |= event.state != "starting"
+        if life.role != "trainer" and any(
+            count for name, count in event.counters.items() if name not in _NO_WORK
+        ):
+            self._worked.add(event.instance)
+        worker.window.append((event.at_ms, event.counters))
+        start_ms = event.at_ms - WINDOW_S * 1000
+        while len(worker.window) > 2 and worker.window[1][0] <= start_ms:
+            worker.window.popleft()
+
+    def _pulled(self, event: PolicyLoaded) -> None:
+        pulls = self.pulls
+        pulls.num, pulls.num_bytes = pulls.num + 1, pulls.num_bytes + event.num_bytes
+        pulls.seconds += event.seconds
+        pulls.paused_s += event.paused_s
+        pulls.newest.append(event)
+
+
+def _moved(life: Life, event: WorkerReport) -> bool:
+    """Whether a report says that something was finished; a start is."""
+    has_started = life.state == "starting" != event.state
+    old, new = life.counters, event.counters
+    return has_started or any(old.get(name, 0.0) != new.get(name, 0.0) for name in PROGRESS)
