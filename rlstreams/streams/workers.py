@@ -136,10 +136,11 @@ class Workers:
 
     def apply(self, event: Event) -> None:
         """Take one event; what is about no worker is passed by."""
+        if isinstance(event, Trajectory | ScoredTrajectory):
+            self.num_results += 1
+            self._worked.add(event.instance)
+            return
         match event:
-            case Trajectory() | ScoredTrajectory():
-                self.num_results += 1
-                self._worked.add(event.instance)
             case WorkerReport():
                 self._report(event)
             case PullRequested():

@@ -1,6 +1,7 @@
 """Which records count: of samples the first ones; of `steps`, for the audit, its owner's.
 
-One rule, asked by everybody who reads samples: a copy is void to all of them or to none. The audit,
+One rule, asked by everybody who reads samples, mostly through the fold `streams.samples`: a copy is
+void to all of them or to none. The audit,
 which checks the others, folds `steps` by itself and keeps a rule of its own for samples.
 """
 

@@ -95,7 +95,7 @@ STEPS = Topic(
     ),
     key="run",
     written_by=("trainer",),
-    read_by=("prompts", "audit", "views"),
+    read_by=("prompts", "rollout", "logprob", "trainer", "audit", "views"),
     retention=Retention.LONG,
 )
 POLICY_VERSIONS = Topic(

@@ -16,6 +16,7 @@ import math
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any
 
 from rlstreams.schemas.events import (
     TRAIN,
@@ -68,6 +69,13 @@ class Samples:
         self.ledger.listen(on_step=self._step, on_drop=self._drop)
         self._keeps, self._wants = keeps, wants
         self._first = {topic.name: FirstRecords() for topic in (PROMPTS, TRAJECTORIES, SCORED)}
+        self._takes: dict[type[Event], Callable[[Any, Position | None], bool]] = {
+            Prompt: self._prompt,
+            Trajectory: self._trajectory,
+            ScoredTrajectory: self._scored,
+            DeadLetter: self._letter,
+            ReplacementRequested: self._asked,
+        }
         self._on_end: list[Callable[[Ending], None]] = []
         # Records that letters are about which name no sample, by topic and place; and those of them
         # that no sample was looked for yet.
@@ -97,20 +105,16 @@ class Samples:
         Returns:
             False: it changes nothing: a copy, a void event, one of nobody's or of another topic.
         """
-        match event:
-            case Prompt():
-                return self._prompt(event, position)
-            case Trajectory():
-                return self._trajectory(event, position)
-            case ScoredTrajectory():
-                return self._scored(event, position)
-            case DeadLetter():
-                return self._letter(event)
-            case ReplacementRequested():
-                if group := self.group(event.group_id):
-                    group.is_asked = True
-                return group is not None
+        take = self._takes.get(type(event), self._take_step)
+        return take(event, position)
+
+    def _take_step(self, event: Event, position: Position | None) -> bool:
         return self.ledger.apply(event, NOWHERE if position is None else position)
+
+    def _asked(self, event: ReplacementRequested, _: Position | None) -> bool:
+        if group := self.group(event.group_id):
+            group.is_asked = True
+        return group is not None
 
     def __iter__(self) -> Iterator[Sample]:
         """Kept samples, group by group, the oldest first."""
@@ -155,9 +159,10 @@ class Samples:
             return False
         number = event.sample
         group.size = group.size or max(1, min(event.group_size, MAX_SAMPLES))
-        before = group.flow()
-        group.issued |= 1 << number
-        self._count("issued", group, before)
+        bit = 1 << number
+        group.issued |= bit
+        self.counts["issued"] += 1
+        self.counts["to_roll_out"] += group.is_awaited(bit)
         if group.number is None:
             self._evaluation(group)[1].num_issued += 1
         else:
@@ -173,13 +178,18 @@ class Samples:
         if (group := self._meet(TRAJECTORIES, event)) is None:
             return False
         number, bit = event.sample, 1 << event.sample
-        before = group.flow()
+        counts = self.counts
+        counts["to_roll_out"] -= group.is_awaited(bit)
         group.rolled_out |= bit
-        self._count("rolled_out", group, before)
+        counts["rolled_out"] += 1
         if group.number is None:
-            self._answer(group, event)
+            row, tally = self._evaluation(group)
+            tally.answer(event, row, was_dead=bool(group.dead & bit))
         else:
-            self.counts["rolled_out_to_train"] += 1
+            counts["rolled_out_to_train"] += 1
+            if not (group.dead_early | group.trained) & bit:
+                counts["scorable"] += 1
+                counts["closed"] += group.is_closed
         place = self._place(group, number, position)
         if (sample := self._sample(group, number)) is not None:
             sample.trajectory = place
@@ -215,17 +225,6 @@ class Samples:
         is_first = self._first[topic.name].is_first(group.id, event.sample)
         return group if is_first and event.purpose == group.purpose else None
 
-    def _answer(self, group: Group, event: Trajectory) -> None:
-        row, tally = self._evaluation(group)
-        tally.num_answered += 1
-        tally.num_dead -= group.dead >> event.sample & 1
-        tally.reward += event.reward
-        tally.is_right_or_wrong &= event.reward in (0.0, 1.0)
-        tally.tokens += sum(len(s.token_ids) for s in event.segments if s.author == "policy")
-        tally.finished_at_ms = max(tally.finished_at_ms, event.finished_at_ms)
-        if event.group_size > 1:
-            tally.best[row] = max(event.reward, tally.best.get(row, event.reward))
-
     def _evaluation(self, group: Group) -> tuple[int, Evaluation]:
         """The row of an evaluation's group, and the tally of its version."""
         identity = evaluation_id(group.id)
@@ -233,7 +232,7 @@ class Samples:
         version, row = identity
         return row, self.evaluations.setdefault(version, Evaluation())
 
-    def _letter(self, event: DeadLetter) -> bool:
+    def _letter(self, event: DeadLetter, _: Position | None) -> bool:
         letters = self.letters.setdefault(event.reason, Letters())
         letters.num, letters.newest = letters.num + 1, f"{event.worker}: {event.detail}"
         group = self.group(event.group_id)
@@ -296,6 +295,8 @@ class Samples:
         for place, ref in enumerate(event.samples):
             if (found := groups.get(ref.group_id)) and 0 <= ref.sample < MAX_SAMPLES:
                 self._train(found, ref, place, event)
+        for group in groups.values():
+            self._end(group, group.trained, Outcome.TRAINED, "", event.finished_at_ms)
         self._close(before)
 
     def _leave_out(self, group: Group, absent: AbsentSample, event: StepCompleted) -> None:
@@ -308,9 +309,8 @@ class Samples:
         if group.trained & bit:
             return
         group.trained |= bit
-        self._end(group, bit, Outcome.TRAINED, "", event.finished_at_ms)
-        if (sample := self._sample(group, ref.sample)) is None:
-            return
+        if self._keeps == OPEN or (sample := self._sample(group, ref.sample)) is None:
+            return  # its group closes with this step
         sample.step, sample.place, sample.advantage = event.step, place, ref.advantage
         sample.staleness = event.policy_version - 1 - ref.oldest_policy_version
         if sample.tokens is None:

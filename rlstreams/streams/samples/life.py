@@ -71,6 +71,11 @@ class Group:
         """Whether the held-out sample was answered or is dead."""
         return bool((self.rolled_out | self.dead) >> number & 1)
 
+    def is_awaited(self, bit: int) -> bool:
+        """Whether somebody waits for a rollout of the issued sample."""
+        is_over = self.is_closed or (self.rolled_out | self.dead | self.trained) & bit
+        return not is_over and bool(self.issued & bit)
+
     def flow(self) -> tuple[int, int, int]:
         """How many somebody waits for to be rolled out; of training ones: how many came as far as
         the log-prob worker and did not die before the trainer; of those in closed groups."""
@@ -131,14 +136,17 @@ class Sample:
 
     def describe(self, event: Trajectory) -> None:
         """Take what its trajectory says of it, in numbers."""
-        sampled = [s for s in event.segments if s.author == "policy" and len(s.token_ids)]
-        versions = [segment.policy_version for segment in sampled]
+        tokens, versions, ended = 0, [], ""
+        for segment in event.segments:
+            if segment.author == "policy" and (length := len(segment.token_ids)):
+                tokens += length
+                versions.append(segment.policy_version)
+                ended = segment.finish_reason
+        if versions:
+            self.version, self.newest = min(versions), max(versions)
+        self.tokens, self.ended, self.worker = tokens, sys.intern(ended), sys.intern(event.worker)
         self.reward, self.at_ms = event.reward, event.finished_at_ms
         self.duration = event.finished_at_ms - event.started_at_ms
-        self.tokens = sum(len(segment.token_ids) for segment in sampled)
-        self.version, self.newest = min(versions, default=None), max(versions, default=None)
-        self.ended = sys.intern(sampled[-1].finish_reason) if sampled else ""
-        self.worker = sys.intern(event.worker)
 
     @property
     def origins(self) -> tuple[tuple[str, int], ...]:
@@ -175,6 +183,17 @@ class Evaluation:
     tokens: int = 0
     finished_at_ms: int = 0
     is_right_or_wrong: bool = True  # every reward was 0 or 1
+
+    def answer(self, event: Trajectory, row: int, *, was_dead: bool) -> None:
+        """Take the first answer of a sample."""
+        self.num_answered += 1
+        self.num_dead -= was_dead
+        self.reward += event.reward
+        self.is_right_or_wrong &= event.reward in (0.0, 1.0)
+        self.tokens += sum(len(s.token_ids) for s in event.segments if s.author == "policy")
+        self.finished_at_ms = max(self.finished_at_ms, event.finished_at_ms)
+        if event.group_size > 1:
+            self.best[row] = max(event.reward, self.best.get(row, event.reward))
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlstreams.schemas import DecodeError
-from rlstreams.schemas.events import Event
+from rlstreams.schemas.events import Event, Trajectory
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.read_to import read_to
@@ -97,7 +97,7 @@ class Views:
     def apply(self, event: Event, position: Position | None = None) -> bool:
         """Take one event; as `Folds.apply`."""
         counts = self.folds.apply(event, position)
-        if counts:
+        if counts and isinstance(event, Trajectory):
             self._answers.apply(event)
         return counts
 

@@ -37,9 +37,9 @@ class Folds:
         Returns:
             False: a copy, a void event, or about no sample.
         """
+        self.workers.apply(event)
         if isinstance(event, PolicyPublished):
             self.published.add(event.policy_version)
         elif isinstance(event, ControlState):
             self.control = event.state
-        self.workers.apply(event)
         return self.samples.apply(event, position)

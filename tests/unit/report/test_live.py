@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from rlstreams.streams.views.dead import DeadReason, DeadState
-from rlstreams.streams.views.evaluation import EvaluationState, EvaluationView
-from rlstreams.streams.views.feed import ViewState
+from rlstreams.streams.views.evaluation import EvaluationState
+from rlstreams.streams.views.feed import Views, ViewState
 from rlstreams.streams.views.pace import nothing_to_learn
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.live.panels import learning
@@ -199,14 +199,14 @@ def test_rewards_without_a_signal_are_said_once() -> None:
 
 def test_rewards_that_are_not_right_or_wrong_are_no_accuracy() -> None:
     """One held-out answer that earned 0.5 is enough."""
-    fold = EvaluationView()
+    fold = Views()
     for reward, measure in ((1.0, "accuracy"), (0.5, "reward")):
         fold.apply(
             factories.trajectory(
                 group_id=f"e0-{int(reward)}", sample=0, purpose="evaluate", reward=reward
             )
         )
-        assert measure == fold.state.measure
+        assert measure == fold.evaluation.measure
 
 
 def test_a_message_is_shown_as_it_is() -> None:
