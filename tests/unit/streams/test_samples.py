@@ -172,3 +172,12 @@ def test_foreign_ids_are_of_nobody() -> None:
     assert [] == list(samples)
     samples.apply(step_completed(1))
     assert {"7"} == {sample.group.id for sample in samples}
+
+
+def test_of_two_steps_that_train_a_sample_the_first_counts() -> None:
+    """The audit names it; here it stays where it was trained first."""
+    samples = Samples(keeps=ALL)
+    for number in (1, 2):
+        samples.apply(step_completed(number, absent=()))
+    assert [1, 1] == [sample.step for sample in samples]
+    assert samples.counts["closed"] == 2
