@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,19 @@ from confluent_kafka import Producer
 from rlstreams.start.doctor.broker import broker_checks
 from rlstreams.start.doctor.check import Level
 from rlstreams.streams.broker.embedded import EmbeddedBroker
-from rlstreams.streams.broker.password import FILE, USER
+from rlstreams.streams.broker.password import (
+    FILE,
+    USER,
+    broker_settings,
+    controller_settings,
+    make_password,
+)
+from rlstreams.streams.broker.password import client_options as clients_of
 from rlstreams.streams.kafka.admin import apply, listing
+from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.kafka.open_transactions import open_transactions
 from rlstreams.streams.log.codec import decoded, outgoing
-from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.topics import STEPS, TOPICS
 from rlstreams.workers.bootstrap.parts import client_options, open_bus, topic_plan
 from rlstreams.workers.config.load import load
@@ -118,6 +127,34 @@ def test_an_open_transaction_is_found_with_its_id(config: RunConfig) -> None:
     assert found.age_s < 20
     producer.abort_transaction(20)
     assert () == open_transactions(bootstrap, config.run.id, options)
+
+
+def test_another_password_is_named_at_once(config: RunConfig) -> None:
+    """Not as a broker that is away, which would be waited for."""
+    options = {**client_options(config), "sasl.password": "of yesterday"}
+    began_s = time.monotonic()
+    with (
+        KafkaBus(config.broker.bootstrap, config.run.id, options=options) as bus,
+        pytest.raises(BrokerError, match=r"refuses our login.*the password is not the broker's"),
+    ):
+        bus.ends(STEPS.name)
+    assert time.monotonic() - began_s < 15.0
+
+
+def test_an_empty_or_unwritable_password_opens_no_broker(tmp_path: Path) -> None:
+    """An emptied file is filled anew at the next start, and until then nobody takes it for none."""
+    folder = tmp_path / "broker"
+    folder.mkdir()
+    (folder / FILE).write_text("\n")
+    for settings in (broker_settings, controller_settings, clients_of):
+        with pytest.raises(ConfigError, match=r"password is empty"):
+            settings(folder)
+    make_password(folder)
+    assert 64 == len((folder / FILE).read_text())
+    assert "PLAIN" == broker_settings(folder)["sasl.mechanism.inter.broker.protocol"]
+    (folder / FILE).write_text('quo"te\\')
+    with pytest.raises(ConfigError, match=r"holds '\"', '\\\\': a password is of printable ASCII"):
+        make_password(folder)
 
 
 @pytest.mark.slow

@@ -2,31 +2,42 @@
 
 The port is open to every user of the machine. With a file `password` in its folder the broker
 takes SASL PLAIN only, from clients and on its controller's port, and both listen on loopback.
+Without the file it asks for none. An empty file never means that: the next start fills it anew.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlstreams.streams.log.errors import ConfigError
+
 FILE = "password"
 USER = "rlstreams"
+_WRITABLE = r"[!#-\[\]-~]"  # as they are, in quotes, in a file of Java properties
 _LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 _CONTROLLER_LOGIN = "listener.name.controller.plain.sasl.jaas.config"
 
 
 def make_password(folder: Path) -> None:
-    """Write the file, for its owner alone, unless it is there; called under the folder's lock."""
+    """Write the file, for its owner alone, unless a password is there; called under the folder's
+    lock.
+
+    Raises:
+        ConfigError: what is there cannot be a password.
+    """
     path = folder / FILE
-    if not path.is_file():
+    if not path.is_file() or not path.read_bytes().strip():
         beside = folder / f"{FILE}.tmp"
         beside.unlink(missing_ok=True)
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(32))
         beside.replace(path)
+    _password(folder)
 
 
 def broker_settings(folder: Path) -> Mapping[str, str]:
@@ -68,7 +79,22 @@ def client_options(folder: Path) -> Mapping[str, str]:
 
 
 def _password(folder: Path) -> str:
+    """ "": there is no such file.
+
+    Raises:
+        ConfigError: the file is empty, or holds what Kafka's files give another meaning to.
+    """
+    path = folder / FILE
     try:
-        return (folder / FILE).read_text(encoding="ascii").strip()
+        text = path.read_text(encoding="latin-1").strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    cure = "remove the file, and the broker's next start makes a new one"
+    if not text:
+        raise ConfigError(f"{path} is empty, where a password was: put it back, or {cure}")
+    if wrong := sorted(set(re.sub(_WRITABLE, "", text))):
+        raise ConfigError(
+            f"{path} holds {', '.join(map(repr, wrong))}: a password is of printable ASCII "
+            f'characters other than space, `"` and `\\`; correct it, or {cure}'
+        )
+    return text

@@ -25,6 +25,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 from rlstreams.streams.kafka.consumer import KafkaGroupConsumer, committed_at, stable
 from rlstreams.streams.kafka.errors import (
     NO_TOPIC,
+    Login,
     Outage,
     broker_error,
     error_of,
@@ -41,6 +42,7 @@ from rlstreams.streams.log.record import Committed, Partition, RawRecord
 
 T = TypeVar("T")
 
+LOOK_UP_S = 2.0  # one look-up, in which a refused login is not told by its end
 ANSWER_S = 30.0  # a question to the broker, retries included
 _SETTLE_S = 5.0  # beyond the transaction timeout: the broker's own clean-up interval
 # The client's own log says each refused connection ten times a second, on stderr; what matters
@@ -117,7 +119,8 @@ class KafkaBus(Closing):
         self._outage_s = outage_s
         self._on_read = on_read
         # Kept: a temporary client is collected before its futures resolve.
-        self._admin = self._client(AdminClient, {})
+        self._login = Login(bootstrap)
+        self._admin = self._client(AdminClient, {"error_cb": self._login.seen})
         self._catalogue = Catalogue(self)
 
     def _client(self, kind: Any, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401
@@ -190,7 +193,7 @@ class KafkaBus(Closing):
         """See `Bus`."""
         name = self._name(topic)
         found = self._ask(
-            lambda: self._admin.list_topics(name, timeout=ASK_S), f"looking up {name}"
+            lambda: self._admin.list_topics(name, timeout=LOOK_UP_S), f"looking up {name}"
         ).topics[name]
         if found.error is not None or not found.partitions:
             raise TopicMismatchError(f"topic {name} does not exist at {self._bootstrap}")
@@ -223,7 +226,7 @@ class KafkaBus(Closing):
 
     def cluster_id(self) -> str:
         """The id of the cluster."""
-        ask = lambda: self._admin.list_topics(timeout=ASK_S)  # noqa: E731
+        ask = lambda: self._admin.list_topics(timeout=LOOK_UP_S)  # noqa: E731
         return str(self._ask(ask, "asking for the cluster's id").cluster_id)
 
     def schemas(self) -> Catalogue:
@@ -271,6 +274,8 @@ class KafkaBus(Closing):
 
     def _ask(self, call: Callable[[], T], doing: str, *, missing: str = "") -> T:
         def asked() -> T:
+            self._admin.poll(0)  # what it has to tell beside its calls
+            self._login.check()
             try:
                 return call()
             except KafkaException as err:

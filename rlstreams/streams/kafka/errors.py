@@ -147,6 +147,34 @@ def until(
         time.sleep(0.05)
 
 
+class Login:
+    """Whether the broker refuses who we say to be: no other question would fare better.
+
+    The client tells it beside its calls, which time out as if nobody were there.
+    """
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._refused = ""
+
+    def seen(self, error: Any) -> None:  # noqa: ANN401
+        """The client reported `error`."""
+        if error.code() == KafkaError._AUTHENTICATION:
+            self._refused = error.str()
+
+    def check(self) -> None:
+        """
+        Raises:
+            BrokerError: it does.
+        """
+        if self._refused:
+            raise BrokerError(
+                f"Kafka at {self._bootstrap} refuses our login: {self._refused}; the password is "
+                "not the broker's: correct broker.options, or, of an embedded broker, put "
+                "broker/password in the run's folder back as it was when the broker was started"
+            )
+
+
 class Outage:
     """Since when the broker has not answered; silence of a broker that is up is no outage."""
 
@@ -154,9 +182,11 @@ class Outage:
         self._bootstrap = bootstrap
         self._outage_s = outage_s
         self._since: float | None = None
+        self._login = Login(bootstrap)
 
     def seen(self, error: Any) -> None:  # noqa: ANN401
         """The client reported `error` beside the stream."""
+        self._login.seen(error)
         if self._since is None and error.code() in NOISE:
             self._since = time.monotonic()
 
@@ -168,8 +198,10 @@ class Outage:
         """Ask with `probe` once the outage lasts too long.
 
         Raises:
-            BrokerError: the broker has been silent for `outage_s` and is so still.
+            BrokerError: the broker has been silent for `outage_s` and is so still; or it refuses
+                our login.
         """
+        self._login.check()
         if self._since is None or time.monotonic() - self._since < self._outage_s:
             return
         try:
