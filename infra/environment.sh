@@ -18,10 +18,13 @@ find_python() {
     exit 78
 }
 
+# One that is found need not run: pyenv's shim of a uv that another Python has ends with 127.
+has_uv() { uv --version >/dev/null 2>&1; }
+
 make_venv() {
     [ -x "$VENV/bin/python" ] && return
     python=$(find_python)
-    if command -v uv >/dev/null; then
+    if has_uv; then
         uv venv --quiet --python "$("$python" -c 'import sys; print(sys.executable)')" "$VENV"
     else
         "$python" -m venv "$VENV"
@@ -29,7 +32,7 @@ make_venv() {
 }
 
 find_uv() {
-    if command -v uv >/dev/null; then UV=uv; return; fi
+    if has_uv; then UV=uv; return; fi
     UV=$VENV/bin/uv
     [ -x "$UV" ] && return
     say "downloading uv, the installer (about 20 MB)"

@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlstreams.cli.arguments import Help, add_commands
-from rlstreams.workers.loop.ending import speak_any_text, status_of, unwound_by_signals
+from rlstreams.workers.loop.ending import (
+    release_output,
+    speak_any_text,
+    status_of,
+    unwound_by_signals,
+)
 from rlstreams.workers.loop.runtime import end_within
 
 COMMANDS = (
@@ -228,8 +233,11 @@ def parser_of_all() -> argparse.ArgumentParser:
 def console() -> int:
     """What the installed script runs: `main`, and the process ends whatever still computes."""
     speak_any_text()
-    status = main()
-    end_within(status)
+    try:
+        status = main()
+        end_within(status)
+    finally:
+        release_output()
     return status
 
 

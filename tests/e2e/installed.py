@@ -22,7 +22,10 @@ class Installed:
     @classmethod
     def of(cls, folder: Path) -> Installed:
         """Build the wheel of this tree, as it is where there are no links, and install it."""
-        uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
+        beside = str(Path(sys.executable).with_name("uv"))
+        found = shutil.which("uv") or beside  # pyenv's shim is found and does not run
+        asked = subprocess.run([found, "--version"], capture_output=True, check=False)
+        uv = beside if asked.returncode else found
         environment = folder / "environment"
         python = environment / "bin" / "python"
         _copy_without_links(folder / "tree")

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell tells it
@@ -71,6 +71,19 @@ def status_of(error: OSError | SystemExit) -> int:
         raise error
     sys.stderr.write(f"{told}\n")
     return 1
+
+
+def release_output() -> None:
+    """Lose what a reader that is gone was still to be told, as after a terminal hung up.
+
+    Else Python would flush it at its exit, fail, and end with 120 whatever the status is.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def speak_any_text() -> None:
