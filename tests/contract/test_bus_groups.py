@@ -45,6 +45,25 @@ def test_positions_and_metadata_come_back(cluster: Cluster):
         assert [b"2", b"3"] == values(take(consumer, 2))
 
 
+def test_a_position_behind_the_end_is_asked_about(cluster: Cluster):
+    """Somebody else committed it: the member begins where it is told to, and commits from there."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with bus.producer("p") as producer:
+        producer.commit([record(b"%d" % n) for n in range(4)])
+        with bus.consumer("g", ["t"]) as consumer:
+            joined(consumer, partitions=1)
+            producer.commit([], {P0: Committed(offset=10_000)}, consumer)
+        asked: list[tuple[Partition, int]] = []
+        with bus.consumer("g", ["t"]) as consumer:
+            consumer.when_beyond(lambda *of: (asked.append(of), Committed(offset=2))[1])
+            assert Committed(offset=2) == joined(consumer, partitions=1)[-1].assigned[P0]
+            assert [b"2", b"3"] == values(take(consumer, 2))
+            producer.commit([], {P0: Committed(offset=3)}, consumer)
+        assert [(P0, 10_000)] == asked
+    assert Committed(offset=3) == bus.committed("g", "t")[P0]
+
+
 def test_metadata_that_is_too_long_is_refused(cluster: Cluster):
     cluster.create("t", 1)
     bus = cluster.bus()

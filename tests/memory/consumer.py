@@ -88,6 +88,7 @@ class MemoryGroupConsumer(Closing):
         self._all = tuple(partitions)
         self._paused: frozenset[Partition] = frozenset()
         self._before_revoked: Callable[[Set[Partition]], None] | None = None
+        self._when_beyond: Callable[[Partition, int], Committed] | None = None
         self._closed = False
         self._member_id = self._join()
 
@@ -144,11 +145,18 @@ class MemoryGroupConsumer(Closing):
     def _start_of(self, partition: Partition) -> Committed:
         theirs = self._feed.theirs(partition)
         begin = self._log.range(theirs)[0]
-        return self._log.group(self.group).committed.get(theirs, Committed(offset=begin))
+        at = self._log.group(self.group).committed.get(theirs, Committed(offset=begin))
+        if self._when_beyond is not None and at.offset > self._log.range(theirs)[1]:
+            return self._when_beyond(partition, at.offset)
+        return at
 
     def positions(self) -> Mapping[Partition, int]:
         """See `GroupConsumer`."""
         return self._feed.positions()
+
+    def when_beyond(self, call: Callable[[Partition, int], Committed]) -> None:
+        """See `GroupConsumer`."""
+        self._when_beyond = call
 
     def pause(self, partitions: frozenset[Partition]) -> None:
         """See `GroupConsumer`."""

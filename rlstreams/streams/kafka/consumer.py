@@ -52,6 +52,7 @@ class KafkaGroupConsumer(Closing):
         self._hushed = False
         self._error: BaseException | None = None
         self._before_revoked: Callable[[Set[Partition]], None] | None = None
+        self._when_beyond: Callable[[Partition, int], Committed] | None = None
         self._closed = False
         self._begin_poll()
         self._client.subscribe(
@@ -172,6 +173,10 @@ class KafkaGroupConsumer(Closing):
             self._client.resume([self._feed.theirs(partition) for partition in partitions])
             self._stopped -= partitions
 
+    def when_beyond(self, call: Callable[[Partition, int], Committed]) -> None:
+        """See `GroupConsumer`."""
+        self._when_beyond = call
+
     def before_revoked(self, call: Callable[[Set[Partition]], None]) -> None:
         """See `GroupConsumer`."""
         self._before_revoked = call
@@ -236,17 +241,22 @@ class KafkaGroupConsumer(Closing):
             if isinstance(cause, KafkaException) and error_of(cause).code() in _EXPELLED:
                 return {}
             raise
-        return {
-            self._feed.ours(tp): committed_at(tp) or Committed(offset=self._beginning(tp))
-            for tp in found
-        }
+        return {self._feed.ours(tp): self._start_of(tp) for tp in found}
 
-    def _beginning(self, tp: Any) -> int:  # noqa: ANN401
+    def _start_of(self, tp: Any) -> Committed:  # noqa: ANN401
+        """Where to begin, by what the group committed; by the log, where that is behind its end."""
+        at, partition = committed_at(tp), self._feed.ours(tp)
+        if at is None:
+            return Committed(offset=self._range(partition)[0])
+        if self._when_beyond is None or at.offset <= self._range(partition)[1]:
+            return at
+        return self._when_beyond(partition, at.offset)
+
+    def _range(self, partition: Partition) -> tuple[int, int]:
         deadline = time.monotonic() + self._stable_s
-        partition = self._feed.ours(tp)
-        doing = f"asking for the beginning of {partition}"
+        doing = f"asking for beginning and end of {partition}"
         ask = lambda: self._feed.range(partition)  # noqa: E731
-        return until(deadline, ask, doing, self._feed.bootstrap, UNTOLD)[0]
+        return until(deadline, ask, doing, self._feed.bootstrap, UNTOLD)
 
     def _on_revoke(self, client: object, tps: list[Any]) -> None:
         """Another member waits for these until we return, so what we commit now is not too late.

@@ -70,6 +70,10 @@ class GroupConsumer(Closing, Protocol):
     def pause(self, partitions: frozenset[Partition]) -> None:
         """Deliver nothing from exactly these until called again; keeps the membership."""
 
+    def when_beyond(self, call: Callable[[Partition, int], Committed]) -> None:
+        """Register `call`: where to begin in a partition whose committed position, which it gets,
+        lies behind the end of the log. Without it such a position is an error of a poll."""
+
     def before_revoked(self, call: Callable[[Set[Partition]], None]) -> None:
         """Register `call`, which gets partitions that will go to another member while still ours.
 

@@ -33,9 +33,10 @@ from rlstreams.streams.log.bus import Bus, Polled
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import AbortedError, StreamsError
-from rlstreams.streams.log.record import Outgoing, Partition, RawRecord, Record
+from rlstreams.streams.log.record import Committed, Outgoing, Partition, RawRecord, Record
 from rlstreams.streams.log.topics import DEAD_LETTERS
 from rlstreams.streams.log.tracker import MAX_TRIES, Tracker
+from rlstreams.streams.views.outputs import committed_by_outputs
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, dead_letter, refusal, sample_of
 from rlstreams.workers.loop.pending import Finished, PendingCommits
@@ -116,6 +117,8 @@ class StageLoop:
         self._producer = bus.producer(context.transactional_id)
         self._consumer = bus.consumer(context.role, [topic])
         self._consumer.before_revoked(self._take_tries_back)
+        self._consumer.when_beyond(self._found_beyond)
+        self._bus = bus
         self._tracker = Tracker()
         self._pending = PendingCommits(
             self._producer, self._consumer, self._tracker, self._unwritable
@@ -212,6 +215,19 @@ class StageLoop:
         if self._drain_until is None:
             self._waiting += new
         self._consumer.pause(self._tracker.too_wide())
+
+    def _found_beyond(self, partition: Partition, position: int) -> Committed:
+        """A position that cannot be ours: what is done with, the log itself tells."""
+        found = committed_by_outputs(self._bus, partition)
+        self._context.log.warning(
+            "position_beyond_end",
+            group=self._context.role,
+            partition=str(partition),
+            position=position,
+            why=f"the log ends before it, so somebody else committed it, or the end is lost; what "
+            f"the log has no output of is done from {found.offset} on",
+        )
+        return found
 
     def _look_at(self, polled: Polled) -> None:
         """At what the partitions' last owners committed."""
