@@ -56,6 +56,26 @@ def test_records_outlive_a_kill_and_the_restart_uses_the_same_port(
     assert formatted_at == (own_broker.folder / "data" / "meta.properties").stat().st_mtime_ns
 
 
+def test_damaged_files_are_put_back_or_named_with_the_cure(own_broker: EmbeddedBroker) -> None:
+    """The file that names the cluster from a copy; a checkpoint by its path, and it can go."""
+    state = own_broker.start()
+    _write(state.bootstrap, "kept", [b"one"])
+    own_broker.stop()
+    data = own_broker.folder / "data"
+    checkpoint = data / "kept-0" / "leader-epoch-checkpoint"
+    checkpoint.write_text("0\nnonsense\n")
+    with pytest.raises(BrokerError, match=rf"{checkpoint} is damaged; remove it, and start again"):
+        own_broker.start()
+    checkpoint.unlink()
+    (data / "meta.properties").unlink()
+    assert [b"one"] == _read(own_broker.start().bootstrap, "kept", 1)
+    own_broker.stop()
+    for file in (data / "meta.properties", own_broker.folder / "meta.properties"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"meta\.properties is gone, which says of which cluster"):
+        own_broker.start()
+
+
 def test_a_folder_in_use_a_clean_stop_and_a_state_that_was_lost(
     own_broker: EmbeddedBroker,
 ) -> None:

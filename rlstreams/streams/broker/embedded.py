@@ -34,6 +34,7 @@ from rlstreams.streams.broker.config import (
     new_cluster_id,
     server_properties,
 )
+from rlstreams.streams.broker.identity import META, damaged_checkpoint, keep_identity
 from rlstreams.streams.broker.jars import classpath
 from rlstreams.streams.broker.java import find_java
 from rlstreams.streams.broker.password import broker_settings, controller_settings, make_password
@@ -122,8 +123,10 @@ class EmbeddedBroker:
                 self._heap_mb,
             )
             self._write_settings(state)
-            if not (self._data / "meta.properties").is_file():
+            keep_identity(self.folder, self._data)
+            if not (self._data / META).is_file():
                 self._format(java, state.cluster_id, lock_fd)
+                keep_identity(self.folder, self._data)
             elif not (self._data / CLEAN).is_file():
                 self._fence_dead(java, state, lock_fd)
             child = self._spawn(
@@ -331,7 +334,9 @@ class EmbeddedBroker:
         while STARTED not in self._last_log():
             if child.poll() is not None:
                 raise BrokerError(
-                    f"broker ended while starting (exit {child.poll()}):\n{self.log_tail()}"
+                    f"broker ended while starting (exit {child.poll()}): "
+                    f"{damaged_checkpoint(self._last_log())}"
+                    f"\n{self.log_tail()}"
                 )
             if time.monotonic() > deadline:
                 raise DeadlineError(

@@ -46,6 +46,7 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import HELD_OUT, other_files, user_code_hashes
 from rlstreams.workers.loop.control import RUNNING, desired
+from rlstreams.workers.trainer.witnesses import check_tail
 
 
 def up(options: UpOptions, hook: FaultHook | None = None) -> int:
@@ -72,7 +73,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         with Watcher(bus, config, is_live=options.is_live, figures=options.figures) as watcher:
             watcher.catch_up()
             watcher.begin()
-            _say_changes(watcher, config, is_resumed=options.is_resumed)
+            _say_changes(bus, watcher, config, is_resumed=options.is_resumed)
             epoch = watcher.ledger.epoch
             # Nothing was changed before: it may have been refused.
             stack.enter_context(configured(config, lambda: watcher.ledger.epoch))
@@ -180,12 +181,14 @@ def _say_running(bus: Bus, config: RunConfig) -> None:
         producer.commit([outgoing(CONTROL, state)])
 
 
-def _say_changes(watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> None:
+def _say_changes(bus: Bus, watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> None:
     claims = watcher.state.run.claims
     if not claims:
         if is_resumed:
             watcher.say(f"run {config.run.id} has no steps to continue: it begins")
         return
+    # As the trainer does before its claim, but a minute of starts earlier.
+    check_tail(bus, watcher.ledger, config.run.id, Path(config.folder))
     found = changes(claims[-1].config, resolved_json(config))
     found += file_changes(config, claims[-1])
     told = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
