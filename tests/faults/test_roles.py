@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from rlstreams.workers.loop.runtime import Exit
@@ -11,6 +12,8 @@ from tests.integration.test_roles_on_broker import Site, end
 
 NUM_GROUPS = 150
 MORE = 25  # samples that are done in each weather, so several commits
+FEW = 5  # samples after each of several rounds
+ROUNDS, CUTS_S, CUT_EVERY_S = 10, 1.5, 0.2
 STORM = (
     Weather(delay_s=0.25),  # 500 ms there and back
     Weather(bytes_per_s=100_000.0),
@@ -30,6 +33,27 @@ def test_a_worker_in_bad_weather(proxied: Proxied, run_id: str, tmp_path: Path) 
             hurt()
             site.wait_for(len(site.found()) + MORE)
         assert len(site.found()) < len(site.samples), "the weather came too late to mean anything"
+        site.wait_for(len(site.samples))
+        assert Exit.DONE == end(process)
+    site.check()
+    site.close()
+
+
+def test_every_round_of_cuts_is_followed_by_a_recovery(
+    proxied: Proxied, run_id: str, tmp_path: Path
+) -> None:
+    """Ten times all connections are cut again and again, each longer than the client's pause
+    between two tries; each time the work goes on as soon as they hold."""
+    site = Site(proxied.bootstrap, run_id, tmp_path, num_groups=NUM_GROUPS)
+    with site.worker() as process:
+        site.wait_for(FEW)
+        for _ in range(ROUNDS):
+            until_s = time.monotonic() + CUTS_S
+            while time.monotonic() < until_s:
+                proxied.proxy.cut()
+                time.sleep(CUT_EVERY_S)
+            site.wait_for(len(site.found()) + FEW)
+        assert len(site.found()) < len(site.samples), "the cuts came too late to mean anything"
         site.wait_for(len(site.samples))
         assert Exit.DONE == end(process)
     site.check()
