@@ -6,20 +6,33 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 from rlstreams.schemas.events import EVALUATE, Event
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.record import Partition
-from rlstreams.streams.log.topics import CONTROL, PROMPTS, STEPS, TRAJECTORIES, Topic
+from rlstreams.streams.log.topics import (
+    CONTROL,
+    POLICY_VERSIONS,
+    PROMPTS,
+    STEPS,
+    TRAJECTORIES,
+    Topic,
+)
 from rlstreams.streams.views.folds import Folds
 from rlstreams.up.live.figures import Figures
 from rlstreams.up.supervisor.progress import Progress
+from rlstreams.up.supervisor.up import _say_changes
 from rlstreams.up.supervisor.watcher import Watcher
-from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.load import resolved_json
+from rlstreams.workers.config.run import RunConfig, RunSection
 from rlstreams.workers.loop.control import ControlFollower
 from tests.factories import (
     control_state,
+    policy_published,
     prompt,
     step_completed,
     trainer_started,
@@ -175,3 +188,19 @@ def test_the_first_step_of_other_rewards_is_said_once() -> None:
     assert [
         "step 3 is the first of answers that were judged by other code or settings: aa -> aa, bb"
     ] == said
+
+
+def test_a_ledger_that_lost_its_tail_is_refused_before_a_role_starts(tmp_path: Path) -> None:
+    """By what was announced of later steps, and not a minute later by the trainer."""
+    bus = make_bus()
+    config = RunConfig(run=RunSection(dir=str(tmp_path)))
+    say(bus, STEPS, trainer_started(config=resolved_json(config)), step_completed(1))
+    say(bus, POLICY_VERSIONS, policy_published(1, epoch=1, step=1))
+    with watching(bus) as watcher:
+        watcher.catch_up()
+        _say_changes(bus, watcher, config, is_resumed=True)
+    say(bus, POLICY_VERSIONS, policy_published(5, epoch=1, step=5))
+    with watching(bus) as watcher:
+        watcher.catch_up()
+        with pytest.raises(ConfigError, match=r"the end of steps is lost. Its newest step is 1"):
+            _say_changes(bus, watcher, config, is_resumed=True)
