@@ -47,34 +47,35 @@ MAXIMA = ("ratio_max", "grad_norm")
 AGAIN = ("grad_norm", "clip_fraction", "rejected_fraction", "ess", "weight_mean")
 
 
-def one_run(name: str, staleness: int, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Figures of one run, from its folder's file if it is there."""
-    number = list(CORRECTIONS).index(name)
-    run_id = f"c{number}-s{staleness}-{seed}"
+def one_run(
+    run_id: str,
+    label: dict[str, Any],
+    seed: int,
+    args: argparse.Namespace,
+    trainer: dict[str, Any],
+) -> dict[str, Any]:
+    """Figures of one run of `args.steps`, from its folder's file if it is there.
+
+    Args:
+        label: what of its settings the figures name.
+        trainer: its section, without `steps` and `optimizer`.
+    """
     found = args.folder / f"{run_id}.json"
     if found.exists():
         return json.loads(found.read_text())
-    place = "trainer" if CORRECTIONS[name].get("proximal") == "step_start" else "separate"
+    place = "trainer" if trainer["loss"].get("proximal") == "step_start" else "separate"
     run = rlstreams.run(
         "example:demo.toml",
         run={"id": run_id, "seed": seed, "dir": str(args.folder / "{id}")},
         prompts={"evaluate_every": 10},
         logprob={"place": place},
-        trainer={
-            "steps": args.steps,
-            "max_staleness": staleness,
-            "minibatches": MINIBATCHES.get(name, 1),
-            "optimizer": {"lr": args.lr},
-            "loss": CORRECTIONS[name],
-        },
+        trainer={"steps": args.steps, "optimizer": {"lr": args.lr}} | trainer,
         demo={"kills": []},
     )
     steps = list(run)
     assert "complete" == run.outcome
     late = steps[len(steps) // 6 :]  # the first have no old samples yet
-    figures: dict[str, Any] = {
-        "correction": name,
-        "max_staleness": staleness,
+    figures: dict[str, Any] = label | {
         "seed": seed,
         "accuracy": [round(e.accuracy, 4) for e in run.evaluations],
         "staleness_mean": statistics.fmean(s.staleness_mean for s in late),
@@ -85,6 +86,18 @@ def one_run(name: str, staleness: int, seed: int, args: argparse.Namespace) -> d
         figures[f"{metric}_largest"] = max(s.metrics[metric] for s in steps)
     found.write_text(json.dumps(figures))
     return figures
+
+
+def corrected(name: str, staleness: int, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """A run under one correction."""
+    number = list(CORRECTIONS).index(name)
+    trainer = {
+        "max_staleness": staleness,
+        "minibatches": MINIBATCHES.get(name, 1),
+        "loss": CORRECTIONS[name],
+    }
+    label = {"correction": name, "max_staleness": staleness}
+    return one_run(f"c{number}-s{staleness}-{seed}", label, seed, args, trainer)
 
 
 def again(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -142,7 +155,7 @@ def main() -> int:
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     runs = [
-        one_run(name, staleness, seed, args)
+        corrected(name, staleness, seed, args)
         for seed in range(args.seeds)
         for staleness in args.staleness
         for name in CORRECTIONS
