@@ -7,7 +7,7 @@ own GPU cannot use another by mistake, whatever thread it is in.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
@@ -50,11 +50,6 @@ def on_device(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
     """An array there, without waiting for what the device is at."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == CPU else tensor.pin_memory().to(device, non_blocking=True)
-
-
-def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies there."""
-    return {name: tensor.detach().to(CPU, copy=True) for name, tensor in tensors.items()}
 
 
 def claim_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, ...]]:

@@ -13,12 +13,13 @@ from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, StepsRedone
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.config.trainer import LoraSection, OptimizerSection
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.trainer.learn.advantage import advantages_by
 from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.learn.trainable import Adapters, AllWeights
 from rlstreams.workers.weights.layout import weight_hash
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -146,6 +147,28 @@ def test_a_later_update_that_fails_leaves_nothing(error: type[Exception]) -> Non
     learner.step(calm)
     other.step(calm)
     assert weight_hash(learner.weights()) == weight_hash(other.weights())
+
+
+def test_a_step_of_several_updates_copies_what_learns_and_nothing_else() -> None:
+    """Weights and state are not gathered for it; an adapter is all that is copied of a model."""
+
+    class Closed(Learner):
+        def weights(self) -> Any:
+            pytest.fail("weights were asked for")
+
+        def optimizer_tensors(self) -> Any:
+            pytest.fail("the optimizer's state was asked for")
+
+    by = LossSection()
+    for trainable in (AllWeights, lambda model: Adapters(model, LoraSection(rank=2))):
+        model = TinyModel()
+        learner = Closed(model, FAST, by, trainable=trainable(model))
+        for _ in range(2):
+            learner.step(batch_of(by, random_samples(12), epochs=2))
+        copies = learner._kept._copies
+        own = learner._trained.parameters()
+        assert copies.keys() == own.keys()
+        assert {"parameter", "step", "exp_avg", "exp_avg_sq"} == set(copies[next(iter(own))])
 
 
 def test_a_mini_batch_without_a_token_is_left_out() -> None:

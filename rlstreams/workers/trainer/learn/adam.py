@@ -21,7 +21,9 @@ from rlstreams.workers.model.base import CPU
 
 MOMENTS, STEP = ("exp_avg", "exp_avg_sq"), "step"  # of the optimizer's tensors
 LOW = "low"  # lower halves, likewise
+PARAMETER = "parameter"  # of copies
 _HALF = 1 << 15
+Copies = dict[str, dict[str, Tensor]]  # parameter -> key of its state, or itself -> copy
 
 
 def lr_at(step: int, section: OptimizerSection) -> float:
@@ -180,6 +182,39 @@ class Adam:
             for key, tensor in slot.state.items()
         }
 
+    @property
+    def num_bytes(self) -> int:
+        """Of parameters and state."""
+        found = (
+            tensor.numel() * tensor.element_size()
+            for slot in self._slots.values()
+            for tensor in (slot.parameter, *slot.state.values())
+        )
+        return sum(found)
+
+    @torch.no_grad()
+    def copied(self, place: torch.device, into: Copies) -> Copies:
+        """Parameters and state there, as they are; `restore` takes them.
+
+        Args:
+            into: what an earlier call gave, which is written over where it fits.
+        """
+        found: Copies = {}
+        for name, slot in self._slots.items():
+            old = into.get(name, {})
+            own = {PARAMETER: slot.parameter.detach(), **slot.state}
+            found[name] = {k: _copied(tensor, place, old.get(k)) for k, tensor in own.items()}
+        return found
+
+    @torch.no_grad()
+    def restore(self, copies: Copies) -> None:
+        """As it was when these were made; gradients are forgotten."""
+        for name, slot in self._slots.items():
+            own = dict(copies[name])
+            slot.parameter.copy_(own.pop(PARAMETER))
+            slot.load(own)
+            slot.clear()
+
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], *, copies: bool = True) -> None:
         """Take the state; what is not named begins anew.
 
@@ -189,3 +224,12 @@ class Adam:
         """
         for name, slot in self._slots.items():
             slot.load(tensors.get(name, {}), copies=copies)
+
+
+def _copied(tensor: Tensor, place: torch.device, into: Tensor | None) -> Tensor:
+    """There, written over `into` where that is such a copy already: pinning memory takes longer
+    than filling it."""
+    if into is None or (into.shape, into.dtype, into.device) != (tensor.shape, tensor.dtype, place):
+        pins = tensor.is_cuda and place.type == CPU
+        into = torch.empty(tensor.shape, dtype=tensor.dtype, device=place, pin_memory=pins)
+    return into.copy_(tensor)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
-from rlstreams.workers.model.device import Run, at_once, on_device, on_host
+from rlstreams.workers.model.device import Run, at_once, on_device
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import causal_mask
 from rlstreams.workers.model.offload import OffLoad
@@ -31,15 +31,14 @@ from rlstreams.workers.trainer.learn.adam import Adam, lr_at
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, look_of, with_factors
 from rlstreams.workers.trainer.learn.critic import PREFIX, value_figures, with_gae, with_values
 from rlstreams.workers.trainer.learn.distill import taught
+from rlstreams.workers.trainer.learn.kept import Kept
 from rlstreams.workers.trainer.learn.kl import kl_terms, with_entropy, with_kl
 from rlstreams.workers.trainer.learn.loss import policy_losses, proximal_of, reduced
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, added
-from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
+from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, in_memory
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.learn.rollout_figures import rollout_figures
 from rlstreams.workers.trainer.learn.trainable import VALUE, AllWeights, Trainable, sorted_state
-
-T = TypeVar("T")
 
 
 class NumericsError(Exception):
@@ -90,6 +89,7 @@ class Learner:
         self._trained = AllWeights(model) if trainable is None else trainable
         self._scorer: Score = TokenScorer(model, mask) if scorer is None else scorer
         self._adam = Adam(self._trained.parameters())
+        self._kept = Kept(self._adam, self._device)
         # What a checkpoint has otherwise than it is made here: the version, until the next step.
         self._published: dict[str, Tensor] = {}
         self.configure(optimizer, loss)
@@ -110,17 +110,18 @@ class Learner:
         started_s = time.monotonic()
         batch = self._prepared(batch)
         looked_s = time.monotonic() - started_s
-        updates, before = batch.updates, None
+        updates, published = batch.updates, self._published
         if len(updates) > 1:  # a later one may fail
-            before = on_host(self.weights()), on_host(self.optimizer_tensors())
+            self._keep()
         lr = lr_at(self.step_number + 1, self._section)
         found, norms, optimizer_s = [], [], 0.0
         for members in updates:
             try:
                 totals, grad_norm = self._update_by(batch, members)
             except (NumericsError, OutOfMemoryError):
-                if before is not None:
-                    self.load(*before, self.step_number)
+                if len(updates) > 1:
+                    self._go_back()
+                    self._published = published
                 raise
             found.append(totals)
             norms.append(grad_norm)
@@ -130,6 +131,8 @@ class Learner:
                 torch.cuda.synchronize()  # the hash, which comes next, would wait as long
             optimizer_s += time.monotonic() - updating_s
         self.step_number += 1
+        if len(updates) > 1:
+            self._let_go()
         totals = found[0] if len(found) == 1 else added(found)
         metrics = (
             totals.means()
@@ -153,6 +156,15 @@ class Learner:
         }
         loss = self._loss_of(totals, len(norms))
         return StepResult(loss=loss, metrics=metrics, seconds=seconds)
+
+    def _keep(self) -> None:
+        self._kept.take()
+
+    def _go_back(self) -> None:
+        self._kept.go_back()
+
+    def _let_go(self) -> None:
+        self._kept.let_go()
 
     def _update_by(self, batch: Batch, members: Sequence[int]) -> tuple[LossTotals, float]:
         """The gradient of these micro-batches, and its norm.
@@ -204,11 +216,9 @@ class Learner:
         return _problem(self._loss_of(totals), grad_norm)
 
     def _forget(self) -> None:
-        """No gradient is left."""
         self._adam.clear()
 
     def _update(self, lr: float) -> None:
-        """The weights follow the gradient."""
         self._published = {}
         self._adam.update(lr, PREFIX, self._loss.value_lr)
 
@@ -229,23 +239,8 @@ class Learner:
         norm = self._adam.clip(self._section.max_grad_norm)
         return sums.totals(), norm
 
-    def _in_memory(self, index: int, work: Callable[[], T]) -> T:
-        """What `work` gives, on micro-batch `index`.
-
-        Raises:
-            OutOfMemoryError: memory ran out; no gradient is left.
-        """
-        try:
-            return self.run(work)
-        except (RuntimeError, MemoryError) as err:
-            if not is_out_of_memory(err):
-                raise
-            told = str(err) or type(err).__name__  # a MemoryError says nothing
-        # Out here, for the caught error's frames hold the tensors.
-        self._adam.clear()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        raise OutOfMemoryError(index, told)
+    def _in_memory(self, index: int, work: Callable[[], Any]) -> Any:  # noqa: ANN401
+        return in_memory(self._adam.clear, index, partial(self.run, work))
 
     def _accumulate(self, micro_batch: MicroBatch, sums: LossSums) -> None:
         """Add one micro-batch's share of the batch's gradient."""

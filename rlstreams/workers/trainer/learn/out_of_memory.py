@@ -7,8 +7,12 @@ cuts there at once and adds up in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 
+T = TypeVar("T")
 # What the CPU's allocator says; the accelerator's has a type of its own.
 _TOLD = ("can't allocate memory", "not enough memory", "out of memory")
 
@@ -36,3 +40,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(told in str(error) for told in _TOLD)
+
+
+def in_memory(clear: Callable[[], None], index: int, work: Callable[[], T]) -> T:
+    """What `work` gives, on micro-batch `index`.
+
+    Raises:
+        OutOfMemoryError: memory ran out; `clear` was called, and a GPU's cache is empty.
+    """
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as err:
+        if not is_out_of_memory(err):
+            raise
+        told = str(err) or type(err).__name__  # a MemoryError says nothing
+    # Out here, for the caught error's frames hold the tensors.
+    clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    raise OutOfMemoryError(index, told)

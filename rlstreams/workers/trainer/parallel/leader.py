@@ -155,6 +155,15 @@ class Leader(RankLearner):
     def _update(self, lr: float) -> None:
         self._all("_update", lr)
 
+    def _keep(self) -> None:
+        self._all("_keep")
+
+    def _go_back(self) -> None:
+        self._all("_go_back")
+
+    def _let_go(self) -> None:
+        self._all("_let_go")
+
     def weights(self) -> Mapping[str, Tensor]:
         """See `Learner`; as they are when they are asked for, one at a time."""
         return Gathered(self._plan.facts, self._weight, self._sums)

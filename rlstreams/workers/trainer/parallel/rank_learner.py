@@ -185,6 +185,10 @@ class RankLearner(Learner):
         self._states = None
         super()._update(lr)
 
+    def _go_back(self) -> None:
+        self._states = None
+        super()._go_back()
+
     def tensors(self) -> Iterator[Tensor]:
         """See `Learner`; the rows, for the model's own parameters only describe them."""
         self._shards.reshard()
