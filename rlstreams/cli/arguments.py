@@ -83,6 +83,7 @@ def command(
     hidden: Sequence[str] = (),
     settings: Mapping[str, Mapping[str, object]] | None = None,
     defaults: Mapping[str, object] | None = None,
+    appendix: Callable[[], str] = lambda: "",
 ) -> Callable[[Run], Run]:
     """Declare a command: the function that does it, whose docstring is its help.
 
@@ -95,6 +96,7 @@ def command(
         hidden: options that only our own processes give.
         settings: argparse's own, by option.
         defaults: attributes of the parsed arguments that no option sets.
+        appendix: what its help says last.
     """
 
     def declare(run: Run) -> Run:
@@ -107,7 +109,7 @@ def command(
                 own_name,
                 help=about,
                 description=" ".join(told) or None,
-                epilog=EXAMPLES + textwrap.indent("\n".join(shown), "  "),
+                epilog=EXAMPLES + textwrap.indent("\n".join(shown), "  ") + appendix(),
                 usage=usage,
             )
             _add_lines(parser, "\n".join(lines), settings or {})

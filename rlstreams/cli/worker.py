@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,23 @@ if TYPE_CHECKING:
 BROKER_S = 60.0  # longest wait for a broker that is being started again
 
 
+_FLOW = re.compile(r"consumes:\s+(.*?)\s*produces:\s+(.*?)\s*waits for:", re.I | re.S)
+
+
+def roles() -> str:
+    """What each role consumes and produces, as its module says."""
+    told = []
+    for path in sorted(Path(str(files("rlstreams.workers"))).glob("*/worker.py")):
+        if (found := _FLOW.search(path.read_text(encoding="utf-8"))) is None:
+            continue
+        consumes, produces = (" ".join(text.split()).rstrip(".") for text in found.groups())
+        told += [f"  {path.parent.name}", f"    consumes {consumes}", f"    produces {produces}"]
+    return (
+        "\n\nroles, each a process; the topics of a run come first, by `rlstreams topics apply`:\n"
+        + ("\n".join(told))
+    )
+
+
 # Set by `up`: the id that its reports carry, the ids of its predecessors that are known to have
 # ended, that its standard input closes when `up` is gone, the newest epoch when `up` began, where
 # it is to die on purpose, and where the model servers of the run are.
@@ -26,7 +45,7 @@ _HIDDEN = (
 )  # fmt: skip
 
 
-@command("worker", CONFIG, hidden=_HIDDEN)
+@command("worker", CONFIG, hidden=_HIDDEN, appendix=roles)
 def run(args: argparse.Namespace) -> int:
     """run one worker of one role
 

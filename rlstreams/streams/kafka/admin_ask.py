@@ -84,6 +84,11 @@ def asked(
                 raise BrokerError(f"broker {bootstrap}: a node is unreachable: {why}") from error
             time.sleep(_PAUSE_S)
         except KafkaError as error:
+            if "bootstrap" in str(error):  # it takes connections: `refuse_silence` has seen that
+                raise BrokerError(
+                    f"broker {bootstrap}: something listens there and does not speak Kafka as we "
+                    "do: check the port, and broker.options for one that wants TLS or a password"
+                ) from error
             raise BrokerError(f"broker {bootstrap}: {error}") from error
 
 

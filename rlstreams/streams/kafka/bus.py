@@ -196,7 +196,10 @@ class KafkaBus(Closing):
             lambda: self._admin.list_topics(name, timeout=LOOK_UP_S), f"looking up {name}"
         ).topics[name]
         if found.error is not None or not found.partitions:
-            raise TopicMismatchError(f"topic {name} does not exist at {self._bootstrap}")
+            raise TopicMismatchError(
+                f"topic {name} does not exist at {self._bootstrap}: create a run's topics by "
+                "`rlstreams topics apply CONFIG`, with the same run.id and broker.bootstrap"
+            )
         return len(found.partitions)
 
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:

@@ -15,6 +15,8 @@ from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.stall import StuckWatch, limits_of
 
 EVERY_S = 1.0
+LINE_EVERY_S = 10.0  # in the worker's own log: for who watches a terminal, and not the topics
+_RATES = ("tokens", "samples", "groups", "steps")  # counters that a line has, where they grow
 
 
 class Reporter:
@@ -25,6 +27,8 @@ class Reporter:
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._state = ("starting", "")
         self._next = 0.0
+        self._next_line = 0.0
+        self._told: tuple[float, Mapping[str, float]] = (time.monotonic(), {})  # at the last line
         self._stuck = StuckWatch(context.worker, context.role, limits_of(context.config))
         self.policy_version = NO_VERSION
         self._servers: Mapping[str, str] = {}
@@ -72,7 +76,27 @@ class Reporter:
             servers=dict(self._servers),
         )
         self._context.told(report, self.load)
+        if now >= self._next_line:
+            self._next_line = now + LINE_EVERY_S
+            self._tell(now)
         return [outgoing(WORKER_EVENTS, report)]
+
+    def _tell(self, now_s: float) -> None:
+        """A line about state, version and rates since the last one."""
+        (since_s, before), counted = self._told, dict(self._counters)
+        self._told = now_s, counted
+        span_s = max(now_s - since_s, 1e-3)
+        rates = {
+            f"{name}_per_s": round((counted[name] - before.get(name, 0.0)) / span_s, 1)
+            for name in _RATES
+            if counted.get(name)
+        }
+        version = (
+            {} if self.policy_version == NO_VERSION else {"policy_version": self.policy_version}
+        )
+        self._context.log.info(
+            "state", state=" ".join(filter(None, self._state)), **version, **rates
+        )
 
     def last_report(self) -> list[Outgoing]:
         """The last report of a clean end: silence after it is no crash."""
