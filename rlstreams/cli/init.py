@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from rlstreams.workers.config.nearest import meant_path
 if TYPE_CHECKING:
     from rlstreams.start.project.start import Plan
 
+MORE = "for more, see infra/docs/models.md, section Which GPU has which role"
 DEMO, GSM8K = "demo", "gsm8k"
 
 
@@ -31,21 +33,35 @@ def run(args: argparse.Namespace) -> int:
     --answer COLUMN         FILE's answer column
     --model MODEL           Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can
                             write the rows)
+    --gpus COUNT            1 or 2: write run.toml for GPUs of this machine, with vLLM [0]
 
     rlstreams init sums
     rlstreams init x --from my.jsonl --prompt question --answer target
     rlstreams init sums2 --from gym:chain_sum
     rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B
+    rlstreams init math2 --from gsm8k --gpus 1
     """
     from rlstreams.start.project.start import write
 
     folder = Path(args.dir)
-    plan = _plan(args, folder)
+    plan = replace(_plan(args, folder), num_gpus=args.gpus)
+    if args.gpus > 2:
+        raise ConfigError(f"--gpus must be 1 or 2, got {args.gpus}; {MORE}")
+    if args.gpus and not plan.model:
+        raise ConfigError("--gpus: the demo's model needs none; name one by --model hf:ORG/NAME")
     width = len("test_reward.py")
     for path in write(plan):
         print(f"{path.parent}/{path.name:<{width}}  {_ABOUT[path.name]}")
     print("\n".join(_told(plan)))
-    tried, whole = ("minutes", "minutes a step on a CPU") if plan.model else ("seconds", "minutes")
+    if args.gpus:
+        print(
+            "needs: vLLM, here or where engine.python points; `rlstreams doctor` says which version"
+        )
+    tried, whole = (
+        ("minutes", "minutes a step on a CPU")
+        if plan.model and not args.gpus
+        else ("seconds", "minutes")
+    )
     print(f"next:\n  cd {folder}\n  rlstreams try    # {tried}\n  rlstreams up     # {whole}")
     return 0
 
@@ -94,8 +110,8 @@ def _told(plan: Plan) -> list[str]:
     ]
     if plan.model:
         lines.append(
-            f"model: {plan.model}; `rlstreams doctor` estimates its memory.\n  Steps take minutes "
-            "on a CPU; run.toml has lines for two GPUs, which begin with #gpu"
+            f"model: {plan.model}; `rlstreams doctor` estimates its memory"
+            + ("" if plan.num_gpus else ".\n  Steps take minutes on a CPU; for GPUs: --gpus 1 or 2")
         )
     else:
         lines.append(

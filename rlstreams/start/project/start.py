@@ -138,6 +138,13 @@ def _shown(row: Mapping[str, Any]) -> str:
 
 
 ROWS = 20
+_ON_ONE = {  # what stands for two GPUs in run.toml, and for one
+    'CUDA_VISIBLE_DEVICES = "1" # if there is one GPU: "0"': 'CUDA_VISIBLE_DEVICES = "0"',
+    'channel = "nccl" # from one GPU to another; if there is one: "file"': 'channel = "file"',
+    "gpu-memory-utilization = 0.85 # of that GPU; if there is one: 0.3, the other roles "
+    "need the rest":
+        "gpu-memory-utilization = 0.3 # of the GPU; trainer and log-prob worker need the rest",
+}  # fmt: skip
 DEMO_MODEL = "demo/model"
 _FILES = Path(__file__).with_name("files")
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]+")
@@ -154,6 +161,7 @@ class Plan:
     model: str  # empty: the demo's, copied into the project
     data_lines: Sequence[str]  # of [data]
     has_held_out: bool
+    num_gpus: int = 0  # that run.toml is for; 0: none, with lines for two as comments
     gym: str = ""  # task of reasoning-gym, which brings its own reward
 
 
@@ -170,10 +178,14 @@ def write(plan: Plan) -> list[Path]:
         "data": "\n".join(plan.data_lines),
         "is_small": plan.is_small,
         "has_held_out": plan.has_held_out,
+        "num_gpus": plan.num_gpus,
         "verifier": "reasoning-gym" if plan.gym else "reward.py:reward",
     }
     texts = {
-        CONFIG_FILE: _filled("run.toml", model=plan.model and json.dumps(plan.model), **values),
+        CONFIG_FILE: _for_gpus(
+            _filled("run.toml", model=plan.model and json.dumps(plan.model), **values),
+            plan.num_gpus,
+        ),
         **_reward(plan),
         "rows.jsonl": "".join(f"{json.dumps(row)}\n" for row in _rows_as_rewarded(plan)),
         "README.md": _filled("README.md", model=plan.model, **values),
@@ -187,6 +199,18 @@ def write(plan: Plan) -> list[Path]:
     except OSError as err:
         raise ConfigError(f"{folder} cannot be written: {err}") from err
     return [folder / name for name in texts] + ([] if plan.model else [folder / "model"])
+
+
+def _for_gpus(text: str, num_gpus: int) -> str:
+    """The lines for GPUs as they count: the server has the second of two, or shares one."""
+    if not num_gpus:
+        return text
+    text = re.sub(r"(?m)^#gpu ", "", text)
+    if num_gpus == 1:
+        for two, one in _ON_ONE.items():
+            assert two in text, "the template has a line for two GPUs"
+            text = text.replace(two, one)
+    return text
 
 
 def _reward(plan: Plan) -> dict[str, str]:

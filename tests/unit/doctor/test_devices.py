@@ -83,7 +83,8 @@ def test_none_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (Level.OK, True) == (found.level, "every role computes on the CPU" in found.found)
     wanted = load([DEMO], ["--trainer.device=cuda:0"])
     found = gpu_check(*gpu_inventory(), list(placements(wanted, ())))
-    assert found.level is Level.WARN
+    there = any(Path("/dev").glob("nvidia[0-9]*"))  # a container may hide nvidia-smi alone
+    assert found.level is (Level.WARN if there else Level.FAIL)
     assert "no nvidia-smi" in found.found
 
 

@@ -279,6 +279,33 @@ def test_a_real_model_gets_limits_of_its_size(
     assert example.trainer == config.trainer
 
 
+@pytest.mark.parametrize(("num", "expected"), [(1, ("0", "file", 0.3)), (2, ("1", "nccl", 0.85))])
+def test_a_project_for_gpus(tmp_path: Path, num: int, expected: tuple[object, ...]) -> None:
+    """It runs as it is: nothing is left to uncomment, and the server lies where it has room."""
+    config = project(tmp_path, "--from", "gsm8k", "--gpus", str(num))
+    assert not re.search("#gpu", (tmp_path / "x/run.toml").read_text("utf-8"))
+    assert ("vllm", "cuda:0") == (config.rollout.engine, config.trainer.device)
+    engine, share = config.engine, "gpu-memory-utilization"
+    assert expected == (
+        engine.env["CUDA_VISIBLE_DEVICES"], config.weights.channel, engine.args[share]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--from", "gsm8k", "--gpus", "4"], "1 or 2, got 4"),
+        (["--gpus", "1"], "name one by --model"),
+    ],
+)
+def test_gpus_that_have_no_template(
+    tmp_path: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 78 == main(["init", str(tmp_path / "x"), *words])
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
 def test_lines_for_gpus_need_only_be_uncommented(tmp_path: Path) -> None:
     """As the file says; each role has its device, and no field is written twice."""
     usual = project(tmp_path, "--from", "gsm8k")
