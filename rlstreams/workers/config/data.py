@@ -53,8 +53,8 @@ class DataSection(Section, section="data"):
     """Problems: a prompt (text or chat messages), an answer, free fields."""
 
     train: str = ""
-    """Training data: `.jsonl` or `.parquet`, a folder of Parquet files or one saved by `datasets`,
-    `hf:NAME[:SUBSET][@SPLIT]` from the hub, or `gym:TASK`."""
+    """Training data: `.jsonl`, `.parquet` or `.csv`, a folder of Parquet files or one saved by
+    `datasets`, `hf:NAME[:SUBSET][@SPLIT]` from the hub, or `gym:TASK`."""
     held_out: str = ""
     """Evaluation data, in the same notation; empty, and no rows of `train` held out: no
     evaluation."""

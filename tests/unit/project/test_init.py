@@ -15,11 +15,11 @@ import pyarrow.parquet
 import pytest
 
 from rlstreams.__main__ import main
+from rlstreams.start.project.columns import guess_columns
 from rlstreams.start.project.start import (
     SMALL_MODEL,
     from_file,
     from_gsm8k,
-    guess_columns,
     read_rows,
 )
 from rlstreams.streams.log.errors import ConfigError
