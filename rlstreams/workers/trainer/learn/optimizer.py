@@ -139,13 +139,8 @@ class Learner:
             | rollout_figures(batch)
             | value_figures(batch)
             | self.figures()
-            | {
-                "grad_norm": sum(norms) / len(norms),
-                "lr": lr,
-                "num_loss_tokens": float(batch.num_loss_tokens),
-                "tokens_real": float(sum(int(m.real_BT.sum()) for m in batch.micro_batches)),
-                "tokens_computed": float(sum(m.num_computed_tokens for m in batch.micro_batches)),
-            }
+            | batch.figures()
+            | {"grad_norm": sum(norms) / len(norms), "lr": lr}
         )
         if len(norms) > 1:
             metrics |= {"updates": float(len(norms)), "grad_norm_max": max(norms)}

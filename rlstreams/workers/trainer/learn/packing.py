@@ -114,6 +114,15 @@ class Batch:
                 members.setdefault(number, []).append(index)
         return [tuple(members[number]) for number in sorted(members)] * self.epochs
 
+    def figures(self) -> dict[str, float]:
+        """Its tokens: of the loss, of samples, and those that passes take, padding included."""
+        parts = self.micro_batches
+        return {
+            "num_loss_tokens": float(self.num_loss_tokens),
+            "tokens_real": float(sum(int(part.real_BT.sum()) for part in parts)),
+            "tokens_computed": float(sum(part.num_computed_tokens for part in parts)),
+        }
+
 
 def planned_cut(
     lengths: Sequence[int],
