@@ -132,7 +132,7 @@ class Driver:
             return False
         is_there = self.stage(
             f"{name}-export", after / "config.json", "rlstreams", "export-model",
-            self._folder / "runs" / name, "--to", after, gpu=gpu,
+            self._folder / "runs" / name, "--out", after, gpu=gpu,
         )  # fmt: skip
         return is_there and self.evaluated(f"{name}-after", after, gpu=gpu)
 

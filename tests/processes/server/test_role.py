@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from rlstreams.schemas.events import WorkerReport
+from rlstreams.streams.leases import FREE, GRANTED, HELD, LOST, RELEASED, Lease
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError, FencedError, OutcomeUnknownError
 from rlstreams.streams.log.topics import WORKER_EVENTS
-from rlstreams.streams.leases import FREE, GRANTED, HELD, LOST, RELEASED, Lease
 from rlstreams.workers.bootstrap.model_server import free_ports
 from rlstreams.workers.engines.served.command import StartCommand
 from rlstreams.workers.engines.served.states import State
