@@ -9,12 +9,7 @@ from pathlib import Path
 
 from tests.test_architecture import MODULES, Module, is_within, modules_of
 
-# All others ask `Child`. The last two keep a model server by themselves, still.
-STARTS_PROCESSES = (
-    "rlstreams.streams.process",
-    "rlstreams.workers.engines.served.process",
-    "rlstreams.workers.engines.served.guard",
-)
+STARTS_PROCESSES = ("rlstreams.streams.process",)  # all others ask `Child`
 # Every call that starts one. `subprocess.run` with a `timeout` is a question: it comes back with
 # its answer, or ends what it asked, and nothing lives on.
 STARTS = re.compile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.resources import files
@@ -30,10 +31,15 @@ def roles() -> str:
         if (found := _FLOW.search(path.read_text(encoding="utf-8"))) is None:
             continue
         consumes, produces = (" ".join(text.split()).rstrip(".") for text in found.groups())
-        told += [f"  {path.parent.name}", f"    consumes {consumes}", f"    produces {produces}"]
-    return (
-        "\n\nroles, each a process; the topics of a run come first, by `rlstreams topics apply`:\n"
-        + ("\n".join(told))
+        told += [f"  {path.parent.name}", *_wrapped(f"consumes {consumes}")]
+        told += _wrapped(f"produces {produces}")
+    about = "roles, each a process (`rlstreams topics apply` makes the run's topics first):"
+    return "\n\n" + "\n".join([about, *told])
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, 78, initial_indent=4 * " ", subsequent_indent=6 * " ", break_on_hyphens=False
     )
 
 
