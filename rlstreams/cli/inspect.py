@@ -9,13 +9,11 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import LOG, Takes, command, opened
-from rlstreams.debug.inspect.texts import Texts
-from rlstreams.debug.inspect.words import Spelling, spelling
-from rlstreams.schemas.events import TRAIN, Trajectory
 from rlstreams.streams.log.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlstreams.debug.inspect.sample_detail import SampleDetail
+    from rlstreams.debug.inspect.words import Spelling
     from rlstreams.streams.lineage.fold import Lineage
     from rlstreams.streams.run.run_log import RunLog
 
@@ -52,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     rlstreams inspect recordings/demo --worst reward --step 8
     """
     from rlstreams.debug.inspect.sample_detail import sample_detail
+    from rlstreams.debug.inspect.words import spelling
 
     wanted = [w for w in args.config if _SAMPLE.fullmatch(w) or _GROUP.fullmatch(w)]
     names = [w for w in args.config if w not in wanted]
@@ -92,6 +91,8 @@ def _lineages(
 
 def _saying(log: RunLog, words: str, spelled: Spelling) -> set[str]:
     """Names of the samples that say these words."""
+    from rlstreams.debug.inspect.texts import Texts
+    from rlstreams.schemas.events import Trajectory
     from rlstreams.streams.log.topics import TRAJECTORIES
 
     texts = Texts(lambda: spelled)
@@ -116,6 +117,7 @@ def worst(
         ConfigError: a step that the log does not have; names those that it has.
         DeadlineError: a partition did not deliver up to its end.
     """
+    from rlstreams.schemas.events import TRAIN
     from rlstreams.show.report.rows import Wanted, find, of_step
     from rlstreams.streams.log.topics import SCORED, STEPS, TRAJECTORIES
     from rlstreams.streams.samples.fold import ALL, Samples

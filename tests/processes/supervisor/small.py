@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlstreams.streams.log.text import tail
 from rlstreams.streams.process.child import Orphaned
+from rlstreams.streams.views.folds import Folds
 from rlstreams.up.supervisor.fleet import Fleet
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.spawner import WorkerChild, WorkerSpec
@@ -49,17 +50,21 @@ class Log(Progress):
     def __init__(
         self, *, has_committed: bool = False, owns: bool = False, at_target: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(Folds())
         self._has_committed = has_committed
         self._owns = owns
         self._at_target = at_target
         self.saves = False
+        self.started: set[str] = set()  # instances
 
     def committed(self, instance: str) -> bool:
         return self._has_committed
 
     def owns_run(self, instance: str) -> bool:
         return self._owns
+
+    def has_started(self, instance: str) -> bool:
+        return instance in self.started
 
     def is_saving(self, instance: str) -> bool:
         return self.saves

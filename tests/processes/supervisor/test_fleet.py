@@ -31,7 +31,8 @@ def test_a_worker_that_ends_well_stays_ended(tmp_path: Path) -> None:
 
 def test_a_killed_worker_comes_back(tmp_path: Path) -> None:
     """As another instance of the same worker, and the kill is counted."""
-    with fleet_of(tmp_path, {"rollout": OBEDIENT}) as (fleet, spawner, said):
+    progress = Log()
+    with fleet_of(tmp_path, {"rollout": OBEDIENT}, progress) as (fleet, spawner, said):
         (worker,) = fleet.workers
         assert fleet.kill(worker)
         until(fleet, lambda: len(spawner.started) == 2)
@@ -42,7 +43,7 @@ def test_a_killed_worker_comes_back(tmp_path: Path) -> None:
         assert fleet.failure is None
         fleet.tick()
         assert 1 == len(said)
-        fleet._progress._started.add(second.instance)
+        progress.started.add(second.instance)
         fleet.tick()
         assert "rollout-0 has started again" == said[1]
         fleet.tick()

@@ -103,6 +103,6 @@ def test_secrets_that_are_not_set_are_told_where_they_are_read(
     check = of_secrets(config)
     assert check.level is Level.FAIL
     assert "environment variable A_TOKEN is not set (wanted by engine.env.HF_TOKEN" in check.found
-    assert of_secrets(config, "rollout").level is Level.FAIL
+    assert of_secrets(config, "server").level is Level.FAIL
     assert of_secrets(config, "trainer").found == "there: weights.secret"
     assert of_secrets(config, "prompts").found == "none is referred to"

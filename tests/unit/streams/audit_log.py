@@ -142,12 +142,15 @@ def raw_record(topic: str, offset: int, event: Event) -> RawRecord:
 
 
 def feed(fold: AuditFold, records: list[RawRecord]) -> None:
-    """As the audit does."""
+    """As the audit does: what a trainer says of events in its name is known before they count."""
+    ahead = []
     for raw in records:
         if raw.position.topic != "steps":
             fold.take(raw)
         elif (step := fold.foresee(raw)) is not None:
-            fold.train(step, raw.position)
+            ahead.append((step, raw.position))
+    for step, position in ahead:
+        fold.train(step, position)
 
 
 def reached(rollout_done: set[int], logprob_done: set[int]) -> Reached:

@@ -18,6 +18,7 @@ from tests.factories import (
     dead_letter,
     dropped_group,
     groups_dropped,
+    heartbeat,
     policy_loaded,
     policy_published,
     policy_segment,
@@ -240,6 +241,14 @@ def _(log: Log) -> None:
     log.add("steps", trainer_started(epoch=2, policy_version=2, config=CONFIG))
     log.add("steps", step_completed(3, weight_hash=OTHER, epoch=1))
     log.add("policy-pulls", policy_loaded(3, weight_hash=OTHER))
+
+
+@breach("its trainer did not write this StepCompleted", forged_step=1)
+def _(log: Log) -> None:
+    """Its number is taken, its samples are not trained."""
+    at = len(log.topics["steps"])
+    log.add("steps", step_completed(3, weight_hash=OTHER))
+    log.add("steps", heartbeat(disowned=(at,)))
 
 
 @breach("of rollout-2, never confirmed", unknown_load=1)
