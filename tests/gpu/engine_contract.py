@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         finally:
             bench.listener.close()
             if bench.process is not None:
-                bench.process.close()
+                bench.process.end()
     print(json.dumps(told, indent=2))  # noqa: T201
     if args.json:
         Path(args.json).write_text(json.dumps(told, indent=2) + "\n", "utf-8")

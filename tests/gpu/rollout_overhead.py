@@ -88,7 +88,7 @@ def main() -> None:
             print(times)  # noqa: T201
             bench.listener.close()
             if bench.process is not None:
-                bench.process.close()
+                bench.process.end()
 
 
 if __name__ == "__main__":

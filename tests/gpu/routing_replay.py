@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if bench is not None:
                 bench.listener.close()
                 if bench.process is not None:
-                    bench.process.close()
+                    bench.process.end()
     told: dict[str, Any] = {"sampler": name, "model": args.model.name, "prompts": args.prompts}
     told["tokens"] = sum(len(logprobs) for _, logprobs in found)
     # vLLM 0.25.1 loses the routes of a stream whose last two events it merges (RequestOutput.add).

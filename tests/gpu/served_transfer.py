@@ -143,7 +143,7 @@ def asked(version: int, channel: str, address: str) -> PullRequested:
 def measure(trainer: Trainer, engine: Vllm | Sglang, repeats: int, in_place: str) -> dict[str, Any]:
     """First pull, pulls, a pull beside a running request, and the same version by the loader."""
     engine.prepare()
-    with trainer.listener.open(describe(), kind="describe", ranks=engine.ranks) as pending:
+    with trainer.listener.open(describe(60.0), kind="describe", ranks=engine.ranks) as pending:
         engine.pause()
         engine.update(pending.text)
         engine.resume()

@@ -25,7 +25,7 @@ def broadcast(
     repeats: int,
 ) -> list[float]:
     """Seconds of each repeat, from a barrier until this rank has all bytes."""
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0, timedelta(seconds=60))
+    store = dist.TCPStore("127.0.0.1", port, size, rank == 0, timedelta(seconds=60))  # type: ignore[attr-defined]
     here = device if device.type == "cuda" else None  # else torch takes GPU number `rank`
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=here)
     chunk = torch.empty(min(CHUNK_BYTES, num_bytes), dtype=torch.uint8, device=device)
