@@ -74,7 +74,7 @@ def test_both_log_prob_workers_score(workspace: Workspace) -> None:
 
 def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     """Accuracy before and after, where every sample is, what was done again, what to try next."""
-    accuracy, fates, redone, outcome, *paths = lines[-11:-3]
+    accuracy, fates, redone, outcome, *paths = lines[-13:-5]
     assert re.fullmatch(
         r"held-out accuracy from 0\.\d\d \(version 0\) to 0\.\d\d \(version 12\), "
         rf"over {ROWS} answers each",
@@ -89,7 +89,7 @@ def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     assert "run demo: complete" == outcome
     assert ["report:", "curve:", "logs:", "model:"] == [path.split()[0] for path in paths]
     assert "try next:" == lines[-5]
-    assert all(line.startswith("  rlstreams ") for line in lines[-2:])
+    assert all(line.startswith("  rlstreams ") for line in lines[-4:])
     assert "  rlstreams audit runs/demo" == lines[-1]
 
 
@@ -145,8 +145,10 @@ def test_nothing_is_left_running(workspace: Workspace) -> None:
 
 
 def test_the_commands_to_try_next_are_commands(workspace: Workspace, lines: list[str]) -> None:
-    """Resume and audit; the audit is tried as it stands, and is clean."""
-    resume, audit_again = (shlex.split(line) for line in lines[-2:])
+    """Resume, web, inspect and audit; the last two are tried as they stand, and it is clean."""
+    resume, page, answers, audit_again = (shlex.split(line) for line in lines[-4:])
+    assert ["rlstreams", "web", "runs/demo"] == page
+    assert 0 == workspace.run(*answers).returncode
     assert ["--resume", "--steps", "24"] == resume[-3:]
     done = workspace.run(*audit_again)
     assert 0 == done.returncode, done.stdout

@@ -82,7 +82,7 @@ def test_a_role_of_two_ranks_survives_the_death_of_each(
     os.kill(rank_0, signal.SIGKILL)
     assert 0 == started.ended_within(UP_S), started.output
     log = (workspace.folder / f"runs/demo/logs/{role}-0.log").read_text("utf-8")
-    assert f"rank 1 of the {owner} (process {rank_1}) was killed by SIGKILL" in log
+    assert f"rank 1 of the {owner} (process {rank_1}) was ended by SIGKILL" in log
     assert role == "logprob" or all_equal(started.output)
     audit = workspace.run("rlstreams", "audit", "runs/demo")
     assert 0 == audit.returncode, audit.stdout

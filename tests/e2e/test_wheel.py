@@ -13,7 +13,9 @@ from tests.e2e.installed import Installed
 from tests.readme_blocks import blocks
 
 TUTORIAL = ROOT / "infra/docs/tutorial.md"
-_ACCURACY = re.compile(r"accuracy from (\d\.\d\d) \(version 0\) to (\d\.\d\d) \(version (\d+)\)")
+_ACCURACY = re.compile(
+    r"held-out \w+ from (\d\.\d\d) \(version 0\) to (\d\.\d\d) \(version (\d+)\)"
+)
 
 
 @pytest.fixture(scope="session")
