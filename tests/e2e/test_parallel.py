@@ -28,20 +28,26 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 
 
 def follower(workspace: Workspace, started: Started, before: int = 0) -> tuple[int, int]:
-    """The process of rank 1 and its parent's, once there is another one than `before`."""
+    """The process of rank 1 and its trainer's, once there is another one than `before`."""
     deadline_s = time.monotonic() + UP_S
     while time.monotonic() < deadline_s:
         assert started.process.poll() is None, started.output
         for process in workspace.processes():
             try:
                 words = Path(f"/proc/{process}/cmdline").read_bytes()
-                status = Path(f"/proc/{process}/status").read_text("utf-8")
+                # Its reaper, which has its words as well, stands between the two.
+                is_rank = b"parallel.follower" in words and b"reaper.py" not in words
+                if is_rank and process != before:
+                    return process, parent(parent(process))
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if b"parallel.follower" in words and process != before:
-                return process, int(re.findall(r"PPid:\s+(\d+)", status)[0])
         time.sleep(0.05)
     raise AssertionError(f"no follower:\n{started.output}")
+
+
+def parent(process: int) -> int:
+    status = Path(f"/proc/{process}/status").read_text("utf-8")
+    return int(re.findall(r"PPid:\s+(\d+)", status)[0])
 
 
 PIPELINE = ("--trainer.backend=megatron", "--trainer.layout.pp=2", "--trainer.checkpoint_every=4")
