@@ -82,8 +82,12 @@ async def test_a_running_server_that_hangs_is_shut_and_named(
 
 def hurry(engine: ServedEngine, deadline_s: float = SHORT_S) -> None:
     """What is asked of a server that is known to hang need not take long."""
-    server = engine._monitors[0].server
-    server._settings = replace(server._settings, pull_s=deadline_s, answer_s=deadline_s)
+    monitor = engine._monitors[0]
+    monitor._settings = replace(monitor._settings, silent_s=deadline_s)
+    server = monitor.server
+    server._settings = replace(
+        server._settings, pull_s=deadline_s, answer_s=deadline_s, silent_s=deadline_s
+    )
     server._delivery._probe_s = deadline_s
     if server.adapter is not None:
         server.adapter._answer_s = deadline_s
