@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from confluent_kafka import Producer
 
 from rlstreams.start.doctor.broker import broker_checks
 from rlstreams.start.doctor.check import Level
+from rlstreams.streams.broker.config import HOST
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.password import (
     FILE,
@@ -35,7 +39,9 @@ from tests.integration.monitor_process import Monitored
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("secured"), has_password=True)
+    folder = tmp_path_factory.mktemp("secured")
+    folder.chmod(0o755)  # as a folder that was there before is, if nobody cares
+    broker = EmbeddedBroker(folder, has_password=True)
     broker.start()
     yield broker
     broker.stop()
@@ -155,6 +161,17 @@ def test_an_empty_or_unwritable_password_opens_no_broker(tmp_path: Path) -> None
     (folder / FILE).write_text('quo"te\\')
     with pytest.raises(ConfigError, match=r"holds '\"', '\\\\': a password is of printable ASCII"):
         make_password(folder)
+
+
+def test_the_controller_answers_nobody_who_has_not_logged_in(secured: EmbeddedBroker) -> None:
+    """Its port is open to every user of the machine, too: a request there is not even refused."""
+    state = secured.status()
+    assert state is not None
+    incremental_alter_configs = struct.pack(">hhih4sib", 44, 0, 1, 4, b"test", 0, 1)
+    with socket.create_connection((HOST, state.controller_port), 60.0) as link:
+        link.sendall(struct.pack(">i", len(incremental_alter_configs)) + incremental_alter_configs)
+        with suppress(ConnectionResetError):
+            assert b"" == link.recv(4)
 
 
 @pytest.mark.slow
