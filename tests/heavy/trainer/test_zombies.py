@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from rlstreams.schemas.events import ClosedGroups, PartitionPosition, PolicyPublished
+from rlstreams.schemas.events import (
+    ClosedGroups,
+    PartitionPosition,
+    PolicyPublished,
+    RedoDrifted,
+)
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, arm
@@ -221,7 +226,8 @@ def test_a_step_that_a_stranger_wrote_in_its_name_ends_a_trainer(
     tmp_path: Path, is_before: bool
 ) -> None:
     """Everything of it counts: epoch, instance, number. The trainer disowns it (75) before it makes
-    another; the next start passes over it, and every sample is trained once."""
+    another; the next start passes over it, also where retention has what it names, gives its own
+    weights a new version, and every sample is trained once."""
     log, config = make_log(), make_config(tmp_path, trainer__max_staleness=4)
     trainer = make_trainer(log, config)
     turn_until(trainer, lambda: trainer._reporter.policy_version == 0)
@@ -229,7 +235,7 @@ def test_a_step_that_a_stranger_wrote_in_its_name_ends_a_trainer(
     if not is_before:
         turn_until(trainer, lambda: bool(steps(log)))
     theirs = replace(
-        step_completed(len(steps(log)) + 1, samples=(sample_ref(group_id="2", sample=0),)),
+        step_completed(len(steps(log)) + 1, samples=(sample_ref("2", 0, offset=-1),)),
         run="demo",
         instance=trainer._context.instance,
         closed=ClosedGroups(watermark=3),
@@ -251,6 +257,8 @@ def test_a_step_that_a_stranger_wrote_in_its_name_ends_a_trainer(
     ledger = read_ledger(MemoryBus(log, "demo"), "test")
     assert ledger.is_disowned(theirs.step)
     assert 99 not in {position.offset for position in ledger.positions}
+    drifted = [event for event in read(log, STEPS.name) if isinstance(event, RedoDrifted)]
+    assert [(theirs.step, theirs.weight_hash)] == [(d.step, d.expected_hash) for d in drifted]
     made = [s for s in steps(log) if s.step in ledger.steps and not ledger.is_disowned(s.step)]
     counted = [s for s in made if ledger.steps[s.step].weight_hash == s.weight_hash]
     trained = Counter((ref.group_id, ref.sample) for step in counted for ref in step.samples)

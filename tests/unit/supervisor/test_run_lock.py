@@ -9,6 +9,8 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.run.run_lock import locked_run
+from rlstreams.up.supervisor import up
+from rlstreams.workers.config.run import RunConfig, RunSection
 
 
 def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
@@ -18,3 +20,16 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
         pytest.fail("held twice")
     with locked_run(tmp_path):
         pass
+
+
+def test_what_a_run_writes_is_its_owners_alone(tmp_path: Path) -> None:
+    """Logs, checkpoints and weights: roles inherit the mask under which `up` holds the folder."""
+    before = os.umask(0o022)
+    try:
+        with up._folder(RunConfig(run=RunSection(id="one", dir=str(tmp_path / "run")))) as folder:
+            (folder / "weights").write_bytes(b"")
+            (folder / "checkpoints").mkdir()
+        modes = {p.name: p.stat().st_mode & 0o777 for p in (folder, *folder.iterdir())}
+    finally:
+        os.umask(before)
+    assert (0o600, 0o700, 0o700) == (modes["weights"], modes["checkpoints"], modes["run"])
