@@ -14,9 +14,10 @@ import torch
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LayoutSection, OptimizerSection, TrainerSection
-from rlstreams.workers.model import bins
+from rlstreams.workers.model import bins, context
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.cut import Cut
+from rlstreams.workers.model.model import load_model
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.trainer.training.training import Training
@@ -67,7 +68,9 @@ def padded(batch: Batch) -> Batch:
     [
         ("Qwen3ForCausalLM", {"num_attention_heads": 8}, False, 2),
         ("Qwen3ForCausalLM", {"num_attention_heads": 8}, True, 2),
-        ("Qwen3ForCausalLM", {"num_key_value_heads": 1}, False, 4),
+        pytest.param(
+            *("Qwen3ForCausalLM", {"num_key_value_heads": 1}, False, 4), marks=pytest.mark.slow
+        ),
         ("Gemma3ForCausalLM", {"num_key_value_heads": 1}, True, 2),
         ("Qwen3MoeForCausalLM", {}, False, 2),
         ("Qwen3MoeForCausalLM", {}, True, 2),
@@ -116,9 +119,24 @@ def test_slices_of_rows_give_what_whole_rows_give(
 @pytest.mark.parametrize(
     ("family", "changes", "words"),
     [
-        ("GptOssForCausalLM", {}, "attention of a gpt_oss is eager: set cp to 1"),
         ("Qwen3NextForCausalLM", {}, "Qwen3NextForCausalLM cannot be computed by slices"),
         ("NemotronForCausalLM", {}, "NemotronForCausalLM has log-probs .* nats off in slices"),
+    ],
+)
+def test_a_model_that_cannot_be_sliced_is_refused(
+    family: str, changes: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    """By its name, before a step; what only a try tells."""
+    folder = families.make(family, tmp_path, **changes)
+    with pytest.raises(ConfigError, match=rf"^trainer\.layout\.cp is .*{words}"):
+        Training(folder, SLICED, threads=1, team=Team([""], program=PACKING))
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("GptOssForCausalLM", {}, "attention of a gpt_oss is eager: set cp to 1"),
         (
             "LlamaForCausalLM",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
@@ -126,11 +144,11 @@ def test_slices_of_rows_give_what_whole_rows_give(
         ),
     ],
 )
-def test_a_model_that_cannot_be_sliced_is_refused(
+def test_what_a_model_says_of_itself_is_refused_without_ranks(
     family: str, changes: dict[str, object], words: str, tmp_path: Path
 ) -> None:
-    """By its name, before a step."""
-    folder = families.make(family, tmp_path, **changes)
-    with pytest.raises(ConfigError, match=rf"^trainer\.layout\.cp is .*{words}"):
-        Training(folder, SLICED, threads=1, team=Team([""], program=PACKING))
-    assert not torch.distributed.is_initialized()
+    """The same refusal, asked of the model alone: no rank has to start for it."""
+    model = load_model(families.make(family, tmp_path, **changes))
+    with pytest.raises(ConfigError, match=rf"^trainer\.layout\.cp is 2, but .*{words}"):
+        context._check(model, 2)
+    context._check(load_model(families.make("Qwen3ForCausalLM", tmp_path / "fine")), 2)

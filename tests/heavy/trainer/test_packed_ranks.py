@@ -23,7 +23,7 @@ from tests.heavy.trainer import packing_follower
 from tests.heavy.trainer.parallel_stand import batch_of, hashes
 from tests.unit.trainer.trainer_builders import random_samples
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the library's own
 PACKING = packing_follower.__name__
 BIN = 256  # tokens: bins of 256 and of 128
 NUM = 135  # samples: three bins, of which the last is nearly full

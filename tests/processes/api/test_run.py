@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import signal
 import sys
@@ -26,6 +27,9 @@ from rlstreams import (
     TrainerSection,
 )
 from rlstreams.show.metrics.rows import EVALUATION
+from rlstreams.workers.config.load import load
+
+ROOT = Path(__file__).parents[3]
 
 ROW = {
     "at": "2026-11-23T08:00:00.000+00:00", "step_target": 60, "policy_version": 7, "epoch": 1,
@@ -103,6 +107,33 @@ def test_it_yields_what_up_prints(stand_in: Callable[[str], Path], tmp_path: Pat
     assert given["reward"]["require_stop"] is False
     (row,) = Path(given["data"]["train"]).read_text("utf-8").splitlines()
     assert {"prompt": "1+1=", "answer": "2"} == json.loads(row)
+
+
+def test_the_notebook_s_cells_go_up_to_its_log(
+    stand_in: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cell after cell as a kernel does; `tests/e2e/test_notebook.py` has a real run for them. Its
+    reward travels as a file, its rows as JSON lines, and `up` can read what it is given."""
+    noted = stand_in(prints(step(1), step(2), DONE))
+    cells = json.loads((ROOT / "infra/examples/first_run.ipynb").read_text("utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    *worked, reading = code
+    assert "open_run(run.folder)" in reading
+    compile(reading, "the last cell", "exec")
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    for number, text in enumerate(worked):
+        name = f"<cell {number}>"
+        monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(True), name))
+        exec(compile(text, name, "exec"), scope)
+    assert [1, 2] == [one.step for one in scope["steps"]]
+    assert "complete" == scope["run"].outcome
+    words = json.loads(noted.read_text("utf-8"))
+    given = load([Path(words[3])])
+    assert (4, 4) == (given.trainer.steps, given.trainer.groups_per_step)
+    (source,) = (tmp_path / "runs/first/given").glob("reward_*.py")
+    assert "reward = pickle.loads" in source.read_text("utf-8")
+    rows = Path(given.data.train).read_text("utf-8").splitlines()
+    assert scope["rows"] == [json.loads(row) for row in rows]
 
 
 DRAINS = """
