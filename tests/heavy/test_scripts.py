@@ -6,6 +6,7 @@ unseen. `tests.gpu.end_to_end --cpu`, which needs a broker, has the marker `slow
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -25,25 +26,59 @@ SCRIPTS = [
 ]
 LIMIT_S = 240.0
 SMALL = ["--vocabulary", "256", "--device", "cpu"]
-# What a CPU does of each: words, and what must be in the JSON that `--out` names.
-TRIED: dict[str, tuple[list[str], str]] = {
-    "parallel_train": (
+SLOW = pytest.mark.slow
+# What a CPU does of each, as a process: words, and what must be in the JSON that `--out` names.
+TRIED = [
+    pytest.param(
+        "parallel_train",
         [*SMALL, "--shape", "tiny", "--folder", "{}/tiny", "--ranks", "1", "--length", "48",
          "--prompt", "8", "--sequences", "3", "--steps", "1", "--dtype", "float32",
          "--threads", "1"],
         "runs",
     ),
-    "megatron_steps": (
+    pytest.param(
+        "megatron_steps",
         [*SMALL, "--small", "--folder", "{}", "--gpus", "1", "--length", "48", "--prompt", "8",
          "--sequences", "3", "--steps", "1", "--dtype", "float32", "--threads", "1"],
         "dense one",
+        marks=SLOW,
     ),
-    "train_step": (
+    pytest.param(
+        "train_step",
         [*SMALL, "--shape", "tiny", "--samples", "3", "--length", "48", "--prompt", "8",
          "--bin", "128", "--steps", "1", "--cases", "padded", "--lengths", "constant"],
         "",
+        marks=SLOW,
     ),
-}  # fmt: skip
+    pytest.param(
+        "score_rate",
+        [*SMALL, "--shape", "tiny", "--folder", "{}", "--dtype", "float32", "--budget", "256",
+         "--samples", "4", "--mean", "24", "--rounds", "1"],
+        "",
+        marks=SLOW,
+    ),
+    pytest.param(
+        "weight_transfer",
+        ["--backend", "gloo", "--model", "small", "--pullers", "1", "--repeats", "1", "--no-loss",
+         "--place", "pinned"],
+        "ratio",
+        marks=SLOW,
+    ),
+]  # fmt: skip
+RESULTS = ROOT / "tests/bench/results"
+# What this process does of each in a moment: constants for a toy, words, and what it says.
+HERE: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "tests.bench.audit": (
+        {"GOALS_PER_S": {}, "GOAL_MB": float("inf")},
+        ["--samples", "384", "--broker-samples", "0"],
+        "samples_per_s",
+    ),
+    "tests.bench.codec": ({"ROUNDS": 1}, [], "wire_bytes"),
+    "tests.bench.recording": ({}, ["--samples", "120"], "by_id_median_ms"),
+}
+PICTURES = {
+    "reasoner_picture": "reasoner_one_h200-*.json",
+}
 
 
 def module_of(name: str) -> Any:
@@ -82,16 +117,57 @@ def run(name: str, words: list[str], limit_s: float = LIMIT_S) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", TRIED)
-def test_a_script_measures_on_a_cpu(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "words", "key"), TRIED)
+def test_a_script_measures_on_a_cpu(name: str, words: list[str], key: str, tmp_path: Path) -> None:
     """A toy's figures are worthless; that there are some is not."""
     if name == "megatron_steps":
         pytest.importorskip("megatron.core")
-    words, key = TRIED[name]
     out = tmp_path / "out.json"
     run(name, [*(word.replace("{}", str(tmp_path)) for word in words), "--out", str(out)])
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found[key] if key else found
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_script_measures_in_this_process(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To its end, with goals that a busy machine cannot miss."""
+    module, (constants, words, said) = importlib.import_module(name), HERE[name]
+    for constant, value in constants.items():
+        assert hasattr(module, constant), f"{name} has no {constant} any more"
+        monkeypatch.setattr(module, constant, value)
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    try:
+        status = module.main()
+    except SystemExit as ended:
+        status = ended.code
+    assert not status
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_drawn_of_each_recorded_result(name: str, tmp_path: Path) -> None:
+    """Of the newest; what a later script writes must not leave its picture behind."""
+    *_, newest = sorted(RESULTS.glob(PICTURES[name]))
+    picture = tmp_path / "picture.png"
+    assert 0 == importlib.import_module(f"tests.gpu.{name}").main([str(newest), str(picture)])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_mutant_is_noticed_or_told(tmp_path: Path) -> None:
+    """One file and its own tests: what they notice and what they do not add up to the sample."""
+    rounding = ("--under", "rlstreams/workers/trainer/learn/dither.py", "--tests")
+    words = (*rounding, "tests/unit/trainer/test_dither.py", "--sample", "4")
+    done = subprocess.run(
+        [sys.executable, "tests/bench/mutation.py", *words, "--folder", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=600.0, check=False,
+    )  # fmt: skip
+    assert 0 == done.returncode, done.stdout + done.stderr
+    counts = ast.literal_eval(done.stdout.splitlines()[-1].partition(" in ")[0])
+    assert 4 == sum(counts.values())
+    assert 1 <= counts["killed"]
 
 
 @pytest.mark.slow
