@@ -34,6 +34,15 @@ def test_each_element_is_rounded_by_its_own_threshold() -> None:
         assert float(found[row, column]) == by_hand(float(whole[row, column]), threshold)
 
 
+def test_thresholds_are_those_of_every_release() -> None:
+    """A run of an older release is redone to the bit: drawn otherwise, its steps would drift."""
+    drawn = Dither.of("layer", torch.Size((3, 2)), CPU)
+    assert ([22911, 23477, 20113], [7978, 58114]) == (
+        drawn.rows_O.tolist(),
+        drawn.columns_I.tolist(),
+    )
+
+
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.93])
 def test_of_many_that_come_a_share_of_the_way_a_share_goes(share: float) -> None:
     """In all, in each row and in each column: five standard deviations of that many coins."""
