@@ -1,7 +1,8 @@
 #!/bin/sh
-# Tests that MARKS chooses (all, if empty), in three parts: what needs no broker shares the cores;
-# what needs one runs on two workers, each with a broker of its own, for it waits more than it
-# computes; so do whole runs and containers, by the file. Ends with how each part went.
+# Tests that MARKS chooses (all, if empty), in two parts: what needs no broker shares the cores;
+# what needs one, whole runs and containers run on two workers by the file, whole runs first, for
+# they wait more than they compute. Each worker that begins reads all tests and their imports, some
+# ten seconds: hence two parts and no more. Ends with how each part went.
 #   infra/tests.sh MARKS [--no-broker] [PYTEST ARGUMENTS]
 set -u
 cd "$(dirname "$0")/.."
@@ -31,9 +32,7 @@ if [ "${1:-}" = --no-broker ]; then BROKER=false; shift; else BROKER=true; fi
 part "tests without a broker, on all cores" "not (broker or $FLEETS)" \
     --numprocesses "$WORKERS" --dist worksteal "$@"
 if $BROKER; then
-    part "tests with a broker, two at a time" "broker and not ($FLEETS)" \
-        --numprocesses 2 --dist loadfile "$@"
-    part "whole runs and containers, two at a time" "($FLEETS)" \
+    part "tests with a broker, whole runs and containers, two at a time" "(broker or $FLEETS)" \
         --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"
 fi
 printf '%s\n' "$SAID"

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.run.place import RunPlace
 from tests.e2e.command import Workspace
 
 _MARKERS = {
@@ -26,6 +27,10 @@ _MARKERS = {
     "hosts": (pytest.mark.broker, pytest.mark.docker),
 }
 _BROKERS = {"broker", "proxied"}
+
+# Of a run of a minute the broker takes half, and half of that goes into its second compiler, which
+# pays after hours. It takes part in production and in measurements, not in tests.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 # The same examples each time, and no limit of time that a busy machine would break.
 settings.register_profile(
@@ -88,15 +93,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(marker)
         if _BROKERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.broker)
-    # A model server and a cluster cost CPU while they idle: they start when all else is done.
-    items.sort(
-        key=lambda item: [item.get_closest_marker(m) is not None for m in ("vllm", "docker")]
-    )
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, ...]:
+    """Longest first: the finished run, whole runs. A model server and a cluster cost CPU while they
+    idle: they start when all else is done."""
+    is_last = [item.get_closest_marker(marker) is not None for marker in ("vllm", "docker")]
+    shares = _SHARED.get(item.nodeid.partition("::")[0]) == "a finished run"
+    return (*is_last, item.get_closest_marker("e2e") is None, not shares)
 
 
 # What shares a run or a model server shares a worker of pytest-xdist; all else goes by the file.
 _SHARES = {
-    "a finished run": ("e2e/test_demo.py", "e2e/test_replay.py", "test_readme.py"),
+    "a finished run": (
+        "e2e/test_demo.py",
+        "e2e/test_demo_log.py",
+        "e2e/test_replay.py",
+        "test_readme.py",
+    ),
     "a model server": (
         "contract/test_engine.py",
         "contract/test_engine_control.py",
@@ -146,6 +161,16 @@ def finished_run(
     workspace = Workspace(tmp_path_factory.mktemp("demo"))
     yield workspace, workspace.up("--steps", "12", *DEMO_WORDS)
     workspace.close()
+
+
+@pytest.fixture(scope="module")
+def looked_at(
+    finished_run: tuple[Workspace, subprocess.CompletedProcess[str]],
+) -> Iterator[Workspace]:
+    """The finished run while somebody looks at its log: no command has to start its broker."""
+    workspace, _ = finished_run
+    with RunPlace.of_folder(workspace.folder / "runs/demo").served():
+        yield workspace
 
 
 @pytest.fixture

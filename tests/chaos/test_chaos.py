@@ -59,6 +59,15 @@ def check(done: subprocess.CompletedProcess[str], figures: dict[str, Any]) -> No
     assert [] == figures["problems"]
 
 
+def test_a_few_faults_are_survived(workspace: Workspace) -> None:
+    """Three victims in the first steps: the command strikes, waits, and judges what came out."""
+    done, figures = chaos(workspace, "--kills=3", "--seed=30", "--every=1", "--steps=8", *SMALL)
+    check(done, figures)
+    assert 3 == sum(sum(kinds.values()) for kinds in figures["faults"].values())
+    assert {} == workspace.processes()
+
+
+@pytest.mark.slow
 def test_nothing_is_lost_under_random_faults(workspace: Workspace) -> None:
     """Each kind of victim twice and more, in more steps than that takes."""
     done, figures = chaos(
@@ -74,6 +83,7 @@ def test_nothing_is_lost_under_random_faults(workspace: Workspace) -> None:
     assert {} == workspace.processes()
 
 
+@pytest.mark.slow
 def test_nobody_is_hurt_by_a_death_inside_the_kafka_client(workspace: Workspace) -> None:
     """Every role dies before and after its commit and its offsets, in the real client."""
     words = (CONFIG, "--demo.kills=[]", "--trainer.steps=6", *SMALL[:-1])

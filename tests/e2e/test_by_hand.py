@@ -9,15 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.command import ROOT
 from tests.ports import free_ports
 from tests.readme_blocks import blocks
 
 DEADLINE_S = 240
 ROLES = ("prompts", "rollout", "logprob", "trainer")
-pytestmark = pytest.mark.slow
 
 
 def test_ten_lines_start_a_run_in_four_terminals(tmp_path: Path) -> None:

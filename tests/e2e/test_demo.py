@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
 
 import pytest
 
-from rlstreams import open_run
-from rlstreams.schemas.events import ScoredTrajectory, StepCompleted, TrainerStarted
-from rlstreams.streams.kafka.admin_ask import admin_settings
-from rlstreams.streams.log.topics import SCORED, STEPS
-from rlstreams.streams.run.place import RunPlace
-from rlstreams.workers.bootstrap.parts import place_of
-from rlstreams.workers.config.load import load
+from rlstreams.schemas.events import StepCompleted, TrainerStarted
 from tests.conftest import DEMO_WORDS
-from tests.e2e.command import CONFIG, ROOT, Workspace
-from tests.integration import judge
-from tests.integration.stranger import schemas_from_folder
+from tests.e2e.command import Workspace
+from tests.e2e.test_demo_log import audit, steps
 
 STEPS_AT_FIRST = 12
 SAMPLES_PER_STEP = 16 * 8
@@ -38,38 +30,11 @@ def workspace(finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]) 
     return finished_run[0]
 
 
-def audit(workspace: Workspace) -> dict[str, object]:
-    """The report of `rlstreams audit --json`, which starts the run's broker for a look."""
-    done = workspace.run("sh", "-c", f"rlstreams audit {CONFIG} --json 2>audit.err")
-    assert 0 == done.returncode, done.stdout
-    report: dict[str, object] = json.loads(done.stdout)
-    return report
-
-
-def steps(workspace: Workspace) -> list[StepCompleted | TrainerStarted]:
-    """Claims and steps, in the order of the log."""
-    folder = workspace.folder / "runs/demo"
-    config = load([workspace.folder / CONFIG], [f"run.dir={folder}"])
-    with open_run(place_of(config)) as log:
-        found = [record.event for record in log.read_topic(STEPS)]
-    return [event for event in found if isinstance(event, StepCompleted | TrainerStarted)]
-
-
 def test_it_ends_well(finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]) -> None:
     _, done = finished_run
     assert 0 == done.returncode, done.stdout
     killed = re.findall(r"KILLED (\S+) \(process \d+\) with SIGKILL after step (\d+)", done.stdout)
     assert ["rollout-0", "logprob-0", "trainer-0"] == [worker for worker, _ in killed]
-
-
-def test_both_log_prob_workers_score(workspace: Workspace) -> None:
-    """One of them was killed; its successor or the other one goes on, and nothing is missing."""
-    config = load([workspace.folder / CONFIG], [f"run.dir={workspace.folder / 'runs/demo'}"])
-    with open_run(place_of(config)) as log:
-        scored = [record.event for record in log.read_topic(SCORED)]
-    assert {"logprob-0", "logprob-1"} == {
-        event.worker for event in scored if isinstance(event, ScoredTrajectory)
-    }
 
 
 def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
@@ -111,20 +76,6 @@ def test_the_counts_add_up(lines: list[str]) -> None:
     assert counts.pop("issued") == sum(counts.values())
 
 
-def test_an_independent_judge_agrees(workspace: Workspace) -> None:
-    """Written from the README of the schemas alone; with the run's password, behind three kills."""
-    report = audit(workspace)
-    place = RunPlace.of_folder(workspace.folder / "runs/demo")
-    with place.served() as bootstrap:
-        login = admin_settings(place.client_options)
-        log, commits = judge.read_run(bootstrap, place.run, **login)
-    found = judge.Judge(log, commits, schemas_from_folder(ROOT / "rlstreams/schemas"))
-    told = {name: report[name] for name in ("trained", "evaluated", "lost")}
-    assert told == {name: found.classes[name] for name in told}
-    assert report["trained_twice"] == found.twice
-    assert report["issued"] == found.classes.total()
-
-
 def test_the_report_is_where_it_says(workspace: Workspace, lines: list[str]) -> None:
     """A page that needs nothing else, and a picture."""
     page, curve = (
@@ -154,22 +105,6 @@ def test_the_commands_to_try_next_are_commands(workspace: Workspace, lines: list
     assert 0 == done.returncode, done.stdout
     assert "ok: every sample accounted for" in done.stdout
     assert {} == workspace.processes(), "the broker that was started for a look lives on"
-
-
-def test_the_trained_model_comes_out(workspace: Workspace, lines: list[str]) -> None:
-    """The line about the model is a command, and the library loads the last version from it."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    (line,) = [line for line in lines if line.startswith("model:")]
-    done = workspace.run(*shlex.split(line)[1:])
-    assert 0 == done.returncode, done.stdout
-    out = workspace.folder / "runs/demo/export"
-    facts = json.loads((out / "rlstreams.json").read_text("utf-8"))
-    made = [event for event in steps(workspace) if isinstance(event, StepCompleted)]
-    assert made[-1].weight_hash == facts["weight_hash"]
-    model = AutoModelForCausalLM.from_pretrained(out)
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    assert model.config.vocab_size >= len(tokenizer)
 
 
 def test_a_run_that_has_steps_is_not_begun_again(workspace: Workspace) -> None:

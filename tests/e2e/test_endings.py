@@ -18,6 +18,7 @@ from tests.e2e.test_interrupted import WORDS, control
 END_S = 240.0
 PAGE = ROOT / "infra/docs/operating.md"
 NO_ROOM = "No space left on device"
+pytestmark = pytest.mark.slow
 FULL = (*WORDS, "--steps", "5000", "--no-live", "--trainer.checkpoint_every=2")
 
 

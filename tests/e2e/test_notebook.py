@@ -6,6 +6,8 @@ import ast
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.command import UP_S, Workspace
 
 # As IPython does: a cell's source is known to `linecache`, its last expression is shown.
@@ -25,6 +27,7 @@ for number, cell in enumerate(json.load(open("infra/examples/first_run.ipynb"))[
 """
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_to_its_end(tmp_path: Path) -> None:
     """It trains with its own reward on its own rows, and reads a trained sample from the log."""
     workspace = Workspace(tmp_path)

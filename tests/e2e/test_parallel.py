@@ -17,6 +17,7 @@ from tests.e2e.command import CONFIG, UP_S, Started, Workspace
 from tests.ports import free_ports
 
 END_S = 10.0  # of what dies with its parent
+pytestmark = pytest.mark.slow
 BRIEF = ("--steps=8", "--demo.kills=[]", "--prompts.evaluate_every=0")
 
 
@@ -64,15 +65,14 @@ needs_megatron = pytest.mark.skipif(
             "trainer",
             "trainer",
             ("--trainer.ranks=2", *PIPELINE),
-            marks=[pytest.mark.slow, needs_megatron],
+            marks=needs_megatron,
         ),
         pytest.param(
             "trainer",
             "trainer",
             ("--trainer.ranks=2", "--trainer.layout.cp=2", "--trainer.routing_replay=true"),
-            marks=pytest.mark.slow,
         ),
-        pytest.param("logprob", "scorer", ("--logprob.ranks=2",), marks=pytest.mark.slow),
+        pytest.param("logprob", "scorer", ("--logprob.ranks=2",)),
     ],
 )
 def test_a_role_of_two_ranks_survives_the_death_of_each(
@@ -128,7 +128,6 @@ def test_a_trainer_of_two_hosts_survives_the_death_of_each_process(
     wait_until(lambda: "python" not in workspace.processes().values(), END_S, "the end of all")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "asked"),
     [

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rlstreams import open_run
 from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.leases import HELD, RELEASED, Leases
 from tests.e2e.command import UP_S, Workspace
 
+pytestmark = pytest.mark.slow
 CONFIG = """
 extends = "infra/examples/demo.toml"
 

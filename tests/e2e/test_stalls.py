@@ -14,9 +14,10 @@ import pytest
 
 from tests.e2e.command import Workspace
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="looks for processes in /proc"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc"),
+]
 
 STALL_S = 15.0  # a busy machine has pauses of its own
 DRAIN_S = 1.0

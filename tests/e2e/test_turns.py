@@ -16,9 +16,10 @@ from rlstreams.schemas.events import Trajectory
 from tests.e2e.command import UP_S, Workspace
 from tests.e2e.test_stalls import process_of
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="looks for processes in /proc"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc"),
+]
 # The second turn is answered only once there is a gate.
 ENVIRONMENT = """
 import asyncio, os, pathlib

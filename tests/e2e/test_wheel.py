@@ -34,6 +34,18 @@ def script(page: str) -> str:
     return "\n".join(lines)
 
 
+def test_the_tutorial_leads_to_its_run(installed: Installed, tmp_path: Path) -> None:
+    """Rows, init, the reward and its test, try: all that stands before `up`, from the wheel."""
+    typed, up, _ = script(TUTORIAL.read_text("utf-8")).partition("rlstreams up --steps 40\n")
+    assert up
+    done = installed.run(tmp_path, "bash", "-c", typed)
+    assert 0 == done.returncode, done.stdout
+    assert "column 'question'; answer: column 'target', a number" in done.stdout
+    assert "the reward is as expected\n" in done.stdout
+    assert re.search(r"12 answers, mean reward 0\.\d\d\n", done.stdout)
+
+
+@pytest.mark.slow
 def test_the_tutorial_leads_to_a_result(installed: Installed, tmp_path: Path) -> None:
     """Rows, init, the reward and its test, try, up, a look, and a change: the model learns.
 
