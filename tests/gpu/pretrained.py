@@ -35,7 +35,11 @@ RUNS = {
     "control": ("run.seed=0", "trainer.control=permuted"),
     "seed1": ("run.seed=1",),
     "seed2": ("run.seed=2",),
+    # A grid of learning rates; the example's own is in its run.toml.
+    "lr2e-6": ("run.seed=0", "trainer.optimizer.lr=2e-6"),
+    "lr6e-6": ("run.seed=0", "trainer.optimizer.lr=6e-6"),
 }
+RESULT = ("seed0", "control", "seed1", "seed2")
 STAGE_S = 900.0
 EXPORT_S = 180.0
 
@@ -177,7 +181,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("runs/pretrained-result"))
     parser.add_argument("--model", default="runs/pretrained-base/gemma", help="or hf:ORG/NAME")
-    parser.add_argument("--runs", default=",".join(RUNS), help="in the order of their worth")
+    parser.add_argument("--runs", default=",".join(RESULT), help="in the order of their worth")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--stagger-s", type=float, default=100.0)
     parser.add_argument("--limit-s", type=float, default=420.0, help="of a run, its start included")

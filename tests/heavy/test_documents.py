@@ -97,6 +97,44 @@ def test_what_does_not_compile_is_computed_as_it_is(
     assert not scorer.head.is_compiled
 
 
+class _Doubled(torch.autograd.Function):
+    """The same output with twice the gradient."""
+
+    @staticmethod
+    def forward(_ctx: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return 2 * gradient
+
+
+@pytest.mark.parametrize(("flawed", "reason"), [((64,), ""), ((64, 1), "off in a row of 128")])
+def test_a_compiled_gradient_that_differs_is_not_learnt_from(
+    flawed: tuple[int, ...], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rows of one length: then kernels are not fused; if that differs too, none is compiled."""
+
+    def compiled(forward: Any, **_: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = forward(*args, **kwargs)
+            is_layer, fused = hasattr(forward, "__self__"), torch._inductor.config.max_fusion_size
+            if is_layer and fused in flawed and found.shape[1] == 128:
+                return _Doubled.apply(found)
+            return found
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    scorer = scorer_of("Qwen3ForCausalLM", tmp_path)
+    use_documents(scorer.model)
+    assert reason in bins.compile_for_bins(scorer, 512)
+    layers = [m for n, m in scorer.model.named_modules() if n.endswith("layers.0")]
+    assert [("forward" in vars(layer), "call" in repr(layer.forward)) for layer in layers] == [
+        (True, not reason)
+    ]
+
+
 def test_documents_that_do_not_fit_a_row() -> None:
     """A longer sum, or one without a token, is refused by its lengths."""
     with pytest.raises(ValueError, match=r"sequences of \[3, 6\] tokens in a row of 8"):
