@@ -144,7 +144,7 @@ def _app(config: RunConfig, bootstrap: str, host: str, port: int, folder: str) -
         import faust
     except ImportError as err:
         raise ConfigError(
-            f"rlstreams monitor needs a package that is not installed ({err}): "
+            f"rlstreams metrics health needs a package that is not installed ({err}): "
             "pip install 'rlstreams[monitor]'"
         ) from err
     for name in ("faust", "mode"):

@@ -102,7 +102,7 @@ def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
     plan, run = topic_plan(config), config.run.id
     have = {topic: facts.topics[topic.name] for topic in TOPICS if topic.name in facts.topics}
     if not have:
-        yield ok("topics", f"run {run!r} has none yet; `up`, or `topics apply`, makes them")
+        yield ok("topics", f"run {run!r} has none yet; `up`, or `broker topics`, makes them")
         return
     lacking = [
         f"{run}.{topic.name} has {name}={found.settings.get(name)}, the configuration wants {value}"
@@ -117,14 +117,16 @@ def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
             found, {f"{run}.{topic.name}": plan.partitions(topic) for topic in have}
         )
         if missing := [topic.name for topic in TOPICS if topic not in have]:
-            return warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
+            return warn(
+                "topics", f"missing: {', '.join(missing)}", "`rlstreams broker topics` them"
+            )
         return ok("topics", f"all {len(have)} of run {run!r}, partitions as planned")
 
     yield from probed("topics", counts)
     if lacking:
         yield fail(
             "topic settings", "; ".join(lacking),
-            "samples may be lost, or gone before a redo reads them: `rlstreams topics apply` sets "
+            "samples may be lost, or gone before a redo reads them: `rlstreams broker topics` sets "
             "flush.messages and longer retention; set the rest with kafka-configs.sh",
         )  # fmt: skip
     else:

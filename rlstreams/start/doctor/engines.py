@@ -130,7 +130,7 @@ async def _server(config: RunConfig, url: str) -> Check:
     from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 
     kind, http = Kind(config.rollout.engine), ServerHttp(url)
-    name, start = "engine.urls", f"start it (`rlstreams engine command {kind} CONFIG` prints how)"
+    name, start = "engine.urls", f"start it (`rlstreams config server {kind} CONFIG` prints how)"
     try:
         facts = await ask_usable(http, kind, ASK_S, allow_untested=config.engine.allow_untested)
     except ServerGoneError as err:
@@ -141,5 +141,5 @@ async def _server(config: RunConfig, url: str) -> Check:
         return fail(name, str(err), f"{start} as such a server, or correct engine.urls")
     finally:
         await http.close()
-    asks = f"(`rlstreams engine check {url}` asks more)"
+    asks = f"(`rlstreams doctor --server {url}` asks more)"
     return ok(name, f"{url}: {facts.name}, model {facts.model} {asks}")

@@ -139,7 +139,7 @@ def model_lines(folder: str, step: int) -> Sequence[str]:
         to = Path(folder, name)
         if not to.exists() or (to.is_dir() and not any(to.iterdir())):
             named = shlex.quote(folder), shlex.quote(f"{folder}/{name}")
-            return (f"model:  {program_name()} export-model {named[0]} --out {named[1]}",)
+            return (f"model:  {program_name()} export model {named[0]} --out {named[1]}",)
     return ()
 
 

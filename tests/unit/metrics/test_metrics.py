@@ -285,8 +285,11 @@ def test_an_empty_run_has_figures_too() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["metrics", DEMO, "--format", "csv", "--follow"], "follow with jsonl"),
-        (["track", DEMO], "the section [track] names no tracker: set track.wandb.project"),
+        (["metrics", "rows", DEMO, "--format", "csv", "--follow"], "follow with jsonl"),
+        (
+            ["metrics", "track", DEMO],
+            "the section [track] names no tracker: set track.wandb.project",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_before_a_broker_starts(

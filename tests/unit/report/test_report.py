@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.cli.arguments import configuration, opened_run
+from rlstreams.cli.named import configuration, opened_run
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.show.report.charts import charts_of, series
 from rlstreams.show.report.facts import facts

@@ -1,13 +1,10 @@
-"""`rlstreams explain [RUN] [--step N]`: the formula that a step minimises, and its numbers."""
+"""The formula that a step minimises, with every setting put in, and a recorded step's numbers."""
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import LOG, command, configuration, opened
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import RATIO_MAX
 
@@ -24,33 +21,6 @@ FIGURES = (
     "entropy", "value_loss", "value_clip_fraction", "explained_variance", "grad_norm",
     "lr", "updates",
 )  # fmt: skip
-
-
-@command("explain", LOG)
-def run(args: argparse.Namespace) -> int:
-    """print the loss that a configuration means; with --step, numbers of a recorded step
-
-    What a step would minimise, with every setting put in. A configuration in which clipping,
-    correction or a penalty would do nothing is refused with the reason.
-
-    --step N  the formula of step N, and what it made of its first group
-
-    rlstreams explain run.toml --trainer.loss.kind gspo
-    rlstreams explain runs/demo --step 7
-    """
-    from rlstreams.streams.run.recorded_log import is_recording
-    from rlstreams.workers.config.load import from_json
-
-    if args.step is None and not (args.config and is_recording(args.config[0])):
-        print("\n".join(formula(configuration(args.config, args.overrides).trainer)))
-        return 0
-    with opened(args.config, args.overrides) as found_run:
-        if args.step is not None:
-            lines = list(numbers(found_run.log.bus, args.step))
-        else:
-            lines = list(formula(from_json(json.dumps(found_run.log.configuration)).trainer))
-    print("\n".join(lines))
-    return 0
 
 
 def formula(trainer: TrainerSection) -> Iterator[str]:
@@ -132,7 +102,7 @@ def _tokens(payload: Payload, by: LossSection) -> Iterator[str]:
     prox = np.concatenate([logprobs.numpy() for _, logprobs in parts])
     name = f"sample {scored.trajectory.sample}"
     if by.proximal in ("step_start", "interpolated"):
-        yield f"{name}: prox is known only while the step is done: `rlstreams rerun-step`"
+        yield f"{name}: prox is known only while the step is done: `rlstreams replay step`"
         return
     prox = mu if by.proximal == "behavior" else prox
     weights = sample_weights(prox, mu, by)

@@ -1,4 +1,4 @@
-"""`rlstreams chaos`: a run of `up`, struck as planned; then what the log and the journal say."""
+"""A run of `up`, struck as planned; then what the log and the journal say."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlstreams.start.chaos.injector import FaultInjector, Vandal
-from rlstreams.start.chaos.plan import BROKER, RECORDS, ROLES, SERVER, ChaosOptions, Journal, plan
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.supervisor.fault_hook import UpOptions
 from rlstreams.up.supervisor.fleet import num_workers
 from rlstreams.up.supervisor.up import up
 from rlstreams.workers.config.run import RunConfig
+from tests.chaos.injector import FaultInjector, Vandal
+from tests.chaos.plan import BROKER, RECORDS, ROLES, SERVER, ChaosOptions, Journal, plan
 
 NAMES = (*ROLES, BROKER, SERVER, RECORDS)
 

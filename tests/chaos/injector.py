@@ -14,16 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas import DecodeError, decode
-from rlstreams.start.chaos.plan import (
-    BROKER,
-    RECORDS,
-    Fault,
-    FaultKind,
-    Injection,
-    Journal,
-    injected_by_step,
-)
-from rlstreams.start.chaos.verdict import report
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Outgoing, RawRecord
@@ -34,6 +24,16 @@ from rlstreams.up.supervisor.stall_watch import StallClock
 from rlstreams.up.supervisor.summary import show
 from rlstreams.workers.bootstrap.parts import open_bus
 from rlstreams.workers.config.run import RunConfig
+from tests.chaos.plan import (
+    BROKER,
+    RECORDS,
+    Fault,
+    FaultKind,
+    Injection,
+    Journal,
+    injected_by_step,
+)
+from tests.chaos.verdict import report
 
 RECORDS_PER_TOPIC = 6
 READ_S = 2.0

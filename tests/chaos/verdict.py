@@ -6,13 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from rlstreams.start.chaos.plan import BROKER, RECORDS, FaultKind, Journal
 from rlstreams.streams.audit.report import BreachKind
 from rlstreams.streams.log.text import plain_json
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.restart import Exited, described
 from rlstreams.workers.loop.runtime import Exit
+from tests.chaos.plan import BROKER, RECORDS, FaultKind, Journal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
