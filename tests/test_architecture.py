@@ -69,7 +69,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
         "rlstreams.workers.trainer.parallel.shards",
     ),
     "safetensors": (
-        "rlstreams.start.doctor.model",  # headers alone
+        "rlstreams.check.doctor.model",  # headers alone
         "rlstreams.workers.trainer",
         "rlstreams.workers.weights",
         "rlstreams.workers.model",
@@ -97,7 +97,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("starlette", "uvicorn"), ("rlstreams.show.web",)),
     "prometheus_client": ("rlstreams.show.metrics.prometheus",),
-    "faust": ("rlstreams.show.monitor",),
+    "faust": ("rlstreams.show.health",),
     **dict.fromkeys(("tensorboard", "mlflow", "trackio", "wandb"), ("rlstreams.show.track.sinks",)),
     "math_verify": ("rlstreams.workers.rollout.child_verifiers",),
     "jsonschema": ("rlstreams.workers.rollout.child_verifiers",),
@@ -345,7 +345,7 @@ BAD = {
     "tests/e.py": "from tests.f import x\n",
     "tests/f.py": "if TYPE_CHECKING:\n    from tests.e import T\n",
     "rlstreams/workers/trainer/steep.py": "def f():\n" + "    x = 1\n" * 60,
-    **{f"rlstreams/start/n{i}.py": "" for i in range(21)},
+    **{f"rlstreams/check/n{i}.py": "" for i in range(21)},
 }
 
 
@@ -370,7 +370,7 @@ def test_the_checks_find_what_is_wrong(bad: list[Module]) -> None:
         "rlstreams.workers.rollout.bad imports rlstreams.workers.trainer"
     ]
     assert mutual_folders(bad) == ["rlstreams.show and rlstreams.up"]
-    assert full_folders(bad) == {"rlstreams.start": 21}
+    assert full_folders(bad) == {"rlstreams.check": 21}
     assert import_cycles(bad) == [
         "rlstreams.streams.a <- rlstreams.streams.c <- rlstreams.streams.b <- rlstreams.streams.a",
         "tests.e <- tests.f <- tests.e",

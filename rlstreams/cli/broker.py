@@ -164,7 +164,7 @@ def record_row(raw: RawRecord, schemas: SchemaTexts) -> dict[str, Any]:
 
 def _show(row: dict[str, Any], *, as_json: bool) -> None:
     """As JSON, or as one line for a terminal, in which what is long is counted or cut."""
-    from rlstreams.up.live.words import visible
+    from rlstreams.words.screen import visible
 
     if as_json:
         print_json(row)

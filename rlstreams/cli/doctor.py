@@ -40,8 +40,8 @@ def run(args: Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from rlstreams.start.doctor.check import Host, Level
-    from rlstreams.start.doctor.diagnose import diagnose
+    from rlstreams.check.doctor.check import Host, Level
+    from rlstreams.check.doctor.diagnose import diagnose
 
     if args.ordinal is not None and not args.role:
         raise ConfigError(f"--ordinal {args.ordinal} is a worker of one role: name it with --role")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlstreams.cli.named import configuration, opened, opened_run
 from rlstreams.cli.options import LOG, RUN, Group, N, X, command, one_of, option
-from rlstreams.debug.inspect.words import Spelling, spelling
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
+from rlstreams.words.spelling import Spelling, spelling
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,7 @@ from rlstreams.workers.config.data import GYM
 from rlstreams.workers.config.nearest import meant_path
 
 if TYPE_CHECKING:
-    from rlstreams.start.project.start import Plan
+    from rlstreams.check.project.start import Plan
 
 MORE = "for more, see infra/docs/models.md, section Which GPU has which role"
 DEMO, GSM8K = "demo", "gsm8k"
@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
     Writes DIR with run.toml, reward.py and its test, twenty rows and a README. It runs as is:
     cd DIR, then `rlstreams up`.
     """
-    from rlstreams.start.project.start import write
+    from rlstreams.check.project.start import write
 
     folder = Path(args.dir)
     plan = replace(_plan(args, folder), num_gpus=args.gpus)
@@ -94,7 +94,7 @@ _ABOUT = {
 
 
 def _plan(args: Namespace, folder: Path) -> Plan:
-    from rlstreams.start.project import start
+    from rlstreams.check.project import start
 
     model = args.model
     if model and not model.startswith("hf:"):

@@ -13,10 +13,10 @@ from rlstreams.cli.options import LOG, N, Takes, command, one_of, option
 from rlstreams.streams.log.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlstreams.debug.inspect.sample_detail import SampleDetail
-    from rlstreams.debug.inspect.words import Spelling
     from rlstreams.streams.lineage.fold import Lineage
     from rlstreams.streams.run.run_log import RunLog
+    from rlstreams.words.sample_detail import SampleDetail
+    from rlstreams.words.spelling import Spelling
 
 _SAMPLE = re.compile(r"(\d+|e\d+-\d+)/\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
@@ -58,8 +58,8 @@ def run(args: Namespace) -> int:
     prompt, answer and reward of the worst ones by some measure: by default the mismatch of engine
     and trainer.
     """
-    from rlstreams.debug.inspect.sample_detail import sample_detail
-    from rlstreams.debug.inspect.words import spelling
+    from rlstreams.words.sample_detail import sample_detail
+    from rlstreams.words.spelling import spelling
 
     wanted = [w for w in args.config.names if _SAMPLE.fullmatch(w) or _GROUP.fullmatch(w)]
     names = [w for w in args.config.names if w not in wanted]
@@ -100,9 +100,9 @@ def _lineages(
 
 def _saying(log: RunLog, words: str, spelled: Spelling) -> set[str]:
     """Names of the samples that say these words."""
-    from rlstreams.debug.inspect.texts import Texts
     from rlstreams.schemas.events import Trajectory
     from rlstreams.streams.log.topics import TRAJECTORIES
+    from rlstreams.words.texts import Texts
 
     texts = Texts(lambda: spelled)
     for record in log.read_topic(TRAJECTORIES, skip_unreadable=True):

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import configuration, opened_run
 from rlstreams.cli.options import PORT, RUN, Group, command, hidden, one_of, option
-from rlstreams.debug.inspect.words import spelling
 from rlstreams.streams.log.errors import BrokerError, ConfigError, StreamsError
 from rlstreams.streams.log.text import counted
+from rlstreams.words.spelling import spelling
 from rlstreams.workers.loop.runtime import Stop
 
 if TYPE_CHECKING:
@@ -235,8 +235,8 @@ def health(args: Namespace) -> int:
     no trajectories) and writes nothing. /health is 200, or 503 with what is wrong. Until
     Ctrl-C.
     """
-    from rlstreams.show.monitor.app import serve
-    from rlstreams.show.monitor.health import SMALL
+    from rlstreams.show.health.app import serve
+    from rlstreams.show.health.health import SMALL
     from rlstreams.workers.bootstrap.parts import bootstrap_of
 
     config = configuration(*args.config)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlstreams.cli.named import opened
 from rlstreams.cli.options import LOG, command, option
-from rlstreams.debug.inspect.words import spelling
+from rlstreams.words.spelling import spelling
 
 
 @command(

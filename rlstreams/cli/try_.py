@@ -38,7 +38,7 @@ def run(args: Namespace) -> int:
 
 
 def _rows(config: RunConfig, verifier: Verifier, args: Namespace) -> int:
-    from rlstreams.start.doctor.model import model_checks, read_model
+    from rlstreams.check.doctor.model import model_checks, read_model
     from rlstreams.workers.dataset.open import first_rows, prompt_encoder
 
     model = read_model(config.model.path)
@@ -47,7 +47,7 @@ def _rows(config: RunConfig, verifier: Verifier, args: Namespace) -> int:
     encoder = prompt_encoder(config)
     rows = first_rows(config.data, "data.train", args.rows)
     print("loading the model ...", flush=True)
-    from rlstreams.start.trial.sample import Trial, row_lines, summary
+    from rlstreams.check.trial.sample import Trial, row_lines, summary
     from rlstreams.workers.model.base import EngineError
     from rlstreams.workers.rollout.turns import make_turns
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas import DecodeError, decode
+from rlstreams.show.health.stall_watch import StallClock
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Outgoing, RawRecord
 from rlstreams.streams.log.topics import SCHEMAS, TOPICS
 from rlstreams.up.supervisor.fault_hook import FaultTargets
 from rlstreams.up.supervisor.fleet import Worker
-from rlstreams.up.supervisor.stall_watch import StallClock
 from rlstreams.up.supervisor.summary import show
 from rlstreams.workers.bootstrap.parts import open_bus
 from rlstreams.workers.config.run import RunConfig

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.debug.inspect.words import Spelling
 from rlstreams.show.export.sample_table import SCHEMA, batches, sample_rows, write
+from rlstreams.words.spelling import Spelling
 from tests import factories as f
 from tests.unit.inspect import told_run
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.start.doctor import engines
-from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
-from rlstreams.start.doctor.diagnose import preflight
-from rlstreams.start.doctor.engines import engine_checks
+from rlstreams.check.doctor import engines
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, Level
+from rlstreams.check.doctor.diagnose import preflight
+from rlstreams.check.doctor.engines import engine_checks
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig

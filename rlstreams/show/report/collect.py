@@ -8,9 +8,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
-from rlstreams.debug.inspect.texts import SampleText, text_of
-from rlstreams.debug.inspect.words import NUMBERS, Spelling
 from rlstreams.schemas.events import TensorError
 from rlstreams.show.report.fold import FIRST, THEN, RunFold
 from rlstreams.show.report.page import (
@@ -30,7 +27,10 @@ from rlstreams.streams.log.errors import TopicMismatchError
 from rlstreams.streams.log.topics import Topic
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.feed import Feed, ViewState
-from rlstreams.up.live.words import KillMark
+from rlstreams.words.sample_detail import SampleDetail, sample_detail
+from rlstreams.words.screen import KillMark
+from rlstreams.words.spelling import NUMBERS, Spelling
+from rlstreams.words.texts import SampleText, text_of
 
 INK, MUTED, GRID = "#24292f", "#8c959f", "#e4e7eb"
 BLUE, GREY, RED = "#0969da", "#afb8c1", "#cf222e"

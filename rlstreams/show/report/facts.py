@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.show.report.html import clock_time, short
@@ -15,7 +14,8 @@ from rlstreams.streams.views.evaluation import Answer
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
-from rlstreams.up.live.words import KillMark, clock, ends
+from rlstreams.words.sample_detail import SampleDetail
+from rlstreams.words.screen import KillMark, clock, ends
 from rlstreams.workers.config.layers import leaves
 
 VERSION_COLORS = 5  # classes v0 to v4

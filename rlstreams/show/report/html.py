@@ -21,7 +21,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from rlstreams.up.live.words import number, visible
+from rlstreams.words.screen import number, visible
 
 STATIC = Path(str(files("rlstreams.show.report") / "static"))
 NOTHING = "-"

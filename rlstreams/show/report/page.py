@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail
-from rlstreams.debug.inspect.texts import SampleText
 from rlstreams.show.metrics.rows import CsvTable, step_row
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
@@ -23,7 +21,9 @@ from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.pace import nothing_to_learn
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.workers import Restart
-from rlstreams.up.live.words import KillMark, ends, over, redone_lines, spell, spelled
+from rlstreams.words.sample_detail import SampleDetail
+from rlstreams.words.screen import KillMark, ends, over, redone_lines, spell, spelled
+from rlstreams.words.texts import SampleText
 
 FEW_DEAD = 0.05  # of the samples; the verdict is not green above it
 _NEWEST = 20  # steps that the histogram is of

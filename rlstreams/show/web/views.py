@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.schemas.events import TRAIN
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
@@ -17,7 +16,8 @@ from rlstreams.show.report.page import chart_values, kill_marks
 from rlstreams.show.report.rows import Wanted, find, of_step, siblings
 from rlstreams.show.web.reading import RunReader
 from rlstreams.streams.views.pace import bottleneck, nothing_to_learn
-from rlstreams.up.live.words import KillMark
+from rlstreams.words.sample_detail import SampleDetail
+from rlstreams.words.screen import KillMark
 from rlstreams.workers.config.layers import leaves
 
 VIEWS = (

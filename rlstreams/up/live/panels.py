@@ -19,7 +19,7 @@ from rlstreams.streams.views.evaluation import EvaluationPoint
 from rlstreams.streams.views.pace import STEPS, bottleneck, nothing_to_learn, pace, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
-from rlstreams.up.live.words import (
+from rlstreams.words.screen import (
     ENDING,
     LiveInput,
     ProcessInfo,

@@ -42,7 +42,7 @@ from rlstreams.up.live.panels import (
     queues,
     workers,
 )
-from rlstreams.up.live.words import LiveInput, clock, learning_figures, over, visible, waits
+from rlstreams.words.screen import LiveInput, clock, learning_figures, over, visible, waits
 
 _GONE = (errno.EPIPE, errno.EIO)
 

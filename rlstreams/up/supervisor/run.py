@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
-from rlstreams.up.live.words import ProcessInfo
 from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import FaultHook, Outcome
 from rlstreams.up.supervisor.fleet import DRAIN_ORDER, GRACE_S, Fleet, Worker
 from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.words.screen import ProcessInfo
 from rlstreams.workers.config.operation import Kill
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import DRAINING

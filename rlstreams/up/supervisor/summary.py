@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlstreams.debug.inspect.words import spelling
 from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, collect, write
 from rlstreams.streams.audit.auditor import ReplayedError, audit
 from rlstreams.streams.audit.report import AuditReport
@@ -17,9 +16,10 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.evaluation import EvaluationState
 from rlstreams.streams.views.feed import ViewState
-from rlstreams.up.live.words import over, redone_lines, visible
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.fleet import LOGS, Failure
+from rlstreams.words.screen import over, redone_lines, visible
+from rlstreams.words.spelling import spelling
 from rlstreams.workers.config.hub import model_folder
 
 NAME = "rlstreams"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from rlstreams.check.doctor.diagnose import preflight
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.show.web.beside import trackers, web_page
-from rlstreams.start.doctor.diagnose import preflight
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.visits import owned
 from rlstreams.streams.kafka.admin import apply, broker_version_warning

@@ -13,7 +13,6 @@ from socketserver import BaseServer
 
 import pytest
 
-from rlstreams.debug.inspect.words import NUMBERS
 from rlstreams.schemas.events import EVALUATE, Event
 from rlstreams.show.metrics import rows as reading
 from rlstreams.show.metrics.prometheus import families, served
@@ -23,6 +22,7 @@ from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.views.feed import Feed, Views
+from rlstreams.words.spelling import NUMBERS
 from tests import factories
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus

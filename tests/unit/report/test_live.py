@@ -17,7 +17,7 @@ from rlstreams.streams.views.pace import nothing_to_learn
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.live.panels import learning
 from rlstreams.up.live.screen import LiveView, PlainLines, Screen
-from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo
+from rlstreams.words.screen import KillMark, LiveInput, ProcessInfo
 from tests import factories
 from tests.unit.report.sample_run import views_at
 

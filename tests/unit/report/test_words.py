@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlstreams.schemas.events import PassedOverCheckpoint, StepsRedone
-from rlstreams.up.live.words import redone_lines
+from rlstreams.words.screen import redone_lines
 from tests import factories
 
 

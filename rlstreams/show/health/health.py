@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from rlstreams.schemas import DecodeError, SchemaTexts
 from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.schemas.events import Event, WorkerReport
+from rlstreams.show.health.poison import PoisonWatch
+from rlstreams.show.health.stall_watch import StallClock
 from rlstreams.streams.log.codec import decoded, now_ms
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler, Message
@@ -30,8 +32,6 @@ from rlstreams.streams.log.topics import (
 from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
 from rlstreams.streams.workers import SILENT_S
-from rlstreams.up.supervisor.poison import PoisonWatch
-from rlstreams.up.supervisor.stall_watch import StallClock
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
 from rlstreams.workers.loop.stall import limits_of

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from rlstreams.start.doctor.check import EVERYTHING, Check, Host, ok, warn
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, ok, warn
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.nearest import meant_path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlstreams.start.doctor.check import Check, fail, ok, probed, warn
+from rlstreams.check.doctor.check import Check, fail, ok, probed, warn
 from rlstreams.streams.kafka.admin import refuse_other_counts, version_warning
 from rlstreams.streams.kafka.facts import BrokerFacts, broker_facts
 from rlstreams.streams.log.topics import TOPICS

@@ -21,7 +21,7 @@ from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
 from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import Blocked, Evidence, Held, diagnose, told
 from rlstreams.streams.workers import SILENT_S
-from rlstreams.up.live.words import ProcessInfo
+from rlstreams.words.screen import ProcessInfo
 from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
-from rlstreams.start.doctor.model import ModelFolder
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
+from rlstreams.check.doctor.model import ModelFolder
 from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.run import RunConfig
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlstreams.debug.inspect.words import NUMBERS, Spelling, words
 from rlstreams.schemas.events import (
     NO_VERSION,
     PolicyLoaded,
@@ -22,6 +21,7 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.lineage.fold import Lineage, TrainedIn
 from rlstreams.streams.log.record import Position, Record
 from rlstreams.streams.tokens import TokenTable, mismatch, token_table
+from rlstreams.words.spelling import NUMBERS, Spelling, words
 
 _HASH = 12  # digits of a weight hash that are shown
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import StrictUndefined, Template
 
-from rlstreams.start.project.columns import ColumnGuess, guess_columns, value_at
+from rlstreams.check.project.columns import ColumnGuess, guess_columns, value_at
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import GYM, HUB, DataSection, GymSection
 from rlstreams.workers.config.here import CONFIG_FILE

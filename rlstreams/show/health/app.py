@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.schemas import SchemaTexts
-from rlstreams.show.monitor.health import SMALL, HealthWatch
+from rlstreams.show.health.health import SMALL, HealthWatch
 from rlstreams.show.web.beside import listening
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.parts import Message

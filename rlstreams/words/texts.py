@@ -10,8 +10,8 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstreams.debug.inspect.words import NUMBERS, Spelling
 from rlstreams.schemas.events import TensorError, Trajectory
+from rlstreams.words.spelling import NUMBERS, Spelling
 
 KEPT_CHARACTERS = 400_000_000  # of all texts; then the oldest are forgotten
 HEAD, TAIL = 110, 50  # characters that are shown of a long text

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, probed, warn
-from rlstreams.start.doctor.devices import (
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, probed, warn
+from rlstreams.check.doctor.devices import (
     free_mb,
     gpu_check,
     gpu_inventory,
     memory_checks,
     placements,
 )
-from rlstreams.start.doctor.engines import BUILTIN, engine_checks, installed
-from rlstreams.start.doctor.machine import machine, port
-from rlstreams.start.doctor.model import (
+from rlstreams.check.doctor.engines import BUILTIN, engine_checks, installed
+from rlstreams.check.doctor.machine import machine, port
+from rlstreams.check.doctor.model import (
     ModelFolder,
     check_layouts,
     check_reference,
@@ -214,7 +214,7 @@ def _of_model(
 
 
 def _broker(config: RunConfig, host: Host, embedded: str | None) -> list[Check]:
-    from rlstreams.start.doctor.broker import broker_checks
+    from rlstreams.check.doctor.broker import broker_checks
 
     where = config.broker.bootstrap or embedded
     if not where and not host.is_alone:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.start.doctor.check import Check, Host, Level, fail, ok, probed, warn
+from rlstreams.check.doctor.check import Check, Host, Level, fail, ok, probed, warn
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.run import RunConfig
 

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, probed, warn
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, fail, ok, probed, warn
 from rlstreams.workers.config.run import RunConfig
 
 LOG_MB = 2000  # of a run on a small model; a log grows with its samples

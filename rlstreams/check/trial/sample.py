@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlstreams.schemas.events import Prompt
-from rlstreams.up.live.words import visible
+from rlstreams.words.screen import visible
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.limits import PromptEncoder
