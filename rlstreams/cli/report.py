@@ -1,4 +1,4 @@
-"""`rlstreams report RUN_DIR`: one HTML page and the learning curve of a run."""
+"""`rlstreams report RUN`: one HTML page of a run, and its steps as CSV."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rlstreams.words.spelling import spelling
 )
 @option("--out", metavar="DIR", help="folder for the files (the run's)", default="")
 def run(args: Namespace) -> int:
-    """one HTML page and the learning curve of a finished or running run
+    """one HTML page of a finished or running run, and its steps as CSV
 
-    Reads the run's topics; writes report.html, steps.csv and curve.png into its folder.
+    Reads the run's topics; writes report.html and steps.csv into its folder.
     """
-    from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, collect, write
+    from rlstreams.show.report.collect import PAGE_FILE, collect, write
 
     with opened(*args.config) as source:
         name = source.config.run.id if source.config else source.folder.name
@@ -30,5 +30,5 @@ def run(args: Namespace) -> int:
         given = collect(source.log, name, spelling=spelled)
     folder = Path(args.out or source.folder)
     write(given, folder)
-    print(f"report: {folder / PAGE_FILE}\ncurve:  {folder / CURVE_FILE}")
+    print(f"report: {folder / PAGE_FILE}")
     return 0

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from rlstreams.schemas.events import StepsRedone
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
 from rlstreams.streams.views.feed import ViewState
-from rlstreams.streams.views.run import StepPoint
 
 REDONE_LINES = 3
-_FIGURES = {"KL": "kl", "entropy": "entropy", "gradient": "grad_norm"}  # by the step's metric
 # C0 without tab and newline, delete, and C1: ESC [ 2 J would clear the screen.
 _STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -103,14 +101,6 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def learning_figures(point: StepPoint) -> list[tuple[str, str]]:
-    """(Name, value) of what says whether a step learns: loss, KL, entropy, gradient norm."""
-    shown = {"loss": point.loss} | {
-        name: point.metrics[key] for name, key in _FIGURES.items() if key in point.metrics
-    }
-    return [(name, number(value)) for name, value in shown.items()]
 
 
 def waits(given: LiveInput) -> str:

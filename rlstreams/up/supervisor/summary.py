@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, collect, write
+from rlstreams.show.report.collect import PAGE_FILE, collect, write
 from rlstreams.streams.audit.auditor import ReplayedError, audit
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.log.bus import Bus
@@ -46,7 +46,7 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
     folder = Path(ended.options.config.folder)
     try:
         _report(ended, log, folder)
-        told = [f"report: {folder / PAGE_FILE}", f"curve:  {folder / CURVE_FILE}"]
+        told = [f"report: {folder / PAGE_FILE}"]
     except OSError as err:  # a full disk ends no summary
         told = [f"report: not written, {err}"]
     show(
