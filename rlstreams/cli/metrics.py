@@ -127,6 +127,7 @@ def _serve(bus: Bus, run_id: str, port: int) -> None:
 @command(
     "track",
     "rlstreams metrics track runs/demo",
+    "rlstreams metrics track runs/demo --track.tensorboard.folder=board",
     "rlstreams metrics track run.toml --follow --track.wandb.project=mine",
     "rlstreams metrics track run.toml --track.mlflow.uri=http://localhost:5000",
     of=METRICS,
@@ -144,7 +145,7 @@ def track(args: Namespace) -> int:
     from rlstreams.show.track.tracker import TRIES, keep
     from rlstreams.streams.log.owner_lock import OwnedError, held
 
-    config = configuration(*args.config)
+    config = configuration(*args.config, may_set="track")
     if not config.track.used:
         raise ConfigError(
             "the section [track] names no tracker: set track.wandb.project, track.mlflow.uri, "
@@ -187,12 +188,16 @@ def _write(args: Namespace, config: RunConfig, stop: Stop) -> int:
     picks = SamplePicks(spelled, shlex.join(args.config.names), has_held_out=has_held_out)
     steps = config.trainer.steps if args.follow else 0
     view = MetricRows(has_held_out=has_held_out, step_target=steps, picks=picks)
-    with opened_run(config, lambda _: None) as log:
+    with opened_run(config, (lambda _: None) if args.follow else None) as log:
         about, settings = _about(config, log, args), config.track.used[args.only]
         try:
             sink = Timely(lambda: SINKS[args.only](settings, about))
-            read_rows(log.bus, sink, view, follow=args.follow, stopped=lambda: stop.requested)
+            num_rows = read_rows(
+                log.bus, sink, view, follow=args.follow, stopped=lambda: stop.requested
+            )
             sink.close()
+            if not args.follow:
+                _say(f"{args.only}: has all of run {config.run.id}, {counted(num_rows, 'row')}")
         except StreamsError:
             raise
         except Exception as err:  # noqa: BLE001 - a library's: told, and tried again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -77,8 +78,13 @@ def opened_run(config: RunConfig, say: Callable[[str], None] | None = None) -> R
     return open_run(place_of(config), say=say or Progress())
 
 
-def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
+def configuration(
+    names: Sequence[str], overrides: Sequence[str], *, may_set: str = ""
+) -> RunConfig:
     """Of a run's folder as `up` left it, or of TOML files; of `./run.toml` if nothing is named.
+
+    Args:
+        may_set: the section that may be set over a folder's own configuration; "": none.
 
     Raises:
         ConfigError: no such folder, one without `config.json`, or files that cannot be used; names
@@ -86,16 +92,24 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
     """
     from rlstreams.streams.run.places import RUNS, check_place
     from rlstreams.workers.config.here import config_here
-    from rlstreams.workers.config.load import load, read_json
+    from rlstreams.workers.config.layers import override_layer, pairs, tree_layer
+    from rlstreams.workers.config.load import load, merged, read_json, resolved_json
 
     names = names or [config_here()]
     check_place(names[0], [RUNS])
     folder = Path(names[0])
     if not folder.is_dir():
         return load(names, overrides)
-    if len(names) > 1 or overrides:
-        raise ConfigError(f"{folder}: a run's folder has its own configuration; name it alone")
+    set_here = dict(pairs(overrides))
+    others = [name for name in set_here if not may_set or not name.startswith(f"{may_set}.")]
+    if len(names) > 1 or others:
+        but = f" but for --{may_set}.*" if may_set else ""
+        raise ConfigError(f"{folder}: a run's folder has its own configuration; name it alone{but}")
     config = read_json(folder / "config.json")
+    if set_here:
+        left = tree_layer(json.loads(resolved_json(config)), str(folder / "config.json"))
+        own = [override_layer(*pair) for pair in set_here.items()]
+        config = merged([left, *own], is_start=False).config
     # The folder may have been moved, or named from elsewhere, since it was written.
     return replace(config, run=replace(config.run, dir=str(folder)))
 

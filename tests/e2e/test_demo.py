@@ -74,7 +74,7 @@ def test_both_log_prob_workers_score(workspace: Workspace) -> None:
 
 def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     """Accuracy before and after, where every sample is, what was done again, what to try next."""
-    accuracy, fates, redone, outcome, *paths = lines[-13:-5]
+    accuracy, fates, redone, outcome, *paths = lines[-12:-5]
     assert re.fullmatch(
         r"held-out accuracy from 0\.\d\d \(version 0\) to 0\.\d\d \(version 12\), "
         rf"over {ROWS} answers each",
@@ -87,7 +87,7 @@ def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     assert 10 <= int(again[1]) < STEPS_AT_FIRST
     assert again[1] == again[2] == again[3]
     assert "run demo: complete" == outcome
-    assert ["report:", "curve:", "logs:", "model:"] == [path.split()[0] for path in paths]
+    assert ["report:", "logs:", "model:"] == [path.split()[0] for path in paths]
     assert "try next:" == lines[-5]
     assert all(line.startswith("  rlstreams ") for line in lines[-4:])
     assert "  rlstreams audit runs/demo" == lines[-1]

@@ -14,6 +14,7 @@ from rlstreams.show.metrics.rows import step_row
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import STEPS, pace
 from rlstreams.streams.views.run import StepPoint
+from rlstreams.words.house import MEANING
 from rlstreams.words.screen import KillMark, clock, ends, number
 
 NONE = "-"  # while there is no value
@@ -81,8 +82,7 @@ def of_run(
         "time": Figure(
             name="time, claim to last step",
             value=clock(seconds),
-            about="From the moment when a trainer first claimed the run, that is, wrote that it "
-            "alone makes its steps.",
+            about=f"From the first claim of the run to its newest step; {MEANING['claim']}.",
         ),
         "kills": Figure(
             name=f"processes {ends(kills)}",

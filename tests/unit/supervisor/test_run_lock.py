@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.run.run_lock import locked_run
+from rlstreams.streams.run.run_lock import LOCK_FILE, locked_run
 
 
 def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
@@ -18,3 +19,16 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
         pytest.fail("held twice")
     with locked_run(tmp_path):
         pass
+
+
+def test_a_folder_that_was_deleted_is_told_from_one_made_anew(tmp_path: Path) -> None:
+    """A broker that starts again makes its folder: that is not the run's any more."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with locked_run(folder) as is_there:
+        assert is_there()
+        shutil.rmtree(folder)
+        assert not is_there()
+        (folder / "broker").mkdir(parents=True)
+        (folder / LOCK_FILE).touch()
+        assert not is_there()
