@@ -35,6 +35,29 @@ class Figure:
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
 
+_ABOUT_RUN: Mapping[str, tuple[str, str]] = {  # unit, and what it means
+    "held_out": (
+        "",
+        "Mean reward of rows that are never trained on, at the first and the newest evaluation "
+        "that is complete.",
+    ),
+    "steps": ("", "Steps whose StepCompleted is in the log, and where the run ends."),
+    "reward": ("", "Mean reward of the samples of the newest step."),
+    "samples": ("", "Samples of all steps; each is trained once."),
+    "rate": (
+        "tokens/s",
+        f"Answer tokens of trained samples, mean over the last {STEPS} steps.",
+    ),
+    "time": ("", f"From the first claim of the run to its newest step; {MEANING['claim']}."),
+    "kills": ("", "Processes that ended without a goodbye, and came back."),
+    "lost": ("", "Samples that were issued, and of which the audit finds no end in the log."),
+    "letters": (
+        "",
+        "Records and samples that could not be handled, and were set aside with the reason.",
+    ),
+}
+
+
 def of_run(
     state: ViewState, *, target: int = 0, kills: Sequence[KillMark] = (), lost: int | None = None
 ) -> Mapping[str, Figure]:
@@ -52,56 +75,21 @@ def of_run(
     if run.steps and run.claims:
         seconds = (run.steps[-1].finished_at_ms - run.claims[0].started_at_ms) / 1000
     found = {
-        "held_out": Figure(
-            name=f"held-out {state.evaluation.measure}",
-            value=" to ".join(points) or NONE,
-            about="Mean reward of rows that are never trained on, at the first and the newest "
-            "evaluation that is complete.",
-        ),
-        "steps": Figure(
-            name="optimizer steps",
-            value=f"{run.step} of {run.step_target or target or '?'}",
-            about="Steps whose StepCompleted is in the log, and where the run ends.",
-        ),
-        "reward": Figure(
-            name="newest reward",
-            value=number(run.steps[-1].reward) if run.steps else NONE,
-            about="Mean reward of the samples of the newest step.",
-        ),
-        "samples": Figure(
-            name="samples trained",
-            value=f"{sum(point.num_samples for point in run.steps):,}",
-            about="Samples of all steps; each is trained once.",
-        ),
-        "rate": Figure(
-            name="trained answers",
-            value=f"{rate.sampled_per_s:,.0f}" if rate else NONE,
-            unit="tokens/s",
-            about=f"Answer tokens of trained samples, mean over the last {STEPS} steps.",
-        ),
-        "time": Figure(
-            name="time, claim to last step",
-            value=clock(seconds),
-            about=f"From the first claim of the run to its newest step; {MEANING['claim']}.",
-        ),
-        "kills": Figure(
-            name=f"processes {ends(kills)}",
-            value=str(len(kills)),
-            about="Processes that ended without a goodbye, and came back.",
-        ),
+        "held_out": (f"held-out {state.evaluation.measure}", " to ".join(points) or NONE),
+        "steps": ("optimizer steps", f"{run.step} of {run.step_target or target or '?'}"),
+        "reward": ("newest reward", number(run.steps[-1].reward) if run.steps else NONE),
+        "samples": ("samples trained", f"{sum(point.num_samples for point in run.steps):,}"),
+        "rate": ("trained answers", f"{rate.sampled_per_s:,.0f}" if rate else NONE),
+        "time": ("time, claim to last step", clock(seconds)),
+        "kills": (f"processes {ends(kills)}", str(len(kills))),
+        "lost": ("samples lost", NONE if lost is None else f"{lost:,}"),
+        "letters": ("dead letters", f"{state.dead.num:,}"),
     }
-    if lost is not None:
-        found["lost"] = Figure(
-            name="samples lost",
-            value=f"{lost:,}",
-            about="Samples that were issued, and of which the audit finds no end in the log.",
-        )
-    found["letters"] = Figure(
-        name="dead letters",
-        value=f"{state.dead.num:,}",
-        about="Records and samples that could not be handled, and were set aside with the reason.",
-    )
-    return found
+    return {
+        key: Figure(name=name, value=value, unit=_ABOUT_RUN[key][0], about=_ABOUT_RUN[key][1])
+        for key, (name, value) in found.items()
+        if key != "lost" or lost is not None
+    }
 
 
 _LEARNING = {  # by the step's metric

@@ -12,6 +12,7 @@ from pathlib import Path
 from rlstreams.check.doctor.diagnose import preflight
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.show.web.beside import trackers, web_page
+from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.visits import owned
 from rlstreams.streams.kafka.admin import apply, broker_version_warning
@@ -24,7 +25,7 @@ from rlstreams.streams.run.run_log import BusLog
 from rlstreams.up.live.screen import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
-from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, UpOptions
+from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, Outcome, UpOptions
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.run import Supervisor, interrupts
 from rlstreams.up.supervisor.spawner import make_spawner
@@ -104,18 +105,30 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
                     is_there=is_there,
                 ).run()
             outlasting(watcher.finish, keeper)
-        ended = Ended(
-            options=options,
-            step=watcher.step,
-            outcome=outcome,
-            failure=fleet.failure,
-            num_killed=fleet.num_killed,
-            kills=tuple(watcher.kills),
-            is_claimed=watcher.ledger.epoch != epoch,
-            audit=audited(bus),
-        )
+        is_claimed = watcher.ledger.epoch != epoch
+        ended = _ended(options, watcher, fleet, outcome, is_claimed, audited(bus))
         status = summarize(ended, watcher.state, BusLog(bus, config.run.id))
         return status if hook is None else hook.conclude(bus, ended, status)
+
+
+def _ended(
+    options: UpOptions,
+    watcher: Watcher,
+    fleet: Fleet,
+    outcome: Outcome,
+    is_claimed: bool,
+    audit: AuditReport | None,
+) -> Ended:
+    return Ended(
+        options=options,
+        step=watcher.step,
+        outcome=outcome,
+        failure=fleet.failure,
+        num_killed=fleet.num_killed,
+        kills=tuple(watcher.kills),
+        is_claimed=is_claimed,
+        audit=audit,
+    )
 
 
 @contextmanager
