@@ -28,6 +28,6 @@ find_uv
 install_packages
 install --no-deps --editable .
 # Compile once what every role imports, not in each of six processes that start together.
-"$VENV/bin/python" -c 'import confluent_kafka, fastavro, kafka, matplotlib.pyplot, rich.live, torch, transformers' >/dev/null
+"$VENV/bin/python" -c 'import confluent_kafka, fastavro, kafka, rich.live, torch, transformers' >/dev/null
 printf '%s\n' "$WANT" >"$STAMP"
 say "installed in $(($(date +%s) - START)) s"

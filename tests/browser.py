@@ -41,7 +41,7 @@ class Browser:
         page = self._call("Target.createTarget", url="about:blank")["targetId"]
         attached = self._call("Target.attachToTarget", targetId=page, flatten=True)
         self._session = attached["sessionId"]
-        for domain in ("Page", "Network", "Runtime"):
+        for domain in ("Page", "Network", "Runtime", "Log"):
             self._call(f"{domain}.enable")
         self.resize(width, height)
 
@@ -120,4 +120,8 @@ class Browser:
             self.requests.append(message["params"]["request"]["url"])
         if message.get("method") == "Runtime.exceptionThrown":
             self.errors.append(str(message["params"]["exceptionDetails"]))
+        if message.get("method") == "Log.entryAdded":  # on its console
+            entry = message["params"]["entry"]
+            if entry["level"] == "error":
+                self.errors.append(f"{entry['text']} ({entry.get('url', '')})")
         return message

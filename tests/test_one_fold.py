@@ -26,14 +26,14 @@ TOLD_SAMPLES = (
     "rlstreams.show.export.sample_table",
     "rlstreams.debug.letters.view",  # each letter, as the next two
     "rlstreams.show.report.fold",
-    "rlstreams.up.supervisor.poison",
+    "rlstreams.show.health.poison",
     "rlstreams.workers",
 )
 TOLD_WORKERS = (
     "rlstreams.streams.workers",
     "rlstreams.streams.audit",
     "rlstreams.streams.lineage.fold",
-    "rlstreams.show.monitor.health",  # dates reports by its own clock
+    "rlstreams.show.health.health",  # dates reports by its own clock
     "rlstreams.workers",
 )
 
@@ -86,4 +86,4 @@ def test_every_name_in_lives_exists() -> None:
     text = (ROOT / "infra/docs/lives.md").read_text(encoding="utf-8")
     assert len(re.findall(r"\.py:", text)) >= 20
     assert unknown_lives(text, MODULES) == []
-    assert unknown_lives("`up/supervisor/poison.py:PoisonWatch.gone`", MODULES)
+    assert unknown_lives("`show/health/poison.py:PoisonWatch.gone`", MODULES)

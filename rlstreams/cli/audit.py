@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import LOG, command, opened
+from rlstreams.cli.named import opened
+from rlstreams.cli.options import LOG, command, option
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import utc_text
 
@@ -24,21 +25,26 @@ OVERDUE_S = 35.0  # the timeout of our own, and the time from one look of the br
 WATCH_S = 10.0  # a live worker ends its transaction well within it, or adds to it
 
 
-@command("audit", LOG)
-def run(args: argparse.Namespace) -> int:
+@command(
+    "audit",
+    "rlstreams audit runs/demo",
+    "rlstreams audit recordings/demo",
+    "rlstreams audit run.toml --follow",
+    "rlstreams audit run.toml --json --broker.bootstrap 127.0.0.1:9092",
+    takes=LOG,
+)
+@option("--json", is_flag=True, help="print the report as one JSON object")
+@option(
+    "--follow",
+    is_flag=True,
+    help="audit a live run repeatedly; ends at the first breach or with the run",
+)
+def run(args: Namespace) -> int:
     """account for every sample of a run, from its topics alone
 
     Reads committed offsets and topics, and reports for every issued sample whether it was
     trained, dropped, dead-lettered or evaluated, is in flight, or is lost. Exit status 1, with
     the ids, if the log violates a guarantee.
-
-    --json    print the report as one JSON object
-    --follow  audit a live run repeatedly; ends at the first breach or with the run
-
-    rlstreams audit runs/demo
-    rlstreams audit recordings/demo
-    rlstreams audit run.toml --follow
-    rlstreams audit run.toml --json --broker.bootstrap 127.0.0.1:9092
     """
     from rlstreams.streams.audit.auditor import SETTLE_S
 
@@ -51,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _auditor(args: argparse.Namespace) -> Iterator[Auditor]:
+def _auditor(args: Namespace) -> Iterator[Auditor]:
     from rlstreams.streams.audit.auditor import Auditor
     from rlstreams.streams.run.recorded_log import RecordedLog
 
-    with opened(args.config, args.overrides) as source:
+    with opened(*args.config) as source:
         log, config = source.log, source.config
         if isinstance(log, RecordedLog):
             if args.follow:

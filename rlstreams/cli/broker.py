@@ -1,24 +1,40 @@
-"""`rlstreams broker start|stop|status`: the embedded broker of a folder."""
+"""`rlstreams broker ACTION`: the embedded broker, a run's topics and what lies in them."""
 
 from __future__ import annotations
 
-import argparse
+import sys
+from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rlstreams.cli.arguments import command, group
+from rlstreams.cli.named import configuration, opened, print_json
+from rlstreams.cli.options import CONFIG, COUNT, LOG, PORT, Group, argument, command, option
+from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.streams.log.text import utc_text
+from rlstreams.workers.config.nearest import meant
 
-group("broker", "the embedded Apache Kafka broker")
+if TYPE_CHECKING:
+    from rlstreams.schemas import SchemaTexts
+    from rlstreams.streams.log.record import RawRecord
+
+POLL_S = 0.5
+READ_DEADLINE_S = 30.0  # longest wait for the next record below a known end
+_BATCH = 500
+_SHOWN = 60  # characters of a value in a line
+
+BROKER = Group("broker", "the embedded broker; a run's topics, and what lies in one")
 
 
-@command("broker start")
-def start(args: argparse.Namespace) -> int:
-    """start it, unless it is running; it keeps running after this command
-
-    --dir DIR    data folder [runs/broker]
-    --port PORT  default: the folder's last port, or a free one
-
-    rlstreams broker start --dir runs/demo/broker
-    """
+@command(
+    "start",
+    "rlstreams broker start --dir runs/demo/broker",
+    of=BROKER,
+)
+@option("--dir", metavar="DIR", help="data folder", default="runs/broker", show_default=True)
+@option("--port", type=PORT, help="default: the folder's last port, or a free one")
+def start(args: Namespace) -> int:
+    """start it, unless it is running; it keeps running after this command"""
     from rlstreams.streams.broker.embedded import EmbeddedBroker
 
     state = EmbeddedBroker(Path(args.dir), args.port or 0).start()
@@ -27,25 +43,25 @@ def start(args: argparse.Namespace) -> int:
     return 0
 
 
-@command("broker stop")
-def stop(args: argparse.Namespace) -> int:
-    """stop it; its data stays
-
-    --dir DIR  data folder [runs/broker]
-
-    rlstreams broker stop --dir runs/demo/broker
-    """
+@command(
+    "stop",
+    "rlstreams broker stop --dir runs/demo/broker",
+    of=BROKER,
+)
+@option("--dir", metavar="DIR", help="data folder", default="runs/broker", show_default=True)
+def stop(args: Namespace) -> int:
+    """stop it; its data stays"""
     return _found(args.dir, is_stopped=True)
 
 
-@command("broker status")
-def status(args: argparse.Namespace) -> int:
-    """print its address; exit status 1 if it is not running
-
-    --dir DIR  data folder [runs/broker]
-
-    rlstreams broker status --dir runs/demo/broker
-    """
+@command(
+    "status",
+    "rlstreams broker status --dir runs/demo/broker",
+    of=BROKER,
+)
+@option("--dir", metavar="DIR", help="data folder", default="runs/broker", show_default=True)
+def status(args: Namespace) -> int:
+    """print its address; exit status 1 if it is not running"""
     return _found(args.dir, is_stopped=False)
 
 
@@ -64,3 +80,106 @@ def _found(folder: str, *, is_stopped: bool) -> int:
     else:
         print(f"broker {state.pid} serves {state.bootstrap} from {folder}")
     return 0
+
+
+@command(
+    "topics",
+    "rlstreams broker topics run.toml --broker.bootstrap=10.0.0.5:9092",
+    of=BROKER,
+    takes=CONFIG,
+)
+def topics(args: Namespace) -> int:
+    """create missing topics, lengthen retention; refuse other partition counts"""
+    from rlstreams.streams.kafka.admin import apply
+    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, topic_plan
+
+    config = configuration(*args.config)
+    plan, options = topic_plan(config), client_options(config)
+    created = apply(bootstrap_of(config), config.run.id, plan, options)
+    print("\n".join(f"created {name}" for name in created) or "nothing was missing")
+    return 0
+
+
+@command(
+    "tail",
+    "rlstreams broker tail steps runs/demo --follow",
+    "rlstreams broker tail dead-letters runs/demo --last 1 --json",
+    of=BROKER,
+    takes=LOG,
+)
+@argument("TOPIC", "name of the topic")
+@option("--last", type=COUNT, help="how many", default=10, show_default=True)
+@option("--follow", is_flag=True, help="go on with what comes, until Ctrl-C")
+@option(
+    "--json",
+    is_flag=True,
+    help="one JSON object a line, arrays in full; of a dead letter with its record",
+)
+def tail(args: Namespace) -> int:
+    """the newest records of a topic, decoded: position, time, key, headers, event
+
+    Of a live, finished or recorded run; changes nothing and joins no group. TOPIC without the
+    run's prefix: steps, trajectories, dead-letters, ... A record that is no event of ours is
+    shown with the reason.
+    """
+    from rlstreams.streams.log.read_to import read_to
+    from rlstreams.streams.log.topics import TOPICS
+
+    known = [topic.name for topic in TOPICS]
+    if args.topic not in known:
+        near = meant(args.topic, known) or f"; known: {', '.join(known)}"
+        raise ConfigError(f"there is no topic {args.topic!r}{near}")
+    with opened(*args.config) as source:
+        bus = source.log.bus
+        schemas, ends = bus.schemas(), dict(bus.ends(args.topic))
+        back = 4 * args.last  # offsets: transactions have markers, large records several parts
+        starts = {p: max(at, ends[p] - back) for p, at in bus.beginnings(args.topic).items()}
+        with bus.reader(starts) as reader, suppress(KeyboardInterrupt):
+            found = [raw for raws in read_to(reader, ends, READ_DEADLINE_S) for raw in raws]
+            found.sort(key=lambda raw: (raw.timestamp_ms, raw.position))
+            for raw in found[-args.last :] if args.last else ():
+                _show(record_row(raw, schemas), as_json=args.json)
+            while args.follow and source.log.is_growing:
+                try:
+                    for raw in reader.poll(_BATCH, POLL_S):
+                        _show(record_row(raw, schemas), as_json=args.json)
+                except BrokerError as err:  # `up` has stopped its broker
+                    print(f"{source.log.name}: {err}", file=sys.stderr)
+                    break
+    return 0
+
+
+def record_row(raw: RawRecord, schemas: SchemaTexts) -> dict[str, Any]:
+    """A record with its envelope; what is no event of ours has a `problem` instead of `fields`."""
+    from rlstreams.debug.letters.text import event_row
+
+    return {
+        **raw.position._asdict(),
+        "at_ms": raw.timestamp_ms,
+        "key": raw.key.decode("utf-8", "backslashreplace"),
+        "headers": {k: v.decode("utf-8", "backslashreplace") for k, v in raw.headers.items()},
+        **event_row(bytes(raw.value), schemas),
+    }
+
+
+def _show(row: dict[str, Any], *, as_json: bool) -> None:
+    """As JSON, or as one line for a terminal, in which what is long is counted or cut."""
+    from rlstreams.words.screen import visible
+
+    if as_json:
+        print_json(row)
+        return
+    where = f"{row['topic']}[{row['partition']}]@{row['offset']}"
+    fields = row.get("fields") or {"problem": row["problem"], "value": row["value"]}
+    cells = [utc_text(row["at_ms"]), where, f"key={row['key']}", row["event"] or "no event:"]
+    cells += [f"{name}={_short(value)}" for name, value in (fields | row["headers"]).items()]
+    print(visible("  ".join(cells)), flush=True)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{len(value)}]"
+    if isinstance(value, dict) and "event" in value:
+        return value["event"] or f"no event: {value['problem']}"
+    text = " ".join(str(value).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,32 +1,33 @@
-"""`rlstreams config ...`: the resolved configuration, who set what, and what each field is."""
+"""`rlstreams config ACTION`: what a configuration means: its fields, its loss, its servers."""
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Mapping
-from typing import Any
+from argparse import Namespace
 
-from rlstreams.cli.arguments import CONFIG, command, group
+from rlstreams.cli.named import configuration, opened
+from rlstreams.cli.options import CONFIG, LOG, Group, N, argument, command, one_of, option
 from rlstreams.streams.log.errors import ConfigError
 
-group("config", "show and explain the configuration")
+GROUP = Group("config", "what a configuration means: its fields, its loss, a server's command")
 
 
-@command("config show", CONFIG)
-def run(args: argparse.Namespace) -> int:
-    """print every field, its value and its origin
-
-    --json       as one JSON object, without origins
-    --why FIELD  explain one field and where its value is set
-
-    rlstreams config show
-    rlstreams config show base.toml mine.toml --why trainer.optimizer.lr
-    rlstreams config show run.toml --json --trainer.steps=3
-    """
+@command(
+    "show",
+    "rlstreams config show",
+    "rlstreams config show base.toml mine.toml --why trainer.optimizer.lr",
+    "rlstreams config show run.toml --json --trainer.steps=3",
+    of=GROUP,
+    takes=CONFIG,
+)
+@option("--json", is_flag=True, help="as one JSON object, without origins")
+@option("--why", metavar="FIELD", help="explain one field and where its value is set", default="")
+def show(args: Namespace) -> int:
+    """print every field, its value and its origin"""
     from rlstreams.workers.config.load import load_with_origins, resolved_json
+    from rlstreams.workers.config.shown import toml_lines, why
 
-    loaded = load_with_origins(args.config, args.overrides)
+    loaded = load_with_origins(*args.config)
     resolved = resolved_json(loaded.config)
     if args.why:
         print("\n".join(why(args.why, json.loads(resolved), loaded.history)))
@@ -37,12 +38,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-@command("config schema")
-def run_schema(args: argparse.Namespace) -> int:
-    """print a JSON Schema for editors
-
-    rlstreams config schema > rlstreams.schema.json
-    """
+@command(
+    "schema",
+    "rlstreams config schema > rlstreams.schema.json",
+    of=GROUP,
+)
+def schema(args: Namespace) -> int:
+    """print a JSON Schema for editors"""
     del args
     from rlstreams.workers.config.docs import json_schema
 
@@ -50,12 +52,13 @@ def run_schema(args: argparse.Namespace) -> int:
     return 0
 
 
-@command("config fields")
-def run_fields(args: argparse.Namespace) -> int:
-    """print every field as a page in Markdown
-
-    rlstreams config fields > configuration.md
-    """
+@command(
+    "fields",
+    "rlstreams config fields > configuration.md",
+    of=GROUP,
+)
+def fields(args: Namespace) -> int:
+    """print every field as a page in Markdown"""
     del args
     from rlstreams.workers.config.docs import page
 
@@ -63,60 +66,78 @@ def run_fields(args: argparse.Namespace) -> int:
     return 0
 
 
-def toml_lines(tree: Mapping[str, Any], origins: Mapping[str, str], name: str = "") -> list[str]:
-    """The tree as TOML, with `# origin` behind each value that is not a default."""
-    from rlstreams.workers.config.docs import toml_key, toml_value
+@command(
+    "loss",
+    "rlstreams config loss run.toml --trainer.loss.kind gspo",
+    "rlstreams config loss runs/demo --step 7",
+    of=GROUP,
+    takes=LOG,
+)
+@option("--step", type=N, help="the formula of step N, and what it made of its first group")
+def loss(args: Namespace) -> int:
+    """print the loss that a configuration means; with --step, numbers of a recorded step
 
-    lines = [f"[{name}]"] if name else []
-    tables = []
-    for key, value in tree.items():
-        dotted = f"{name}.{key}" if name else key
-        if isinstance(value, dict) and not _is_inline(dotted):
-            tables += ["", *toml_lines(value, origins, dotted)]
-        else:
-            comment = f"  # {origins[dotted]}" if dotted in origins else ""
-            lines.append(f"{toml_key(key)} = {toml_value(value)}{comment}")
-    return [*lines, *tables]
-
-
-def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[str]:
-    """What a field is, its value, and every layer's word on it; the last one counts.
-
-    Raises ConfigError: there is no such field.
+    What a step would minimise, with every setting put in. A configuration in which clipping,
+    correction or a penalty would do nothing is refused with the reason.
     """
-    from rlstreams.workers.config.docs import field_docs, section_docs, toml_value
-    from rlstreams.workers.config.fields import FieldError, field_type, split_name
+    from rlstreams.debug.loss.formula import formula, numbers
+    from rlstreams.streams.run.recorded_log import is_recording
+    from rlstreams.workers.config.load import from_json
 
-    keys = name.split(".")
-    try:
-        field_type(keys)
-    except FieldError as err:
-        raise ConfigError(f"--why: {err}") from err
-    value: Any = tree
-    for key in split_name(name):
-        value = value.get(key, {}) if isinstance(value, dict) else value
-    lines = [f"{name} = {toml_value(value)}"]
-    if sentence := section_docs().get(name):
-        lines = [f"[{name}]", f"  what    {sentence.splitlines()[0]}"]
-    docs = [doc for doc in field_docs() if name == doc.name or name.startswith(f"{doc.name}.")]
-    for doc in docs:
-        lines += [f"  what    {doc.sentence}", f"  type    {doc.kind}"]
-        lines += [f"  default {doc.default}"] if doc.default else []
-        lines += [f"  change it when  {doc.symptom}"] if doc.symptom else []
-    settings = [
-        (setting.place, f"{entry} = " if entry != name else "", setting.value)
-        for entry, layers in history.items()
-        if entry == name or entry.startswith(f"{name}.")
-        for setting in layers
-    ]
-    lines += ["  set by" if settings else "  not set: this is the default"]
-    lines += [f"    {place}  {entry}{toml_value(value)}" for place, entry, value in settings]
-    return lines
+    if args.step is None and not is_recording(args.config.names[0]):
+        print("\n".join(formula(configuration(*args.config).trainer)))
+        return 0
+    with opened(*args.config) as found_run:
+        if args.step is not None:
+            lines = list(numbers(found_run.log.bus, args.step))
+        else:
+            lines = list(formula(from_json(json.dumps(found_run.log.configuration)).trainer))
+    print("\n".join(lines))
+    return 0
 
 
-def _is_inline(name: str) -> bool:
-    """Whether a table is a value of somebody's, inside of a free one."""
-    from rlstreams.workers.config.fields import field_type, is_free_table
+@command(
+    "server",
+    "rlstreams config server vllm run.toml",
+    "rlstreams config server sglang run.toml --format kubernetes",
+    of=GROUP,
+    takes=CONFIG,
+)
+@argument("KIND", "which server", type=one_of("vllm", "sglang"))
+@option(
+    "--format",
+    type=one_of("shell", "docker", "kubernetes"),
+    help="output format",
+    default="shell",
+    show_default=True,
+)
+@option("--image", metavar="IMAGE", help="container image, for docker and kubernetes", default="")
+@option(
+    "--server-version",
+    metavar="VERSION",
+    help="version of the server, if it is not installed here",
+    default="",
+)
+def server(args: Namespace) -> int:
+    """print the complete start command of a model server"""
+    from rlstreams.workers.bootstrap.model_server import Where, command_of, where_installed
+    from rlstreams.workers.config.load import load
+    from rlstreams.workers.engines.served.facts import TESTED, Kind
 
-    *above, _ = name.split(".")
-    return bool(above) and is_free_table(field_type(above))
+    config, kind = load(*args.config), Kind(args.kind)
+    if not config.model.path:
+        raise ConfigError("model.path is empty; name a Hugging Face folder")
+    if args.format == "shell" and not args.server_version:
+        where = where_installed(config, kind)
+    else:
+        version = args.server_version or TESTED[kind][-1]
+        where = Where(python=config.engine.python or "python3", version=version)
+    url = f"http://{config.engine.host}:{config.engine.port or 8000}"
+    command = command_of(config, kind, where, url, {})
+    print("# The server's environment needs the transfer plugin:  pip install ./infra/server")
+    if args.format == "shell":
+        print(command.shell())
+        return 0
+    image = args.image or f"{args.kind}:{where.version}"
+    print(command.docker(image) if args.format == "docker" else command.kubernetes(image))
+    return 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 
-from rlstreams.cli.arguments import RUN, command, configuration, group, opened_run
+from rlstreams.cli.named import configuration, opened_run
+from rlstreams.cli.options import RUN, Group, command
 
 _ACTIONS = {
     "pause": ("paused", "finish what is begun, begin nothing new; weights are still pulled"),
@@ -12,7 +13,7 @@ _ACTIONS = {
     "drain": ("draining", "finish what is begun and end; `up` ends with it, --resume goes on"),
 }
 
-group(
+CONTROL = Group(
     "control",
     "pause, resume or drain all roles of a live run, wherever they run",
     "Writes the desired state of a run to its topic control, which each role follows: rollout "
@@ -20,7 +21,13 @@ group(
 )
 
 
-def run(args: argparse.Namespace) -> int:
+def _command(action: str, about: str) -> None:
+    @command(action, f"rlstreams control {action} runs/demo", of=CONTROL, takes=RUN, text=about)
+    def run(args: Namespace) -> int:
+        return control(action, args)
+
+
+def control(action: str, args: Namespace) -> int:
     """Say it.
 
     Raises:
@@ -28,17 +35,16 @@ def run(args: argparse.Namespace) -> int:
         BrokerError: its broker cannot be reached.
     """
     from rlstreams.streams.log.codec import outgoing
-    from rlstreams.streams.log.topics import CONTROL
+    from rlstreams.streams.log.topics import CONTROL as TOPIC
     from rlstreams.workers.loop.control import desired
 
-    state, _ = _ACTIONS[args.action]
-    config = configuration(args.config, args.overrides)
+    state, _ = _ACTIONS[action]
+    config = configuration(*args.config)
     with opened_run(config) as log, log.bus.producer("control") as producer:
-        producer.commit([outgoing(CONTROL, desired(config.run.id, state, by="operator"))])
+        producer.commit([outgoing(TOPIC, desired(config.run.id, state, by="operator"))])
     print(f"run {config.run.id}: {state}")
     return 0
 
 
 for _action, (_, _about) in _ACTIONS.items():
-    _example = f"rlstreams control {_action} runs/demo"
-    command(f"control {_action}", RUN, text=f"{_about}\n\n{_example}")(run)
+    _command(_action, _about)

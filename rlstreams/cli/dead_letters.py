@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import RUN, Takes, command, configuration, group, opened_run
+from rlstreams.cli.named import configuration, opened_run
+from rlstreams.cli.options import RUN, Group, Takes, argument, command, option
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 
@@ -19,7 +20,7 @@ _LETTER = re.compile(r"(\d+|e\d+-\d+)/\d+|[a-z-]+(-\d+|\[\d+\])@\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
 
 
-group(
+DEAD_LETTERS = Group(
     "dead-letters",
     "list dead letters, show one, requeue its group",
     "A record or sample that could not be handled goes to the topic dead-letters, with its bytes "
@@ -27,22 +28,23 @@ group(
 )
 
 
-@command("dead-letters list", RUN)
-def run_list(args: argparse.Namespace) -> int:
-    """one line per letter, and totals by reason
-
-    --reason REASON  only this reason: decode, reward, ...
-    --json           one JSON object a line
-
-    rlstreams dead-letters list runs/demo
-    rlstreams dead-letters list runs/demo --reason reward --json
-    """
+@command(
+    "list",
+    "rlstreams dead-letters list runs/demo",
+    "rlstreams dead-letters list runs/demo --reason reward --json",
+    of=DEAD_LETTERS,
+    takes=RUN,
+)
+@option("--reason", metavar="REASON", help="only this reason: decode, reward, ...", default="")
+@option("--json", is_flag=True, help="one JSON object a line")
+def run_list(args: Namespace) -> int:
+    """one line per letter, and totals by reason"""
     import shutil
 
     from rlstreams.debug.letters.text import json_line, table
     from rlstreams.debug.letters.view import read_letters
 
-    config = configuration(args.config, args.overrides)
+    config = configuration(*args.config)
     with opened_run(config) as log:
         view = read_letters(log.bus, config.deadlines.commit_s)
     letters = [letter for letter in view.letters if args.reason in ("", letter.event.reason)]
@@ -56,15 +58,16 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-@command("dead-letters show", RUN)
-def run_show(args: argparse.Namespace) -> int:
-    """show one letter in full, its record decoded if possible
-
-    LETTER  by its sample or its record's offset: GROUP/SAMPLE or TOPIC-PARTITION@OFFSET
-
-    rlstreams dead-letters show 17/3 runs/demo
-    rlstreams dead-letters show trajectories-0@41 runs/demo
-    """
+@command(
+    "show",
+    "rlstreams dead-letters show 17/3 runs/demo",
+    "rlstreams dead-letters show trajectories-0@41 runs/demo",
+    of=DEAD_LETTERS,
+    takes=RUN,
+)
+@argument("LETTER", "by its sample or its record's offset: GROUP/SAMPLE or TOPIC-PARTITION@OFFSET")
+def run_show(args: Namespace) -> int:
+    """show one letter in full, its record decoded if possible"""
     from rlstreams.debug.letters.text import whole
     from rlstreams.debug.letters.view import read_letters
 
@@ -79,7 +82,7 @@ def run_show(args: argparse.Namespace) -> int:
         place = f"{event.origin_topic}-{event.origin_partition}@{event.origin_offset}"
         return name in (place, f"{event.group_id}/{event.sample}")
 
-    config = configuration(args.config, args.overrides)
+    config = configuration(*args.config)
     with opened_run(config) as log:
         view = read_letters(log.bus, config.deadlines.commit_s, keep_bytes=is_wanted)
         letters = [letter for letter in view.letters if is_wanted(letter.event)]
@@ -96,26 +99,24 @@ def _tell_unreadable(view: LettersView) -> None:
 
 
 @command(
-    "dead-letters requeue",
-    Takes("GROUP | RUN", f"GROUP: number of a dropped group; RUN: {RUN.about}"),
-    usage="%(prog)s [-h] [--reason REASON] [GROUP ...] [RUN ...]",
+    "requeue",
+    "rlstreams dead-letters requeue 17 21 runs/demo",
+    "rlstreams dead-letters requeue --reason reward runs/demo",
+    of=DEAD_LETTERS,
+    takes=Takes("GROUP | RUN", f"GROUP: number of a dropped group; RUN: {RUN.about}"),
 )
-def run_requeue(args: argparse.Namespace) -> int:
+@option("--reason", metavar="REASON", help="every dropped group with such a letter", default="")
+def run_requeue(args: Namespace) -> int:
     """request another group for the same row
 
     Exit status 0 only if every group named can be requeued; otherwise nothing is written.
-
-    --reason REASON  every dropped group with such a letter
-
-    rlstreams dead-letters requeue 17 21 runs/demo
-    rlstreams dead-letters requeue --reason reward runs/demo
     """
     from rlstreams.debug.letters.view import read_letters, request, select, select_by_reason
 
-    groups = [w for w in args.config if _GROUP.fullmatch(w)]
+    groups = [w for w in args.config.names if _GROUP.fullmatch(w)]
     if bool(groups) == bool(args.reason):
         raise ConfigError("requeue takes groups by number, or --reason: one of the two")
-    config = configuration([w for w in args.config if w not in groups], args.overrides)
+    config = configuration([w for w in args.config.names if w not in groups], args.config.overrides)
     limit = config.prompts.max_replacements
     with opened_run(config) as log:
         view = read_letters(log.bus, config.deadlines.commit_s)

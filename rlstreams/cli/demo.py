@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import command
+from rlstreams.cli.options import OVERRIDES, N, command, option
 from rlstreams.cli.up import up_options
 
 if TYPE_CHECKING:
@@ -16,34 +16,35 @@ if TYPE_CHECKING:
 NAME = "demo"
 
 
-@command("demo", defaults={"config": None})  # which overrides are for
-def run(args: argparse.Namespace) -> int:
+@command(
+    "demo",
+    "rlstreams demo",
+    "rlstreams demo --steps 20 --run.seed=1",
+    "rlstreams demo --resume --steps 120",
+    takes=OVERRIDES,
+)
+@option("--steps", type=N, help="optimizer steps; short for --trainer.steps")
+@option("--no-live", is_flag=True, help="plain lines instead of the live view")
+@option("--resume", is_flag=True, help="continue the run demo, or the one of --run.id")
+def run(args: Namespace) -> int:
     """see a tiny model learn while processes are killed; needs no files
 
     Runs the packaged example in ./runs: a broker, every role, three kills, and a report. About
     two minutes on two cores. Takes --section.field VALUE as `up` does.
-
-    --steps N  optimizer steps; short for --trainer.steps
-    --no-live  plain lines instead of the live view
-    --resume   continue the run demo, or the one of --run.id
-
-    rlstreams demo
-    rlstreams demo --steps 20 --run.seed=1
-    rlstreams demo --resume --steps 120
     """
     from rlstreams.up.supervisor.up import up
 
     return up(demo_options(args))
 
 
-def demo_options(args: argparse.Namespace) -> UpOptions:
+def demo_options(args: Namespace) -> UpOptions:
     """What `up` is to do: a run that is new, or with `--resume` the one that is there."""
     from rlstreams.workers.config.packaged import example
 
-    if not any(word.startswith("--run.id") for word in args.overrides):
+    if not any(word.startswith("--run.id") for word in args.config.overrides):
         name = NAME if args.resume else free_id(NAME, Path("runs"))
-        args.overrides.append(f"--run.id={name}")
-    return up_options(args, [example("demo.toml")], ["demo", *args.overrides])
+        args.config.overrides.append(f"--run.id={name}")
+    return up_options(args, [example("demo.toml")], ["demo", *args.config.overrides])
 
 
 def free_id(name: str, runs: Path) -> str:

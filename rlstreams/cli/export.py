@@ -1,17 +1,18 @@
-"""`rlstreams export`, `rlstreams export-model`: what leaves a run for other tools."""
+"""`rlstreams export samples|model`: what leaves a run for other tools."""
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlstreams.cli.arguments import LOG, RUN, command, configuration, opened, opened_run
-from rlstreams.debug.inspect.words import Spelling, spelling
+from rlstreams.cli.named import configuration, opened, opened_run
+from rlstreams.cli.options import LOG, RUN, Group, N, X, command, one_of, option
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
+from rlstreams.words.spelling import Spelling, spelling
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,22 +20,28 @@ if TYPE_CHECKING:
     from rlstreams.streams.run.run_log import RunLog
 
 
-@command("export", LOG, defaults={"wants_config": False})  # `--schema` needs none
-def run(args: argparse.Namespace) -> int:
+EXPORT = Group("export", "samples as a table, or the trained model", was="samples")
+
+
+@command(
+    "samples",
+    "rlstreams export samples runs/demo --out samples.parquet --min-reward 1",
+    "rlstreams export samples runs/demo --out - --step 12",
+    "rlstreams export samples --schema",
+    of=EXPORT,
+    takes=LOG,
+    needs_names=False,  # `--schema` needs none
+)
+@option("--out", metavar="FILE", help="FILE.parquet, FILE.jsonl, or -", default="")
+@option("--schema", is_flag=True, help="print the table's columns and end")
+@option("--min-reward", type=X, help="only samples of X or more")
+@option("--step", type=N, help="only samples that step N trained on")
+@option("--tokenizer", metavar="DIR", help="where tokenizer.json is, if it has moved", default="")
+def samples(args: Namespace) -> int:
     """samples as Parquet or JSON lines
 
     Reads the log and writes a row for each finished rollout with prompt, completion, reward,
-    tokens, log-probs and outcome. Events as they are: `topics tail TOPIC --json`.
-
-    --out FILE       FILE.parquet, FILE.jsonl, or -
-    --schema         print the table's columns and end
-    --min-reward X   only samples of X or more
-    --step N         only samples that step N trained on
-    --tokenizer DIR  where tokenizer.json is, if it has moved
-
-    rlstreams export runs/demo --out samples.parquet --min-reward 1
-    rlstreams export runs/demo --out - --step 12
-    rlstreams export --schema
+    tokens, log-probs and outcome. Events as they are: `broker tail TOPIC --json`.
     """
     from rlstreams.show.export.sample_table import SCHEMA
 
@@ -42,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
         print(described(SCHEMA))
         return 0
     if not args.out:
-        raise ConfigError("export needs --out FILE.parquet, --out FILE.jsonl, or --out -")
+        raise ConfigError("export samples needs --out FILE.parquet, --out FILE.jsonl, or --out -")
     from rlstreams.show.export.sample_table import check_name, write
 
     check_name(args.out)
-    with opened(args.config, args.overrides) as source:
+    with opened(*args.config) as source:
         log, spelled = source.log, spelling(args.tokenizer, source.model_path)
         num_rows = write(_rows(log, spelled, args), SCHEMA, args.out)
         num_unreadable, problems = log.num_unreadable, log.problems
@@ -69,7 +76,7 @@ def described(schema: pa.Schema) -> str:
     return "\n".join(lines)
 
 
-def _rows(log: RunLog, spelled: Spelling, args: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
+def _rows(log: RunLog, spelled: Spelling, args: Namespace) -> Iterator[Mapping[str, Any]]:
     from rlstreams.show.export.sample_table import sample_rows
 
     return (
@@ -80,27 +87,33 @@ def _rows(log: RunLog, spelled: Spelling, args: argparse.Namespace) -> Iterator[
     )
 
 
-@command("export-model", RUN, settings={"--out": {"required": True}})
-def run_model(args: argparse.Namespace) -> int:
+@command(
+    "model",
+    "rlstreams export model runs/demo --out models/demo",
+    "rlstreams export model runs/demo --out models/demo-40 --step 40",
+    "rlstreams export model runs/demo --out models/demo --dtype bfloat16",
+    of=EXPORT,
+    takes=RUN,
+)
+@option("--out", metavar="DIR", help="a folder that is not there yet, or is empty", default="")
+@option("--step", type=N, help="a step with a checkpoint (the newest)")
+@option("--model", metavar="DIR", help="where the model folder is now", default="")
+@option(
+    "--dtype",
+    type=one_of("float32", "bfloat16", "float16"),
+    help="of the weights (as the checkpoint has them)",
+)
+def model(args: Namespace) -> int:
     """the trained model as a Hugging Face folder
 
     Takes a checkpoint that the log confirms and writes what other programs load:
     configuration, tokenizer, and weights under the names of the folder that training began
     with; adapters of trainer.lora are merged into them. What was written is loaded again and
     its hash compared with the log's before the folder gets its name.
-
-    --out DIR  a folder that is not there yet, or is empty
-    --step N  a step with a checkpoint (the newest)
-    --model DIR  where the model folder is now
-    --dtype float32|bfloat16|float16  of the weights (as the checkpoint has them)
-
-    rlstreams export-model runs/demo --out models/demo
-    rlstreams export-model runs/demo --out models/demo-40 --step 40
-    rlstreams export-model runs/demo --out models/demo --dtype bfloat16
     """
     from rlstreams.workers.config.hub import model_folder
 
-    config = configuration(args.config, args.overrides)
+    config = configuration(*args.config)
     from rlstreams.show.export.model import export_model
 
     with opened_run(config) as log:
@@ -110,7 +123,7 @@ def run_model(args: argparse.Namespace) -> int:
             model_folder(args.model or config.model.path),
             Path(args.out),
             step=args.step or 0,
-            dtype=args.dtype,
+            dtype=args.dtype or "",
         )
     same = (
         "the log's" if done.weight_hash == done.ledger_hash else f"after the cast to {done.dtype}"

@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import command
+from rlstreams.cli.options import COUNT, argument, command, option
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import GYM
 from rlstreams.workers.config.nearest import meant_path
 
 if TYPE_CHECKING:
-    from rlstreams.start.project.start import Plan
+    from rlstreams.check.project.start import Plan
 
 MORE = "for more, see infra/docs/models.md, section Which GPU has which role"
 DEMO, GSM8K = "demo", "gsm8k"
 
 
-@command("init")
-def run(args: argparse.Namespace) -> int:
+@command(
+    "init",
+    "rlstreams init sums",
+    "rlstreams init x --from my.jsonl --prompt question --answer target",
+    "rlstreams init sums2 --from gym:chain_sum",
+    "rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B",
+    "rlstreams init math2 --from gsm8k --gpus 1",
+)
+@argument("DIR", "a folder that does not exist yet")
+@option(
+    "--from",
+    "from_",
+    metavar="demo|gsm8k|gym:TASK|FILE",
+    help="twenty sums, the data set openai/gsm8k, a task of reasoning-gym, "
+    "or your own rows: .jsonl, .parquet or .csv",
+    default="demo",
+    show_default=True,
+)
+@option("--prompt", metavar="COLUMN", help="FILE's problem column", default="")
+@option("--answer", metavar="COLUMN", help="FILE's answer column", default="")
+@option(
+    "--model",
+    metavar="MODEL",
+    help="Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can write the rows)",
+    default="",
+)
+@option(
+    "--gpus",
+    type=COUNT,
+    help="1 or 2: write run.toml for GPUs of this machine, with vLLM",
+    default=0,
+    show_default=True,
+)
+def run(args: Namespace) -> int:
     """create a project: configuration, reward with its test, rows, README
 
     Writes DIR with run.toml, reward.py and its test, twenty rows and a README. It runs as is:
     cd DIR, then `rlstreams up`.
-
-    DIR                     a folder that does not exist yet
-    --from demo|gsm8k|gym:TASK|FILE  twenty sums, the data set openai/gsm8k, a task of
-                            reasoning-gym, or your own rows: .jsonl, .parquet or .csv [demo]
-    --prompt COLUMN         FILE's problem column
-    --answer COLUMN         FILE's answer column
-    --model MODEL           Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can
-                            write the rows)
-    --gpus COUNT            1 or 2: write run.toml for GPUs of this machine, with vLLM [0]
-
-    rlstreams init sums
-    rlstreams init x --from my.jsonl --prompt question --answer target
-    rlstreams init sums2 --from gym:chain_sum
-    rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B
-    rlstreams init math2 --from gsm8k --gpus 1
     """
-    from rlstreams.start.project.start import write
+    from rlstreams.check.project.start import write
 
     folder = Path(args.dir)
     plan = replace(_plan(args, folder), num_gpus=args.gpus)
@@ -76,8 +93,8 @@ _ABOUT = {
 }
 
 
-def _plan(args: argparse.Namespace, folder: Path) -> Plan:
-    from rlstreams.start.project import start
+def _plan(args: Namespace, folder: Path) -> Plan:
+    from rlstreams.check.project import start
 
     model = args.model
     if model and not model.startswith("hf:"):

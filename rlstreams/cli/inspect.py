@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import LOG, Takes, command, opened
+from rlstreams.cli.named import opened
+from rlstreams.cli.options import LOG, N, Takes, command, one_of, option
 from rlstreams.streams.log.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlstreams.debug.inspect.sample_detail import SampleDetail
-    from rlstreams.debug.inspect.words import Spelling
     from rlstreams.streams.lineage.fold import Lineage
     from rlstreams.streams.run.run_log import RunLog
+    from rlstreams.words.sample_detail import SampleDetail
+    from rlstreams.words.spelling import Spelling
 
 _SAMPLE = re.compile(r"(\d+|e\d+-\d+)/\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
@@ -25,36 +26,44 @@ _AT_ONCE = 1000  # samples that become text between two looks
 
 @command(
     "inspect",
-    Takes("SAMPLE | RUN", f"SAMPLE: 12/3, or 12 for all samples of group 12; RUN: {LOG.about}"),
-    usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
+    "rlstreams inspect runs/demo",
+    "rlstreams inspect 12/3 runs/demo",
+    "rlstreams inspect 12 runs/demo",
+    'rlstreams inspect runs/demo --text "so the answer is" --worst reward',
+    "rlstreams inspect recordings/demo --worst reward --step 8",
+    takes=Takes(
+        "SAMPLE | RUN", f"SAMPLE: 12/3, or 12 for all samples of group 12; RUN: {LOG.about}"
+    ),
 )
-def run(args: argparse.Namespace) -> int:
+@option("--step", type=N, help="only samples that step N trained on")
+@option("--limit", type=N, help="list at most so many", default=10, show_default=True)
+@option(
+    "--worst",
+    type=one_of("mismatch", "reward", "staleness", "tokens", "duration"),
+    help="list the worst first",
+)
+@option(
+    "--text",
+    metavar="WORDS",
+    help="only samples whose prompt, answer or reward's note has these words",
+    default="",
+)
+@option("--full", is_flag=True, help="show each listed sample in full, not as a line")
+@option("--tokenizer", metavar="DIR", help="where tokenizer.json is, if it has moved", default="")
+def run(args: Namespace) -> int:
     """answers of a run to read: one with its tokens and whole lineage, a group, the worst ones
 
     Follows a sample from its prompt through attempts, segments, scores and step to the version
     that it contributed to; shows the answers of a group side by side. Without a sample, lists
     prompt, answer and reward of the worst ones by some measure: by default the mismatch of engine
     and trainer.
-
-    --step N     only samples that step N trained on
-    --limit N    list at most so many [10]
-    --worst mismatch|reward|staleness|tokens|duration  list the worst first
-    --text WORDS  only samples whose prompt, answer or reward's note has these words
-    --full       show each listed sample in full, not as a line
-    --tokenizer DIR  where tokenizer.json is, if it has moved
-
-    rlstreams inspect runs/demo
-    rlstreams inspect 12/3 runs/demo
-    rlstreams inspect 12 runs/demo
-    rlstreams inspect runs/demo --text "so the answer is" --worst reward
-    rlstreams inspect recordings/demo --worst reward --step 8
     """
-    from rlstreams.debug.inspect.sample_detail import sample_detail
-    from rlstreams.debug.inspect.words import spelling
+    from rlstreams.words.sample_detail import sample_detail
+    from rlstreams.words.spelling import spelling
 
-    wanted = [w for w in args.config if _SAMPLE.fullmatch(w) or _GROUP.fullmatch(w)]
-    names = [w for w in args.config if w not in wanted]
-    with opened(names, args.overrides) as source:
+    wanted = [w for w in args.config.names if _SAMPLE.fullmatch(w) or _GROUP.fullmatch(w)]
+    names = [w for w in args.config.names if w not in wanted]
+    with opened(names, args.config.overrides) as source:
         log, spelled = source.log, spelling(args.tokenizer, source.model_path)
         details = [sample_detail(one, spelled) for one in _lineages(log, args, wanted, spelled)]
         name, num_unreadable, problems = log.name, log.num_unreadable, log.problems
@@ -74,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lineages(
-    log: RunLog, args: argparse.Namespace, wanted: Sequence[str], spelled: Spelling
+    log: RunLog, args: Namespace, wanted: Sequence[str], spelled: Spelling
 ) -> list[Lineage]:
     if wanted and (args.worst or args.text or args.step is not None):
         raise ConfigError("name samples, or rank them by --worst, --step or --text")
@@ -91,9 +100,9 @@ def _lineages(
 
 def _saying(log: RunLog, words: str, spelled: Spelling) -> set[str]:
     """Names of the samples that say these words."""
-    from rlstreams.debug.inspect.texts import Texts
     from rlstreams.schemas.events import Trajectory
     from rlstreams.streams.log.topics import TRAJECTORIES
+    from rlstreams.words.texts import Texts
 
     texts = Texts(lambda: spelled)
     for record in log.read_topic(TRAJECTORIES, skip_unreadable=True):
@@ -139,7 +148,7 @@ def worst(
     return [name for name in known if not among or name in among][:limit]
 
 
-def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
+def _title(name: str, args: Namespace, wanted: Sequence[str]) -> str:
     if wanted:
         return f"{name}: {', '.join(wanted)}"
     parts = [f"step {args.step}"] if args.step is not None else []
@@ -150,9 +159,7 @@ def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
     return f"{name}: {', '.join(parts)}"
 
 
-def _show(
-    details: Sequence[SampleDetail], args: argparse.Namespace, title: str, *, is_group: bool
-) -> None:
+def _show(details: Sequence[SampleDetail], args: Namespace, title: str, *, is_group: bool) -> None:
     from rich.console import Console
 
     from rlstreams.debug.inspect.terminal import siblings, table, whole
@@ -168,5 +175,7 @@ def _show(
     else:
         console.print(table(details, title, console.width))
     first = details[0].lineage.sample
-    where = " ".join(w for w in args.config if not _SAMPLE.fullmatch(w) and not _GROUP.fullmatch(w))
+    where = " ".join(
+        w for w in args.config.names if not _SAMPLE.fullmatch(w) and not _GROUP.fullmatch(w)
+    )
     console.print(f"\nall of one: rlstreams inspect {first} {where}", style="bright_black")

@@ -1,12 +1,16 @@
-"""`rlstreams record RUN`: a run's topics as Parquet files, live or afterward; `list`, `verify`."""
+"""`rlstreams record ACTION`: a run's topics as Parquet files, and how two of them differ."""
 
 from __future__ import annotations
 
-import argparse
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import RUN, Progress, Takes, command, configuration, opened_run
+from rlstreams.cli.named import Progress, configuration, opened, opened_run, print_json
+from rlstreams.cli.options import RUN, Group, argument, command, option
 from rlstreams.streams.log.text import counted, utc_text
 from rlstreams.workers.loop.runtime import Stop
 
@@ -15,32 +19,33 @@ if TYPE_CHECKING:
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.recording.recorder import Progress as Recorded
 
-ACTIONS = ("list", "verify")
+RECORD = Group("record", "a run's topics as Parquet files: make, list, verify, compare", was="run")
 
 
-@command("record", Takes("RUN", f"list or verify, and folders (recordings); or RUN: {RUN.about}"))
-def run(args: argparse.Namespace) -> int:
+@command(
+    "run",
+    "rlstreams record run runs/demo",
+    "rlstreams record run run.toml --follow --weights --checkpoints",
+    of=RECORD,
+    takes=RUN,
+)
+@option("--out", metavar="DIR", help="folder of the recording (recordings/RUN_ID)", default="")
+@option("--follow", is_flag=True, help="until the run is done, or Ctrl-C")
+@option(
+    "--weights",
+    is_flag=True,
+    help="copy the run's weight versions, for replays of the log-prob role",
+)
+@option("--checkpoints", is_flag=True, help="copy its checkpoints, for `replay step`")
+def run(args: Namespace) -> int:
     """copy a run's topics to Parquet files, live or afterward
 
     Records up to the current end of the topics; --follow continues until the run is done. The
-    same command continues an interrupted recording. list names recordings, verify reads every
-    byte of them; exit status 1 if something is missing or was changed.
-
-    --out DIR      folder of the recording (recordings/RUN_ID)
-    --follow       until the run is done, or Ctrl-C
-    --weights      copy the run's weight versions, for replays of the log-prob role
-    --checkpoints  copy its checkpoints, for rerun-step
-
-    rlstreams record runs/demo
-    rlstreams record run.toml --follow --weights --checkpoints
-    rlstreams record list
-    rlstreams record verify recordings/demo
+    same command continues an interrupted recording.
     """
-    if args.config[0] in ACTIONS:
-        return _list(args.config[1:], is_read=args.config[0] == "verify")
     from rlstreams.debug.replay.record import RecordingOptions, record
 
-    config = configuration(args.config, args.overrides)
+    config = configuration(*args.config)
     stop, show = Stop(), Progress()
     if args.follow:
         stop.on_signals()
@@ -83,9 +88,28 @@ def _tell(result: RecordingResult, options: RecordingOptions) -> None:
     )
 
 
+@command("list", "rlstreams record list", "rlstreams record list recordings", of=RECORD)
+@argument("FOLDER", "a recording, or where some are; default: recordings", nargs=-1)
+def list_(args: Namespace) -> int:
+    """name recordings, with their runs, steps and times
+
+    Exit status 1 if of one something is missing.
+    """
+    return _list(args.folder, is_read=False)
+
+
+@command("verify", "rlstreams record verify recordings/demo", of=RECORD)
+@argument("FOLDER", "a recording, or where some are; default: recordings", nargs=-1)
+def verify(args: Namespace) -> int:
+    """read every byte of recordings
+
+    Exit status 1 if something is missing or was changed.
+    """
+    return _list(args.folder, is_read=True)
+
+
 def _list(names: list[str], *, is_read: bool) -> int:
-    from rlstreams.streams.recording import Recording, RecordingError
-    from rlstreams.streams.recording.reader import verify
+    from rlstreams.streams.recording import Recording, RecordingError, reader
     from rlstreams.streams.run.places import check_place
 
     for name in names:
@@ -94,7 +118,7 @@ def _list(names: list[str], *, is_read: bool) -> int:
     found = [folder for name in names or ["recordings"] for folder in _folders(Path(name))]
     if not found:
         message = f"no recording in {', '.join(names) or 'recordings'}"
-        print(f"{message}; make one: rlstreams record RUN")
+        print(f"{message}; make one: rlstreams record run RUN")
         return 1
     num_bad = 0
     print(f"{'recording':<28} {'run':<14} {'state':<9} {'records':>9}  steps   time (UTC)")
@@ -103,7 +127,7 @@ def _list(names: list[str], *, is_read: bool) -> int:
             with Recording(folder) as recording:
                 line, problems = _line(recording), recording.problems
             if is_read:
-                problems = verify(folder)
+                problems = reader.verify(folder)
         except RecordingError as err:
             line, problems = str(folder), [str(err)]
         num_bad += bool(problems)
@@ -134,3 +158,50 @@ def _line(recording: Recording) -> str:
         f"{recording.folder!s:<28} {manifest.run:<14} {manifest.state:<9} "
         f"{recording.num_records:>9,}  {of:<7} {time}"
     )
+
+
+@command(
+    "diff",
+    "rlstreams record diff recordings/demo runs/demo-2",
+    of=RECORD,
+)
+@argument("ONE", "a run: its folder or one TOML file, or a recording")
+@argument("OTHER", "the same")
+@option("--json", is_flag=True, help="one JSON object a line, for each kind of event")
+def diff(args: Namespace) -> int:
+    """compare two recordings or runs, record by record, field by field
+
+    Pairs records by sample, step or version. Writers, times and offsets are ignored. Exit
+    status 1 if something differs.
+    """
+    from rlstreams.debug.replay.diff import diff as compared
+    from rlstreams.debug.replay.diff import lines
+
+    with _opened(args.one) as one, _opened(args.other) as other:
+        found = compared(one, other)
+    if args.json:
+        print_json(*found)
+    else:
+        print("\n".join(lines(found)))
+    return 0 if found and all(summary.is_equal for summary in found) else 1
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[Recording]:
+    """A recording, or one made in a temporary folder of what a run's topics hold now."""
+    from rlstreams.debug.replay.record import RecordingOptions, record
+    from rlstreams.streams.recording import Recording
+    from rlstreams.streams.run.recorded_log import RecordedLog
+
+    with (
+        opened([name], []) as found,
+        tempfile.TemporaryDirectory(prefix="rlstreams-diff-") as scratch,
+    ):
+        if isinstance(found.log, RecordedLog):
+            yield found.log.recording
+            return
+        assert found.config is not None
+        folder = Path(scratch) / found.config.run.id
+        record(found.log.bus, found.config, RecordingOptions(folder=folder))
+        with Recording(folder) as recording:
+            yield recording

@@ -1,15 +1,20 @@
-"""`rlstreams replay RECORDING`: a recording into a fresh run, or one role's work done again."""
+"""`rlstreams replay ACTION`: a recording into a fresh run, or what a role computed done again."""
 
 from __future__ import annotations
 
-import argparse
+import json
 import math
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Progress, command, set_threads
+from rlstreams.cli.named import Progress, opened, print_json
+from rlstreams.cli.options import LOG, Group, N, argument, command, option, set_threads
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 
@@ -21,67 +26,120 @@ if TYPE_CHECKING:
     from rlstreams.workers.trainer.redo.redo import RedoneStep
 
 SPEED = "max"
-_UNUSED = {  # options that do nothing with an --into
-    "": ("--weights", "--keep-weights"),
-    "trainer": ("--bootstrap", "--speed", "--weights"),
-    "logprob": ("--bootstrap", "--speed", "--as", "--dir", "--keep-weights"),
-}
+
+REPLAY = Group(
+    "replay",
+    "a recording into a fresh run; or a role's or a step's work done again, and compared",
+    was="run",
+)
+Declared = Callable[[Namespace], int]
 
 
-@command("replay")
-def run(args: argparse.Namespace) -> int:
-    """play a recording into a fresh run, or do again what one role computed
+def _of_recording(run: Declared) -> Declared:
+    """What each action but `step` takes."""
+    run = option("--steps", metavar="A:B", help="only these steps, and all their groups")(run)
+    return argument("RECORDING", "its folder")(run)
+
+
+def _fresh(run: Declared) -> Declared:
+    """Where a fresh run is to be."""
+    run = option("--dir", metavar="DIR", help="its folder (runs/RUN_ID)", default="")(run)
+    about = "id of the fresh run (default: the recorded id plus -replay)"
+    return option("--as", "as_", metavar="RUN_ID", help=about, default="")(run)
+
+
+@command(
+    "run",
+    "rlstreams replay run recordings/demo --as slow --speed 2 --steps 5:",
+    of=REPLAY,
+)
+@_of_recording
+@_fresh
+@option("--bootstrap", metavar="HOST:PORT", help="a broker; default: an embedded one", default="")
+@option(
+    "--speed", metavar="FACTOR", help="1 as recorded, 10, ...", default=SPEED, show_default=True
+)
+def run(args: Namespace) -> int:
+    """play a recording into a fresh run
 
     Records keep their bytes, keys and partitions; the header rlstreams-replay-of names their
-    recorded offset. Refuses to replay into a run that has records. With --into nothing is
-    started or written: that role's steps or scores are computed again from the recording and
-    compared. Exit status 1 if the recording lacks records, or with --into if anything differs.
-
-    RECORDING              its folder
-    --as RUN_ID            id of the fresh run (default: the recorded id plus -replay)
-    --dir DIR              its folder (runs/RUN_ID)
-    --bootstrap HOST:PORT  a broker; default: an embedded one
-    --speed FACTOR         1 as recorded, 10, ... [max]
-    --steps A:B            only these steps, and all their groups; the trainer begins with 1
-    --into trainer|logprob  compute what this role did again, and compare
-    --weights DIR...       folder of weight versions, in addition to the recording's
-    --keep-weights         trainer: keep every version that it makes
-
-    rlstreams replay recordings/demo --as slow --speed 2 --steps 5:
-    rlstreams replay recordings/demo --into trainer
+    recorded offset. Refuses to replay into a run that has records. Exit status 1 if the
+    recording lacks records.
     """
-    from rlstreams.debug.replay.player import range_of, selection_of
-    from rlstreams.streams.recording import Recording
-    from rlstreams.streams.run.places import RECORDINGS, VERSIONS, check_folder_of, check_place
+    with _recording(args) as (recording, steps):
+        from rlstreams.debug.replay.player import selection_of
 
-    _refuse_unused(args)
-    steps = range_of(args.steps)
-    check_place(args.recording, [RECORDINGS])
-    for name in args.weights:
-        check_folder_of(VERSIONS, name, "--weights")
-    with Recording(args.recording) as recording:
-        for problem in recording.problems:
-            print(f"warning: {problem}", file=sys.stderr)
-        if args.into == "trainer":
-            return _trainer(args, recording, steps)
-        selection = selection_of(recording, steps)
-        if args.into:
-            return _logprob(args, recording, selection)
-        _play(args, recording, selection)
+        _play(args, recording, selection_of(recording, steps))
         if recording.problems:
             print("records are missing in the recording: see the warnings above", file=sys.stderr)
             return 1
     return 0
 
 
-def _refuse_unused(args: argparse.Namespace) -> None:
-    """Refuse what would be ignored. Raises ConfigError: names the options."""
-    unused, where = _UNUSED[args.into or ""], f"--into {args.into}" if args.into else "no --into"
-    if args.into == "trainer" and not args.keep_weights:  # which names their folder
-        unused, where = (*unused, "--as", "--dir"), f"{where} and no --keep-weights"
-    values = {**vars(args), "as": args.as_, "speed": args.speed != SPEED}
-    if typed := [name for name in unused if values[name[2:].replace("-", "_")]]:
-        raise ConfigError(f"{', '.join(typed)}: of no use with {where}; leave it out")
+@command(
+    "trainer",
+    "rlstreams replay trainer recordings/demo",
+    "rlstreams replay trainer recordings/demo --keep-weights --as again",
+    of=REPLAY,
+)
+@_of_recording
+@_fresh
+@option("--keep-weights", is_flag=True, help="keep every version that it makes")
+def trainer(args: Namespace) -> int:
+    """train on the recorded batches again, from step 1, and compare every step
+
+    Starts and writes nothing, but versions if they are to be kept. Exit status 1 if a step
+    differs in anything, by a bit.
+    """
+    if not args.keep_weights and (typed := [o for o in ("as", "dir") if vars(args)[_DEST[o]]]):
+        names = ", ".join(f"--{name}" for name in typed)
+        raise ConfigError(f"{names}: of no use without --keep-weights; leave it out")
+    with _recording(args) as (recording, steps):
+        return _trainer(args, recording, steps)
+
+
+_DEST = {"as": "as_", "dir": "dir"}
+
+
+@command(
+    "logprob",
+    "rlstreams replay logprob recordings/demo --weights runs/demo/weights",
+    of=REPLAY,
+)
+@_of_recording
+@option(
+    "--weights",
+    metavar="DIR",
+    multiple=True,
+    help="folder of weight versions, in addition to the recording's",
+)
+def logprob(args: Namespace) -> int:
+    """score the recorded windows again, and compare every score
+
+    Starts and writes nothing. Exit status 1 if a score differs, by a bit.
+    """
+    from rlstreams.debug.replay.player import selection_of
+    from rlstreams.streams.run.places import VERSIONS, check_folder_of
+
+    for name in args.weights:
+        check_folder_of(VERSIONS, name, "--weights")
+    with _recording(args) as (recording, steps):
+        return _logprob(args, recording, selection_of(recording, steps))
+
+
+@contextmanager
+def _recording(args: Namespace) -> Iterator[tuple[Recording, range | None]]:
+    """It, open, and the steps that are meant; what is wrong with it is said."""
+    from rlstreams.debug.replay.player import range_of
+    from rlstreams.streams.recording import Recording
+    from rlstreams.streams.run.places import RECORDINGS, check_place
+
+    steps = range_of(args.steps)
+    check_place(args.recording, [RECORDINGS])
+    with Recording(args.recording) as recording:
+        for problem in recording.problems:
+            print(f"warning: {problem}", file=sys.stderr)
+        yield recording, steps
 
 
 def speed_of(text: str) -> float:
@@ -95,7 +153,7 @@ def speed_of(text: str) -> float:
     return speed
 
 
-def _play(args: argparse.Namespace, recording: Recording, selection: Selection | None) -> None:
+def _play(args: Namespace, recording: Recording, selection: Selection | None) -> None:
     from rlstreams.debug.replay.player import chosen, fresh_run, play, replay_config
 
     speed, progress = speed_of(args.speed), Progress()
@@ -123,7 +181,7 @@ def _tell(played: Played, config: RunConfig) -> None:
     )
 
 
-def _logprob(args: argparse.Namespace, recording: Recording, selection: Selection | None) -> int:
+def _logprob(args: Namespace, recording: Recording, selection: Selection | None) -> int:
     """Score the recorded windows again; 0 only if every score is equal."""
     from rlstreams.debug.replay.player import recorded_config
 
@@ -136,14 +194,14 @@ def _logprob(args: argparse.Namespace, recording: Recording, selection: Selectio
     return 0 if made.is_equal else 1
 
 
-def _trainer(args: argparse.Namespace, recording: Recording, steps: range | None) -> int:
+def _trainer(args: Namespace, recording: Recording, steps: range | None) -> int:
     """Do the recorded steps again; 0 only if every one is equal."""
     from rlstreams.debug.replay.player import ENDLESS, recorded_config, replay_config
     from rlstreams.streams.recording.bus import RecordingBus
     from rlstreams.streams.run.places import CONFIG_FILE
 
     if steps is not None and steps.start > 1:
-        raise ConfigError("--steps: the trainer begins with step 1; rerun-step begins elsewhere")
+        raise ConfigError("--steps: the trainer begins with step 1; `replay step` begins elsewhere")
     last = 0 if steps is None or steps.stop > ENDLESS else steps.stop - 1
     config, weights = recorded_config(recording), None
     if args.keep_weights:
@@ -183,3 +241,72 @@ def _print_step(step: RedoneStep, differences: Sequence[Finding]) -> None:
     for one in differences:
         where = f"; first: {one.place}" if one.place else ""
         print(f"       {one.name}: recorded {one.recorded[:60]}, now {one.again[:60]}{where}")
+
+
+@command(
+    "step",
+    "rlstreams replay step 7 recordings/demo",
+    "rlstreams replay step 7 runs/demo --set trainer.loss.clip_high=0.01",
+    "rlstreams replay step 7 runs/demo --profile step-7.json",
+    of=REPLAY,
+    takes=LOG,
+)
+@argument("N", "the step", type=N)
+@option(
+    "--set",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="re-run it a second time with this changed: trainer.loss.*, trainer.optimizer.*, "
+    "trainer.micro_batch_tokens, trainer.minibatches, trainer.batch_epochs, trainer.control",
+)
+@option("--json", is_flag=True, help="print what was compared as one JSON object")
+@option("--checkpoints", metavar="DIR", multiple=True, help="also look here")
+@option("--model", metavar="DIR", help="where the model folder is now", default="")
+@option(
+    "--profile",
+    metavar="FILE",
+    help="instead, do it twice and write a torch trace of the second time, for "
+    "https://ui.perfetto.dev; print the kernels that take longest",
+    default="",
+)
+def step(args: Namespace) -> int:
+    """re-execute a recorded step and compare it; with --set, also a changed one
+
+    Loads the newest checkpoint before the step, redoes the steps in between, then the step
+    itself. Writes nothing. Exit status 1 if anything differs.
+    """
+    from rlstreams.streams.run.places import CHECKPOINTS, check_folder_of
+    from rlstreams.workers.config.load import from_json
+
+    for name in args.checkpoints:
+        check_folder_of(CHECKPOINTS, name, "--checkpoints")
+    with opened(*args.config) as found_run:
+        for problem in found_run.log.problems:
+            print(f"warning: {problem}", file=sys.stderr)
+        found_config = found_run.config or from_json(json.dumps(found_run.log.configuration))
+        path = args.model or found_config.model.path
+        config = replace(found_config, model=replace(found_config.model, path=path))
+        set_threads(config.model.threads)
+        from rlstreams.debug.rerun.rerun import changed_config, lines, profile, rerun
+
+        extra = [Path(name) for name in args.checkpoints]
+        folders = [found_run.folder / "checkpoints", *extra]
+        if args.profile:
+            out = Path(args.profile)
+            traced = profile(found_run.log.bus, config, args.n, checkpoints=folders, out=out)
+            print("\n".join(traced.lines(args.n, out)))
+            return 0
+        found = rerun(
+            found_run.log.bus,
+            config,
+            args.n,
+            checkpoints=folders,
+            weights=[found_run.folder / "weights"],
+            change=partial(changed_config, settings=args.set) if args.set else None,
+        )
+    if args.json:
+        names = "step is_equal started_from num_redone findings environment change"
+        print_json({name: getattr(found, name) for name in names.split()})
+    else:
+        print("\n".join(lines(found)))
+    return 0 if found.is_equal else 1

@@ -1,32 +1,34 @@
-"""`rlstreams report RUN_DIR`: one HTML page and the learning curve of a run."""
+"""`rlstreams report RUN`: one HTML page of a run, and its steps as CSV."""
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 
-from rlstreams.cli.arguments import LOG, command, opened
-from rlstreams.debug.inspect.words import spelling
+from rlstreams.cli.named import opened
+from rlstreams.cli.options import LOG, command, option
+from rlstreams.words.spelling import spelling
 
 
-@command("report", LOG)
-def run(args: argparse.Namespace) -> int:
-    """one HTML page and the learning curve of a finished or running run
+@command(
+    "report",
+    "rlstreams report runs/demo",
+    "rlstreams report runs/demo --out public",
+    takes=LOG,
+)
+@option("--out", metavar="DIR", help="folder for the files (the run's)", default="")
+def run(args: Namespace) -> int:
+    """one HTML page of a finished or running run, and its steps as CSV
 
-    Reads the run's topics; writes report.html, steps.csv and curve.png into its folder.
-
-    --out DIR  folder for the files (the run's)
-
-    rlstreams report runs/demo
-    rlstreams report runs/demo --out public
+    Reads the run's topics; writes report.html and steps.csv into its folder.
     """
-    from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, collect, write
+    from rlstreams.show.report.collect import PAGE_FILE, collect, write
 
-    with opened(args.config, args.overrides) as source:
+    with opened(*args.config) as source:
         name = source.config.run.id if source.config else source.folder.name
         spelled = spelling("", source.model_path)
         given = collect(source.log, name, spelling=spelled)
     folder = Path(args.out or source.folder)
     write(given, folder)
-    print(f"report: {folder / PAGE_FILE}\ncurve:  {folder / CURVE_FILE}")
+    print(f"report: {folder / PAGE_FILE}")
     return 0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import CONFIG, command
+from rlstreams.cli.options import CONFIG, N, command, option
 from rlstreams.streams.log.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,30 +14,31 @@ if TYPE_CHECKING:
     from rlstreams.workers.sandbox.reward import Verifier
 
 
-@command("try", CONFIG)
-def run(args: argparse.Namespace) -> int:
+@command(
+    "try",
+    "rlstreams try",
+    "rlstreams try run.toml --rows 10 --samples 1",
+    takes=CONFIG,
+)
+@option("--rows", type=N, help="rows of data.train, from the first", default=3, show_default=True)
+@option("--samples", type=N, help="answers per row", default=4, show_default=True)
+def run(args: Namespace) -> int:
     """run a few rows through prompt, model and reward, without a broker
 
     Shows each prompt as the model sees it, the model's answers, their rewards by part, how
     long each takes, and what a run would reject and why. Samples with the built-in engine.
     Exit status 0 if every answer was scored.
-
-    --rows N            rows of data.train, from the first [3]
-    --samples N         answers per row [4]
-
-    rlstreams try
-    rlstreams try run.toml --rows 10 --samples 1
     """
     from rlstreams.workers.config.load import load
     from rlstreams.workers.rollout.verifiers import make_verifier
 
-    config = load(args.config, args.overrides)
+    config = load(*args.config)
     with make_verifier(config.reward) as verifier:  # first: what is wrong with it shows at once
         return _rows(config, verifier, args)
 
 
-def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> int:
-    from rlstreams.start.doctor.model import model_checks, read_model
+def _rows(config: RunConfig, verifier: Verifier, args: Namespace) -> int:
+    from rlstreams.check.doctor.model import model_checks, read_model
     from rlstreams.workers.dataset.open import first_rows, prompt_encoder
 
     model = read_model(config.model.path)
@@ -46,7 +47,7 @@ def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> in
     encoder = prompt_encoder(config)
     rows = first_rows(config.data, "data.train", args.rows)
     print("loading the model ...", flush=True)
-    from rlstreams.start.trial.sample import Trial, row_lines, summary
+    from rlstreams.check.trial.sample import Trial, row_lines, summary
     from rlstreams.workers.model.base import EngineError
     from rlstreams.workers.rollout.turns import make_turns
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import CONFIG, command
+from rlstreams.cli.options import CONFIG, PORT, N, command, hidden, option
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.process.owner import when_gone
 
@@ -22,31 +22,45 @@ if TYPE_CHECKING:
 
 
 # Hidden, and set by `rlstreams.run`: standard input closes when its process is gone.
-@command("up", CONFIG, hidden=("--owner",), settings={"--web": {"nargs": "?", "const": 9402}})
-def run(args: argparse.Namespace) -> int:
+@command(
+    "up",
+    "rlstreams up",
+    "rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5",
+    "rlstreams up run.toml --resume --steps 120",
+    "rlstreams up --web",
+    "rlstreams up --json --no-live > figures.jsonl",
+    takes=CONFIG,
+)
+@hidden("--owner")
+@option("--steps", type=N, help="optimizer steps; short for --trainer.steps")
+@option("--resume", is_flag=True, help="continue a run that has steps")
+@option(
+    "--web",
+    type=PORT,
+    is_flag=False,
+    flag_value=9402,
+    help="show the run in a browser, at this port of this machine; 0: a free one",
+)
+@option("--no-live", is_flag=True, help="plain lines instead of the live view")
+@option(
+    "--json",
+    is_flag=True,
+    help="print each step, each evaluation and the end as a JSON object a line; "
+    "everything else goes to stderr",
+)
+def run(args: Namespace) -> int:
     """run everything on this machine: broker and all roles, supervised
 
     Starts a broker, unless broker.bootstrap names one, and every role; restarts what dies.
     Ctrl-C drains and leaves a run that --resume continues. Exit status 0 if the run is
     complete, or drained as asked, and the audit finds no breach.
-
-    --steps N  optimizer steps; short for --trainer.steps
-    --resume   continue a run that has steps
-    --web PORT  show the run in a browser, at this port of this machine; 0: a free one
-    --no-live  plain lines instead of the live view
-    --json     print each step, each evaluation and the end as a JSON object a line;
-               everything else goes to stderr
-
-    rlstreams up
-    rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5
-    rlstreams up run.toml --resume --steps 120
-    rlstreams up --web
-    rlstreams up --json --no-live > figures.jsonl
     """
     from rlstreams.up.live.figures import Figures
     from rlstreams.up.supervisor.up import up
 
-    options = up_options(args, args.config, ["up", *args.config, *args.overrides])
+    options = up_options(
+        args, args.config.names, ["up", *args.config.names, *args.config.overrides]
+    )
     if args.owner:
         when_gone(_drain)
     if not args.json:
@@ -61,15 +75,13 @@ def run(args: argparse.Namespace) -> int:
             raise
 
 
-def up_options(
-    args: argparse.Namespace, files: Sequence[str | Path], words: Sequence[str]
-) -> UpOptions:
+def up_options(args: Namespace, files: Sequence[str | Path], words: Sequence[str]) -> UpOptions:
     """What `up` is to do with files of a configuration; `words` start it again, but for steps."""
     from rlstreams.up.supervisor.fault_hook import UpOptions
     from rlstreams.workers.config.load import check_secrets, load_with_origins
 
     steps = [] if args.steps is None else ["--trainer.steps", str(args.steps)]
-    loaded = load_with_origins(files, [*args.overrides, *steps])
+    loaded = load_with_origins(files, [*args.config.overrides, *steps])
     check_secrets(loaded)
     return UpOptions(
         config=loaded.config,

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import textwrap
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import CONFIG, command, set_threads
+from rlstreams.cli.options import (
+    CONFIG,
+    COUNT,
+    PORT,
+    argument,
+    command,
+    hidden,
+    one_of,
+    option,
+    set_threads,
+)
 from rlstreams.workers.loop.runtime import Stop
 
 if TYPE_CHECKING:
@@ -33,7 +43,7 @@ def roles() -> str:
         consumes, produces = (" ".join(text.split()).rstrip(".") for text in found.groups())
         told += [f"  {path.parent.name}", *_wrapped(f"consumes {consumes}")]
         told += _wrapped(f"produces {produces}")
-    about = "roles, each a process (`rlstreams topics apply` makes the run's topics first):"
+    about = "roles, each a process (`rlstreams broker topics` makes the run's topics first):"
     return "\n\n" + "\n".join([about, *told])
 
 
@@ -51,23 +61,45 @@ _HIDDEN = (
 )  # fmt: skip
 
 
-@command("worker", CONFIG, hidden=_HIDDEN, appendix=roles)
-def run(args: argparse.Namespace) -> int:
+@command(
+    "worker",
+    "rlstreams worker rollout run.toml --ordinal 1",
+    "rlstreams worker trainer run.toml --broker.bootstrap=10.0.0.5:9092",
+    takes=CONFIG,
+    appendix=roles,
+)
+@hidden(*_HIDDEN)
+@argument(
+    "ROLE",
+    "server: a model server of rollout workers; ranks: what a trainer on another host asks for",
+    type=one_of("prompts", "rollout", "server", "logprob", "trainer", "ranks"),
+)
+@option(
+    "--ordinal",
+    type=COUNT,
+    help="which worker of its role, from 0; of ranks, which of trainer.hosts",
+    default=0,
+    show_default=True,
+)
+@option(
+    "--takeover",
+    is_flag=True,
+    help="the predecessor is known to be dead: a trainer does not wait for its lease",
+)
+@option("--health-port", type=PORT, help="answer /health and /load, as JSON, on this port")
+@option(
+    "--health-host",
+    metavar="HOST",
+    help="address that they are answered on",
+    default="127.0.0.1",
+    show_default=True,
+)
+def run(args: Namespace) -> int:
     """run one worker of one role
 
     Works until the run is complete, or SIGTERM: then it drains. Exit status 0 done or drained,
     75 fenced by a successor, 76 another trainer is alive, 78 configuration refused, 1 anything
     else.
-
-    ROLE prompts|rollout|server|logprob|trainer|ranks  server: a model server of rollout workers;
-                        ranks: what a trainer on another host asks for
-    --ordinal COUNT     which worker of its role, from 0; of ranks, which of trainer.hosts [0]
-    --takeover          the predecessor is known to be dead: a trainer does not wait for its lease
-    --health-port PORT  answer /health and /load, as JSON, on this port
-    --health-host HOST  address that they are answered on [127.0.0.1]
-
-    rlstreams worker rollout run.toml --ordinal 1
-    rlstreams worker trainer run.toml --broker.bootstrap=10.0.0.5:9092
     """
     from rlstreams.workers.loop import runtime
 
@@ -85,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     return runtime.Exit.DONE
 
 
-def _work(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
+def _work(args: Namespace, config: RunConfig, stop: Stop) -> None:
     import uuid
 
     from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker, make_role, open_bus
@@ -154,7 +186,7 @@ def _placed(config: RunConfig, ordinal: int) -> RunConfig:
     return placed(config).of_replica(ordinal)
 
 
-def _serve_ranks(args: argparse.Namespace, config: RunConfig, stop: Stop) -> None:
+def _serve_ranks(args: Namespace, config: RunConfig, stop: Stop) -> None:
     """Until it is told to stop: it outlives its trainers."""
     import uuid
 
@@ -168,7 +200,7 @@ def _serve_ranks(args: argparse.Namespace, config: RunConfig, stop: Stop) -> Non
 
 
 @contextmanager
-def _health(args: argparse.Namespace) -> Iterator[Health]:
+def _health(args: Namespace) -> Iterator[Health]:
     """What is told of this worker; answered meanwhile, if a port is named."""
     from rlstreams.workers.loop.health import Health
 
@@ -178,11 +210,11 @@ def _health(args: argparse.Namespace) -> Iterator[Health]:
         yield health
 
 
-def _config(args: argparse.Namespace) -> RunConfig:
+def _config(args: Namespace) -> RunConfig:
     """From TOML files, or from the one JSON file that `up` wrote."""
     from rlstreams.workers.config.load import load, read_json
 
-    first = Path(args.config[0])
+    first = Path(args.config.names[0])
     if first.suffix == ".json":
         return read_json(first)
-    return load(args.config, args.overrides)
+    return load(*args.config)

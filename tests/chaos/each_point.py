@@ -9,12 +9,12 @@ import json
 import sys
 from collections import Counter
 
-from rlstreams.start.chaos.plan import ROLES, points_of
 from rlstreams.streams.log.bus import Bus
 from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets, UpOptions
 from rlstreams.up.supervisor.summary import show
 from rlstreams.up.supervisor.up import up
 from rlstreams.workers.config.load import load
+from tests.chaos.plan import ROLES, points_of
 
 PREFIXES = ("commit", "offsets")
 

@@ -38,10 +38,10 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 def chaos(
     workspace: Workspace, *words: str, timeout_s: float = CHAOS_S
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """`rlstreams chaos` of the demo to its end, and the figures that it wrote."""
+    """`python -m tests.chaos` of the demo to its end, and the figures that it wrote."""
     file = workspace.folder / "chaos.json"
     done = workspace.run(
-        "rlstreams", "chaos", CONFIG, *words, f"--json={file}", timeout_s=timeout_s
+        sys.executable, "-m", "tests.chaos", CONFIG, *words, f"--json={file}", timeout_s=timeout_s
     )
     assert file.is_file(), done.stdout
     return done, json.loads(file.read_text("utf-8"))

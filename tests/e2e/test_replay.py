@@ -18,7 +18,7 @@ Run = tuple[Workspace, subprocess.CompletedProcess[str]]
 def recorded(finished_run: Run) -> Iterator[Workspace]:
     """The workspace with `recordings/demo`; the run's folder and its broker's log are elsewhere."""
     workspace, _ = finished_run
-    record = ("rlstreams", "record", "runs/demo", "--checkpoints", "--weights")
+    record = ("rlstreams", "record", "run", "runs/demo", "--checkpoints", "--weights")
     made = workspace.run(*record, timeout_s=UP_S)
     assert made.returncode == 0, made.stdout
     run, away = workspace.folder / "runs/demo", workspace.folder / "away"
@@ -32,7 +32,7 @@ def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace)
     listed = recorded.run("rlstreams", "record", "verify")
     assert (0, True) == (listed.returncode, "every byte verified" in listed.stdout)
 
-    into = ("rlstreams", "replay", "recordings/demo", "--into")
+    into = ("rlstreams", "replay")
     trained = recorded.run(*into, "trainer", "--as", "again", "--keep-weights", timeout_s=UP_S)
     found = re.search(r"^(\d+) of (\d+) steps equal, bit for bit", trained.stdout, re.MULTILINE)
     assert found is not None, trained.stdout
@@ -41,7 +41,7 @@ def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace)
     assert 0 == trained.returncode
 
     weights = ("--weights", "runs/again/weights", "--steps", "1:3")
-    scored = recorded.run(*into, "logprob", *weights, timeout_s=UP_S)
+    scored = recorded.run(*into, "logprob", "recordings/demo", *weights, timeout_s=UP_S)
     versions = num_steps + 1
     told = f"weights of {versions} of {versions} versions are available"
     assert told in scored.stdout, scored.stdout
@@ -55,7 +55,7 @@ def test_a_recording_is_audited_and_its_replay_is_not(recorded: Workspace) -> No
     told = r"^ok(: every sample accounted for| as far as a recording tells: \d+ in flight, .*)$"
     assert re.search(told, audited.stdout, re.MULTILINE), audited.stdout
     assert 0 == audited.returncode
-    replay = ("rlstreams", "replay", "recordings/demo", "--as", "copy")
+    replay = ("rlstreams", "replay", "run", "recordings/demo", "--as", "copy")
     played = recorded.run(*replay, timeout_s=UP_S)
     assert 0 == played.returncode, played.stdout
     audited = recorded.run("rlstreams", "audit", "runs/copy", timeout_s=UP_S)
@@ -70,7 +70,7 @@ def test_a_step_is_run_again_and_changed(recorded: Workspace) -> None:
     """Equal as it was; with another clip range, another step, labelled as an experiment."""
     setting = "trainer.loss.clip_high=0.01"
     found = recorded.run(
-        "rlstreams", "rerun-step", "5", "recordings/demo", "--set", setting, timeout_s=UP_S
+        "rlstreams", "replay", "step", "5", "recordings/demo", "--set", setting, timeout_s=UP_S
     )
 
     assert "every one is equal, bit for bit" in found.stdout, found.stdout
@@ -81,15 +81,15 @@ def test_a_step_is_run_again_and_changed(recorded: Workspace) -> None:
 
 def test_what_is_not_there_is_said_with_what_is(recorded: Workspace, tmp_path: Path) -> None:
     """Steps, checkpoints, folders."""
-    gone = recorded.run("rlstreams", "rerun-step", "77", "recordings/demo")
+    gone = recorded.run("rlstreams", "replay", "step", "77", "recordings/demo")
     # 12, or 14 where an earlier test has gone on with the run
     assert re.search(
         r"step 77 was never completed: the log holds steps 1 to 1[24]$", gone.stdout, re.M
     )
-    seek = recorded.run("rlstreams", "replay", "recordings/demo", "--steps", "99:")
+    seek = recorded.run("rlstreams", "replay", "run", "recordings/demo", "--steps", "99:")
     assert re.search(r"none of the steps .* there is steps 1 to 1[24]$", seek.stdout, re.M)
     model = recorded.run(
-        "rlstreams", "rerun-step", "3", "recordings/demo", "--model", str(tmp_path)
+        "rlstreams", "replay", "step", "3", "recordings/demo", "--model", str(tmp_path)
     )
     assert 78 == model.returncode, model.stdout
     assert str(tmp_path) in model.stdout

@@ -36,7 +36,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlstreams.cli.arguments import opened_run
+from rlstreams.cli.named import opened_run
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.workers.config.load import load
 from tests.gpu.qwen3 import SHAPES

@@ -4,7 +4,7 @@
     python -m tests.gpu.engine_contract sglang --python PYTHON --model FOLDER --record out.jsonl
 
 Starts a server by the command that a rollout worker would use, dummy-loaded, with the transfer
-plugin; `--url` takes a running one instead. Then: `engine check`, two versions pulled by the
+plugin; `--url` takes a running one instead. Then: `doctor --server`, two versions pulled by the
 channel `file`, greedy and random answers, a long answer under each way of changing weights, and
 log-probs against Hugging Face on the same machine. `--record` writes the exchanges for
 `Replay` instead (tests/contract/recordings/KIND-VERSION.jsonl; use a small model); weights then

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstreams.cli.arguments import opened_run
+from rlstreams.cli.named import opened_run
 from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.leases import HELD, RELEASED, Leases
 from rlstreams.streams.ledger import Ledger

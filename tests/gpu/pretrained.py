@@ -135,7 +135,7 @@ class Driver:
         if not is_there:
             return False
         is_there = self.stage(
-            f"{name}-export", after / "config.json", "rlstreams", "export-model",
+            f"{name}-export", after / "config.json", "rlstreams", "export", "model",
             self._folder / "runs" / name, "--out", after, gpu=gpu,
         )  # fmt: skip
         return is_there and self.evaluated(f"{name}-after", after, gpu=gpu)

@@ -2,7 +2,7 @@
 
     python -m tests.gpu.reasoner --limit-s 400 --out ours.json --log reasoner.tar.gz
     python -m tests.gpu.reasoner --gpus 1 --overlay .../reasoner/one-gpu.toml --out one.json
-    python -m tests.gpu.reasoner --kill-every 45 --steps 100 --out fire.json  # `rlstreams chaos`
+    python -m tests.gpu.reasoner --kill-every 45 --steps 100 --out fire.json  # tests.chaos
     python -m tests.gpu.reasoner --peer trl --limit-s 300 --out trl.json  # two GPUs, or --gpus 1
     python -m tests.gpu.reasoner --out permuted.json -- --run.id=permuted --trainer.control=permuted
 
@@ -73,10 +73,10 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
     if args.kill_every and (run / "broker").exists():
         raise SystemExit(f"{run} is there already: chaos goes on with no run")
     resume = ["resume"] if (run / "broker").exists() else []
-    command = ["up"]
+    command = ["rlstreams", "up"]
     if args.kill_every:
         roles = KILLED if config.rollout.engine == "builtin" else f"{KILLED},server"
-        command = ["chaos", "--every", str(args.kill_every), "--roles", roles]
+        command = ["tests.chaos", "--every", str(args.kill_every), "--roles", roles]
         command += [
             "--kills",
             str(args.kills),

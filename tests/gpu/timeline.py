@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlstreams.cli.arguments import configuration, opened_run
+from rlstreams.cli.named import configuration, opened_run
 from rlstreams.schemas.events import Event, ScoredTrajectory, StepCompleted
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded

@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlstreams.cli.arguments import opened_run
+from rlstreams.cli.named import opened_run
 from rlstreams.schemas.events import PolicyLoaded
 from rlstreams.show.report.collect import collect
 from rlstreams.streams.log.bus import Bus
@@ -74,15 +74,15 @@ def run_it(
     overrides: Sequence[str],
     folder: Path,
     limit_s: float,
-    command: Sequence[str] = ("up",),
+    command: Sequence[str] = ("rlstreams", "up"),
 ) -> int:
-    """`rlstreams up`, or another command; its status. What it says is shown and kept."""
+    """`rlstreams up`, or another program; its status. What it says is shown and kept."""
     words = [*command, *map(str, files), *(f"--{word}" for word in overrides)]
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     with (folder / "up.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlstreams", *words],
+            [sys.executable, "-m", *words],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,

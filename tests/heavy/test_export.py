@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.debug.inspect.words import Spelling
 from rlstreams.show.export.sample_table import SCHEMA, batches, sample_rows, write
+from rlstreams.words.spelling import Spelling
 from tests import factories as f
 from tests.unit.inspect import told_run
 
@@ -95,29 +95,29 @@ def test_the_command_writes_what_was_asked_for(
 ) -> None:
     """Filtered, and it says how many rows there are."""
     out = tmp_path / "right.parquet"
-    words = ["export", folder, "--out", str(out), "--min-reward", "1"]
+    words = ["export", "samples", folder, "--out", str(out), "--min-reward", "1"]
     assert 0 == main(words)
     assert "5 rows in " in capsys.readouterr().err
     assert {1.0} == set(pq.read_table(out)["reward"].to_pylist())
 
 
 def test_lines_go_to_standard_output(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == main(["export", folder, "--out", "-", "--step", "1"])
+    assert 0 == main(["export", "samples", folder, "--out", "-", "--step", "1"])
     lines = capsys.readouterr().out.splitlines()
     assert ["0/0", "0/1"] == [json.loads(line)["id"] for line in lines]
 
 
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == main(["export", "--schema"])
+    assert 0 == main(["export", "samples", "--schema"])
     assert "under the policy that sampled, nats" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["export", "FOLDER"], "export needs --out"),
-        (["export", "FOLDER", "--out", "x.csv"], "must end in .parquet or .jsonl"),
-        (["export", "--out", "-"], "no CONFIG is named and there is no run.toml"),
+        (["export", "samples", "FOLDER"], "export samples needs --out"),
+        (["export", "samples", "FOLDER", "--out", "x.csv"], "must end in .parquet or .jsonl"),
+        (["export", "samples", "--out", "-"], "no CONFIG is named and there is no run.toml"),
     ],
 )
 def test_refusals(

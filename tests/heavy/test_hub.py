@@ -18,7 +18,7 @@ PROGRAM = """
 import sys
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import found_folder, model_folder
-from rlstreams.start.doctor.model import read_model
+from rlstreams.check.doctor.model import read_model
 try:
     print(found_folder(sys.argv[1]), read_model(sys.argv[1]).num_parameters)
 except ConfigError as err:

@@ -66,7 +66,7 @@ def test_help_is_quick():
     ("program", "heavy"),
     [
         (
-            "from rlstreams.__main__ import parser_of_all; parser_of_all().format_help()",
+            "from rlstreams.__main__ import main; main(['--help'])",
             "torch transformers confluent_kafka kafka rich matplotlib msgspec numpy pyarrow",
         ),
         (f"from rlstreams.__main__ import main; main(['doctor', {str(DEMO)!r}])", "torch"),

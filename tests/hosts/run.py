@@ -69,7 +69,7 @@ class HostsRun:
     def start(self) -> None:
         """The topics, from the desk; then every role on its host."""
         self.hosts["desk"].start()
-        done = self.ask("topics", "apply")
+        done = self.ask("broker", "topics")
         assert done[0] == 0, done[1]
         for host in self.hosts.values():
             host.start()

@@ -1,4 +1,4 @@
-"""`rlstreams monitor` as a process, and what it answers."""
+"""`rlstreams metrics health` as a process, and what it answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Monitored:
     """A monitor of the run that `file` configures, on a free port."""
 
     def __init__(self, file: Path, *overrides: str) -> None:
-        words = ("monitor", str(file), "--port", "0", *overrides)
+        words = ("metrics", "health", str(file), "--port", "0", *overrides)
         self._log = file.with_name("monitor.log")
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -8,11 +8,11 @@ import confluent_kafka
 import pytest
 
 from rlstreams.cli.audit import OVERDUE_S, breach
+from rlstreams.show.health.stall_watch import held_by
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.open_transactions import open_transactions
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import PROMPTS
-from rlstreams.up.supervisor.stall_watch import held_by
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.contract.polling import within
 

@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rlstreams.schemas.events import Event, StepCompleted, WorkerReport
-from rlstreams.show.monitor.health import SMALL
+from rlstreams.show.health.health import SMALL
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.bus import Producer
@@ -154,7 +154,7 @@ def committed(broker: str, group: str, run_id: str) -> list[int]:
 
 
 def test_a_monitor_says_which_port_is_taken(broker: str, run_id: str, bus: KafkaBus) -> None:
-    from rlstreams.show.monitor.app import serve
+    from rlstreams.show.health.app import serve
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.workers.config.run import RunConfig, RunSection
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from rlstreams.start.doctor.broker import broker_checks
-from rlstreams.start.doctor.check import Level
+from rlstreams.check.doctor.broker import broker_checks
+from rlstreams.check.doctor.check import Level
 from rlstreams.streams.broker.config import HOST
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.password import (

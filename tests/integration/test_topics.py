@@ -92,9 +92,9 @@ def test_the_command_says_what_it_created(
     config = tmp_path / "run.toml"
     config.write_text(f'[run]\nid = "{run_id}"\n[broker]\nbootstrap = "{broker}"\n', "utf-8")
 
-    assert main(["topics", "apply", str(config)]) == 0
-    assert main(["topics", "apply", str(config)]) == 0
-    assert main(["topics", "apply", str(config), "--rollout.workers", "9"]) == 78
+    assert main(["broker", "topics", str(config)]) == 0
+    assert main(["broker", "topics", str(config)]) == 0
+    assert main(["broker", "topics", str(config), "--rollout.workers", "9"]) == 78
     out = capsys.readouterr()
     assert f"created {run_id}.steps" in out.out
     assert "nothing was missing" in out.out
@@ -111,9 +111,9 @@ def test_without_a_broker_the_command_says_how_to_start_one(
     config = tmp_path / "run.toml"
     config.write_text(f'[run]\nid = "{run_id}"\ndir = "{tmp_path}"\n', "utf-8")
 
-    assert main(["topics", "apply", str(config)]) == 78
+    assert main(["broker", "topics", str(config)]) == 78
     assert f"rlstreams broker start --dir {tmp_path}/broker" in capsys.readouterr().err
-    assert main(["topics", "tail", "steps", str(config)]) == 78
+    assert main(["broker", "tail", "steps", str(config)]) == 78
     assert f"run {run_id} has left no log under {tmp_path}" in capsys.readouterr().err
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.start.doctor import engines
-from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
-from rlstreams.start.doctor.diagnose import preflight
-from rlstreams.start.doctor.engines import engine_checks
+from rlstreams.check.doctor import engines
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, Level
+from rlstreams.check.doctor.diagnose import preflight
+from rlstreams.check.doctor.engines import engine_checks
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
@@ -157,7 +157,7 @@ def test_a_server_that_does_not_answer_is_named_with_the_error(world: World) -> 
     check = named(config_of(world.folder, urls(gone)), "engine.urls")
     assert check.level is Level.FAIL
     assert check.found.startswith(f"server {gone}: GET /openapi.json: connection failed: ")
-    assert "rlstreams engine command vllm CONFIG" in check.advice
+    assert "rlstreams config server vllm CONFIG" in check.advice
     levels = [c.level for c in found(config_of(world.folder, urls(gone, server)))]
     assert [Level.WARN, Level.OK] == levels
     two = config_of(world.folder, urls(gone, server), "--rollout.workers=2")

@@ -17,10 +17,10 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail, Stage
-from rlstreams.debug.inspect.texts import parts_line, short
 from rlstreams.streams.samples.life import Outcome
-from rlstreams.up.live.words import number, visible
+from rlstreams.words.sample_detail import SampleDetail, Stage
+from rlstreams.words.screen import number, visible
+from rlstreams.words.texts import parts_line, short
 
 AUTHOR_STYLES = {"prompt": "bright_black", "environment": "magenta"}
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue", "green")

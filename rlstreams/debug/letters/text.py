@@ -12,7 +12,7 @@ from rlstreams.schemas import DecodeError, SchemaTexts, decode
 from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.schemas.events import DeadLetter, Tensor, TensorError
 from rlstreams.streams.log.text import counted, plain_json, utc_text
-from rlstreams.up.live.words import visible
+from rlstreams.words.screen import visible
 
 SHOWN_VALUES = 12  # of an array
 SHOWN_TEXT = 2000  # characters of a value

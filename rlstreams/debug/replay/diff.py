@@ -1,4 +1,4 @@
-"""`rlstreams diff`: what two accounts of a run say differently, record by record.
+"""`rlstreams record diff`: what two accounts of a run say differently, record by record.
 
 Records are paired by what they are about (a sample, a step, a version), never by where they lie.
 Of several records of one sample the first counts, as everywhere. Memory is a position for each

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlstreams.debug.inspect.words import Spelling
 from rlstreams.schemas.events import (
     NO_VERSION,
     Prompt,
@@ -36,6 +35,7 @@ from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.samples.fold import ALL, Samples
 from rlstreams.streams.samples.life import Outcome, Sample
 from rlstreams.streams.tokens import TokenTable, token_table
+from rlstreams.words.spelling import Spelling
 
 _IN_FLIGHT = "in flight"
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TextIO
 
-from rlstreams.debug.inspect.words import NUMBERS, Spelling
 from rlstreams.schemas.events import EVALUATE, TRAIN, Event, StepCompleted, Trajectory
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
@@ -25,6 +24,7 @@ from rlstreams.streams.samples.fold import Samples
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint, answer_of, evaluation
 from rlstreams.streams.views.feed import Feed
 from rlstreams.streams.views.run import StepPoint, step_point
+from rlstreams.words.spelling import NUMBERS, Spelling
 
 EVERY = 10  # versions, where no held-out rows are answered
 COLUMNS = ("which", "sample", "reward", "version", "finish", "prompt", "answer", "look")

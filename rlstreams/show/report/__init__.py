@@ -1,1 +1,1 @@
-"""Report of a run: one self-contained HTML page, and the learning curve as PNG."""
+"""Report of a run: one self-contained HTML page, and its steps as CSV."""

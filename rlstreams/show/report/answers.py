@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rlstreams.debug.inspect.texts import SampleText, parts_line
-from rlstreams.debug.inspect.texts import short as cut
 from rlstreams.schemas.events import TRAIN
 from rlstreams.show.report.html import clock_time, short
 from rlstreams.streams.samples.life import Sample
+from rlstreams.words.texts import SampleText, parts_line
+from rlstreams.words.texts import short as cut
 
 LONGEST = 20_000  # characters of one text in a row; its own page has all
 FIGURES = (

@@ -15,7 +15,7 @@ from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import PARTS
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.workers import Life, Restart
-from rlstreams.up.live.words import KillMark, number
+from rlstreams.words.screen import KillMark, number
 
 SMOOTH = 5  # steps that throughput is averaged over
 PART = "reward/"  # begins the name of a metric that is a part of the reward

@@ -1,4 +1,4 @@
-"""What report and live page say of a run in tiles and tables: values in, text out. Pure."""
+"""What report and live page say of a run in tables: values in, text out. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.show.metrics.figures import of_run
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.show.report.html import clock_time, short
 from rlstreams.streams.views.evaluation import Answer
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
-from rlstreams.up.live.words import KillMark, clock, ends
+from rlstreams.words.sample_detail import SampleDetail
 from rlstreams.workers.config.layers import leaves
 
 VERSION_COLORS = 5  # classes v0 to v4
@@ -39,27 +39,6 @@ def config_of(claims: Sequence[TrainerStarted]) -> Mapping[str, Any]:
     """The resolved configuration of the newest claim; empty before it."""
     found: Mapping[str, Any] = json.loads(claims[-1].config) if claims else {}
     return found
-
-
-def tiles(
-    state: ViewState, kills: Sequence[KillMark], lost: int | None = None
-) -> list[tuple[str, str]]:
-    """The run in a few figures: (value, name)."""
-    run, curve = state.run, state.evaluation.curve
-    gain = f"{curve[0].accuracy:.2f} to {curve[-1].accuracy:.2f}" if len(curve) > 1 else "-"
-    seconds = 0.0
-    if run.steps and run.claims:
-        seconds = (run.steps[-1].finished_at_ms - run.claims[0].started_at_ms) / 1000
-    return [
-        (gain, f"held-out {state.evaluation.measure}"),
-        (f"{run.step} of {run.step_target or '?'}", "optimizer steps"),
-        (short(run.steps[-1].reward if run.steps else None), "newest reward"),
-        (f"{sum(p.num_samples for p in run.steps):,}", "samples trained"),
-        (clock(seconds), "time, claim to last step"),
-        (str(len(kills)), f"processes {ends(kills)}"),
-        *([] if lost is None else [(f"{lost:,}", "samples lost")]),
-        (f"{state.dead.num:,}", "dead letters"),
-    ]
 
 
 def facts(state: ViewState) -> list[tuple[str, str]]:
@@ -277,7 +256,10 @@ def _hashes(claims: Sequence[TrainerStarted]) -> dict[str, str]:
     return {f"SHA-256 of {name}": digest[:12] for name, digest in hashes.items()}
 
 
+SUMMARY = ("steps", "held_out", "reward", "samples", "time")
+
+
 def summary(name: str, state: ViewState) -> list[str]:
     """A row of a comparison."""
-    accuracy, steps, reward, samples, seconds = (value for value, _ in tiles(state, ())[:5])
-    return [name, steps, accuracy, reward, samples, seconds]
+    found = of_run(state)
+    return [name, *(found[key].value for key in SUMMARY)]

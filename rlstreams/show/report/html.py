@@ -21,7 +21,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from rlstreams.up.live.words import number, visible
+from rlstreams.words.house import MEANING
+from rlstreams.words.screen import number, visible
 
 STATIC = Path(str(files("rlstreams.show.report") / "static"))
 NOTHING = "-"
@@ -65,6 +66,7 @@ def environment() -> Environment:
         trim_blocks=True,
     )
     found.filters |= {"number": short, "time": clock_time, "as_json": as_json}
+    found.globals |= {"unwanted_style": unwanted_style, "meaning": MEANING}
     return found
 
 
@@ -78,6 +80,17 @@ def render(template: str, **values: object) -> str:
 def plotter() -> bytes:
     """The plotting library: one script, of the package `plotly` (MIT)."""
     return (Path(str(files("plotly"))) / "package_data" / "plotly.min.js").read_bytes()
+
+
+@cache
+def unwanted_style() -> str:
+    """The id under which the plotter adds a style sheet for maps, unless an element has it.
+
+    No chart of ours is a map, and the page's policy refuses what is written into the page. Empty:
+    this release of the plotter adds none.
+    """
+    found = re.search(rb'getElementById\("([0-9a-f]{32,})"\)', plotter())
+    return found[1].decode() if found else ""
 
 
 def inlined(data: Mapping[str, Any]) -> dict[str, Markup]:

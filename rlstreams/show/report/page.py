@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail
-from rlstreams.debug.inspect.texts import SampleText
+from rlstreams.show.metrics.figures import of_run
 from rlstreams.show.metrics.rows import CsvTable, step_row
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
@@ -23,7 +22,9 @@ from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.pace import nothing_to_learn
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.workers import Restart
-from rlstreams.up.live.words import KillMark, ends, over, redone_lines, spell, spelled
+from rlstreams.words.sample_detail import SampleDetail
+from rlstreams.words.screen import KillMark, redone_lines, spell, spelled
+from rlstreams.words.texts import SampleText
 
 FEW_DEAD = 0.05  # of the samples; the verdict is not green above it
 _NEWEST = 20  # steps that the histogram is of
@@ -75,7 +76,9 @@ def render_report(given: ReportInput) -> str:
         made_at=given.made_at,
         stopped=given.stopped,
         command=given.command,
-        tiles=facts.tiles(state, given.kills, given.audit.lost if given.audit else None),
+        figures=of_run(
+            state, kills=given.kills, lost=given.audit.lost if given.audit else None
+        ).values(),
         facts=facts.facts(state),
         verdict=_verdict(given.audit),
         redone=redone_lines(state.run.redone),
@@ -108,17 +111,6 @@ def steps_csv(steps: Sequence[StepPoint]) -> str:
     table.write([step_row(point) for point in steps])
     table.close()
     return out.getvalue()
-
-
-def curve_title(given: ReportInput) -> str:
-    """What the curve shows, in one line."""
-    curve, kills = given.fold.state.evaluation.curve, given.kills
-    if len(curve) < 2:
-        return f"Run {given.run}"
-    killed = f"; {len(kills)} process{'es' * (len(kills) > 1)} {ends(kills)}" if kills else ""
-    first, last = curve[0].accuracy, curve[-1].accuracy
-    measure = given.fold.state.evaluation.measure
-    return f"Held-out {measure} {first:.2f} to {last:.2f}, {over(curve[0], curve[-1])}{killed}"
 
 
 def kill_marks(

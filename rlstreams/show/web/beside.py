@@ -58,14 +58,16 @@ def trackers(
         yield
         return
     # An `up` that is killed leaves it the time to write what is left.
-    words = ("track", str(folder), "--follow", "--owner", "up")
+    words = ("metrics", "track", str(folder), "--follow", "--owner", "up")
     tracker = _beside(folder, TRACK_LOG, Orphaned.DRAINS, *words)
     try:
         say(f"tracked by {', '.join(names)}; problems are in {folder / TRACK_LOG}")
         yield
     finally:
         if tracker.end(TRACK_STOP_S):
-            say_last(f"a tracker lacks rows, see {folder / TRACK_LOG}: rlstreams track {folder}")
+            say_last(
+                f"a tracker lacks rows, see {folder / TRACK_LOG}: rlstreams metrics track {folder}"
+            )
 
 
 def _beside(folder: Path, log: str, orphaned: Orphaned, *words: str) -> Child:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from rlstreams.debug.inspect.texts import Texts
-from rlstreams.debug.inspect.words import Spelling, spelling
 from rlstreams.schemas.events import Event, Trajectory
 from rlstreams.show.report.collect import there
 from rlstreams.show.report.fold import FIRST, LAST, THEN, RunFold
@@ -20,6 +18,8 @@ from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.streams.log.topics import Topic
 from rlstreams.streams.run.run_log import BusLog, RunLog
 from rlstreams.streams.views.feed import Feed
+from rlstreams.words.spelling import Spelling, spelling
+from rlstreams.words.texts import Texts
 
 POLL_S = 0.05
 NEWS_S = 1.0

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.schemas.events import TRAIN
+from rlstreams.show.metrics.figures import of_run
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
 from rlstreams.show.report.charts import series
@@ -17,7 +17,8 @@ from rlstreams.show.report.page import chart_values, kill_marks
 from rlstreams.show.report.rows import Wanted, find, of_step, siblings
 from rlstreams.show.web.reading import RunReader
 from rlstreams.streams.views.pace import bottleneck, nothing_to_learn
-from rlstreams.up.live.words import KillMark
+from rlstreams.words.sample_detail import SampleDetail
+from rlstreams.words.screen import KillMark
 from rlstreams.workers.config.layers import leaves
 
 VIEWS = (
@@ -66,7 +67,8 @@ def run(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
     return _page(
         reader, "", "run.html", "run", all_runs=all_runs, has_charts=True, state=state,
         answers=_newest_answers(reader), warning=nothing_to_learn(state.run.steps),
-        tiles=facts.tiles(state, kills), facts=facts.facts(state), pace=facts.pace_of(state),
+        figures=of_run(state, kills=kills).values(), facts=facts.facts(state),
+        pace=facts.pace_of(state),
         charts=chart_values({reader.name: series(reader.fold, kills)}),
     )  # fmt: skip
 

@@ -216,7 +216,11 @@ class AuditReport:
             ("  expired", self.expired, "evaluations that retention removed"),
             ("unproven", self.unproven, "trained records that retention removed"),
             ("duplicates", self.duplicates, "later records of a sample, skipped by every reader"),
-            ("void", self.void, "events of a superseded epoch"),
+            (
+                "void",
+                self.void,
+                "events of a trainer after another one began; readers skip them",
+            ),
             ("unreadable", self.unreadable, "records"),
             ("drifted", self.drifted, "redone steps with different weights"),
         ]

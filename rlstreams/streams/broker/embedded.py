@@ -24,6 +24,7 @@ from rlstreams.streams.broker.config import (
     CLEAN,
     DISK_FULL,
     FENCED,
+    FOR_A_LOOK,
     HOST,
     OUT_OF_SYNC,
     STARTED,
@@ -84,6 +85,7 @@ class EmbeddedBroker:
         settings: Mapping[str, str] = MappingProxyType({}),  # broker properties beside ours
         *,
         has_password: bool = False,  # also where there is one in the folder
+        is_for_a_look: bool = False,
     ) -> None:
         self.folder = folder
         self._lock = folder / "broker.lock"
@@ -98,6 +100,7 @@ class EmbeddedBroker:
         self._child: Child | None = None
         self._log_start = 0  # where the log of the broker that this object started begins
         self._has_password = has_password
+        self._java_options = FOR_A_LOOK if is_for_a_look else ()
 
     def start(self) -> BrokerState:
         """Start and wait until it serves. Port 0: the folder's last port, or a free one.
@@ -121,6 +124,7 @@ class EmbeddedBroker:
                 classpath(self._jars_dir, _to_stderr),
                 self.folder,
                 self._heap_mb,
+                self._java_options,
             )
             self._write_settings(state)
             keep_identity(self.folder, self._data)

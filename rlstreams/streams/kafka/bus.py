@@ -198,7 +198,7 @@ class KafkaBus(Closing):
         if found.error is not None or not found.partitions:
             raise TopicMismatchError(
                 f"topic {name} does not exist at {self._bootstrap}: create a run's topics by "
-                "`rlstreams topics apply CONFIG`, with the same run.id and broker.bootstrap"
+                "`rlstreams broker topics CONFIG`, with the same run.id and broker.bootstrap"
             )
         return len(found.partitions)
 

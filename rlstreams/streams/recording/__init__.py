@@ -1,4 +1,13 @@
-"""Recordings: a run's topics as Parquet files and a manifest. Format: README.md here."""
+"""Recordings: a run's topics as Parquet files and a manifest. Format: README.md here.
+
+Reader and writer are imported when they are asked for: pyarrow takes a third of a second, and who
+only asks whether a folder is a recording needs none of it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from rlstreams.streams.recording.manifest import (
     DamagedError,
@@ -8,8 +17,10 @@ from rlstreams.streams.recording.manifest import (
     RecordedTopic,
     RecordingError,
 )
-from rlstreams.streams.recording.reader import Recording
-from rlstreams.streams.recording.writer import RecordingWriter
+
+if TYPE_CHECKING:
+    from rlstreams.streams.recording.reader import Recording
+    from rlstreams.streams.recording.writer import RecordingWriter
 
 __all__ = [
     "DamagedError",
@@ -21,3 +32,10 @@ __all__ = [
     "RecordingError",
     "RecordingWriter",
 ]
+_LATE = {"Recording": "reader", "RecordingWriter": "writer"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
-from rlstreams.streams.kafka.admin import runs_of
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.errors import ConfigError, TopicMismatchError
 from rlstreams.streams.log.record import RawRecord
@@ -73,6 +72,8 @@ def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
         try:
             bus.partitions(STEPS.name)
         except TopicMismatchError as err:
+            from rlstreams.streams.kafka.admin import runs_of
+
             there = ", ".join(runs_of(bootstrap, options)) or "none"
             raise ConfigError(f"there is no run {place.run!r}: {err}; runs there: {there}") from err
         return BusLog(bus, place.run, close=stack.pop_all().close)

@@ -60,8 +60,12 @@ class RunPlace:
             return options
         return {**client_options((self.folder or Path()) / BROKER_FOLDER), **options}
 
-    def broker(self) -> EmbeddedBroker:
-        """The broker in the run's folder; started or not."""
+    def broker(self, *, is_for_a_look: bool = False) -> EmbeddedBroker:
+        """The broker in the run's folder; started or not.
+
+        Args:
+            is_for_a_look: one that is started has little to do, and is to be there soon.
+        """
         return EmbeddedBroker(
             (self.folder or Path()) / BROKER_FOLDER,
             self.port,
@@ -69,6 +73,7 @@ class RunPlace:
             self.heap_mb,
             settings=FSYNC if self.fsync else {},
             has_password=True,
+            is_for_a_look=is_for_a_look,
         )
 
     @contextmanager
@@ -82,13 +87,13 @@ class RunPlace:
             ConfigError: no broker is named, and none ever ran in the run's folder.
             BrokerError: the broker cannot be reached or started.
         """
-        from rlstreams.streams.kafka.admin_ask import refuse_silence
-
         if self.bootstrap:
+            from rlstreams.streams.kafka.admin_ask import refuse_silence
+
             refuse_silence(self.bootstrap)  # at once, where the client would try for long
             yield self.bootstrap
             return
-        broker = self.broker()
+        broker = self.broker(is_for_a_look=True)
         if not (broker.folder / "broker.json").is_file():
             raise ConfigError(
                 f"run {self.run} has left no log under {self.folder}: it was never started "

@@ -43,7 +43,7 @@ def check_place(
     if not path.exists():
         told = "is not there"
     elif found == "a run":
-        told = f"is {found}, {wanted} (make one: rlstreams record {path})"
+        told = f"is {found}, {wanted} (make one: rlstreams record run {path})"
     elif found:
         told = f"is {found}, {wanted}"
     else:

@@ -9,8 +9,6 @@ from typing import Any
 
 from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topics import Topic
-from rlstreams.streams.recording import Recording
-from rlstreams.streams.recording.bus import RecordingBus
 from rlstreams.streams.recording.manifest import MANIFEST_FILE
 from rlstreams.streams.run.run_log import RunLog
 
@@ -26,6 +24,9 @@ class RecordedLog(RunLog):
     """
 
     def __init__(self, folder: Path | str) -> None:
+        from rlstreams.streams.recording import Recording
+        from rlstreams.streams.recording.bus import RecordingBus
+
         self.name = str(folder)
         self.recording = Recording(folder)
         self.bus = RecordingBus(self.recording)

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 
 LOCK_FILE = "up.lock"
 
 
+class FolderGoneError(StreamsError):
+    """A run's folder was deleted or moved away while it went on."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"run.dir: {folder} was deleted or moved away while the run went on; what lay in it, "
+            "the log of an embedded broker included, is gone, so the run cannot go on"
+        )
+
+
 @contextmanager
-def locked_run(folder: Path) -> Iterator[None]:
+def locked_run(folder: Path) -> Iterator[Callable[[], bool]]:
     """Hold the folder as long as the block runs; the lock goes with the process, however it ends.
+
+    Gives what says whether the folder is still the one that was locked.
 
     Raises:
         ConfigError: another process holds it; names both.
@@ -28,7 +40,15 @@ def locked_run(folder: Path) -> Iterator[None]:
             f"{err.owner}): wait "
             "for it, stop it with Ctrl-C, or take another run (up --run.id NAME, replay --as NAME)"
         ) from None
+    locked = os.fstat(fd)
+
+    def is_there() -> bool:
+        try:
+            return os.path.samestat(locked, os.stat(folder / LOCK_FILE))
+        except FileNotFoundError:
+            return False
+
     try:
-        yield
+        yield is_there
     finally:
         os.close(fd)

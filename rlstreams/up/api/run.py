@@ -25,7 +25,6 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from rlstreams.cli.config import toml_lines
 from rlstreams.show.metrics.rows import EVALUATION, STEP
 from rlstreams.streams.log import errors
 from rlstreams.streams.log.errors import ConfigError, StreamsError
@@ -36,6 +35,7 @@ from rlstreams.workers.config.layers import Layer, file_layers, put, tree_layer
 from rlstreams.workers.config.load import check_secrets, merged, resolved_json
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.config.run import RunConfig, RunSection
+from rlstreams.workers.config.shown import toml_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

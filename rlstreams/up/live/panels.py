@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise, zip_longest
-from statistics import median
+from itertools import islice, zip_longest
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -14,18 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstreams.schemas.events import NO_VERSION
+from rlstreams.show.metrics.figures import NONE, of_run, of_step, step_s
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.evaluation import EvaluationPoint
-from rlstreams.streams.views.pace import STEPS, bottleneck, nothing_to_learn, pace, shortage
+from rlstreams.streams.views.pace import bottleneck, nothing_to_learn, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
-from rlstreams.up.live.words import (
+from rlstreams.words.screen import (
     ENDING,
     LiveInput,
     ProcessInfo,
     clock,
     doing,
-    learning_figures,
     number,
     visible,
     waits,
@@ -93,8 +92,11 @@ def header(given: LiveInput) -> RenderableType:
     line.add_column(no_wrap=True, justify="right")
     left = Text.assemble((" rlstreams ", "bold reverse"), f" {given.run}  ")
     left.append(given.state, "bold" if given.state == "running" else "bold yellow")
-    right = Text.assemble("step ", (f"{run.step}", "bold"), f"/{target or '?'}   ")
-    right.append(f"{_gain(given.views.evaluation.curve)}{clock(given.elapsed_s)}{_left(given)} ")
+    figures = of_run(given.views, target=given.target)
+    right = Text.assemble("step ", (figures["steps"].value, "bold"), "   ")
+    if (held_out := figures["held_out"].value) != NONE:
+        right.append(f"held-out {held_out}   ")
+    right.append(f"{clock(given.elapsed_s)}{_left(given)} ")
     line.add_row(left, right)
     bar = ProgressBar(total=target or 1, completed=run.step, complete_style="cyan")
     return Group(line, bar)
@@ -102,19 +104,8 @@ def header(given: LiveInput) -> RenderableType:
 
 def _left(given: LiveInput) -> str:
     run = given.views.run
-    seconds = _step_s(run.steps) * (given.target - run.step)
+    seconds = step_s(run.steps) * (given.target - run.step)
     return f", {clock(seconds)} left" if given.state == "running" and seconds > 0 else ""
-
-
-def _step_s(steps: Sequence[StepPoint]) -> float:
-    """From step to step, median of the last ones: a kill or a pause among them changes nothing."""
-    ends_ms = [point.finished_at_ms for point in steps[-STEPS - 1 :]]
-    return median([b - a for a, b in pairwise(ends_ms)] or [0]) / 1000
-
-
-def _gain(curve: Sequence[EvaluationPoint]) -> str:
-    ends = [f"{point.accuracy:.2f}" for point in (*curve[:1], *curve[1:][-1:])]
-    return f"held-out {' -> '.join(ends)}   " if ends else ""
 
 
 def learning(given: LiveInput, width: int, height: int) -> RenderableType:
@@ -151,12 +142,12 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
 def _learns(given: LiveInput, width: int) -> list[Text]:
     """Loss, KL, entropy, gradient norm of the newest step and the rate of the last ones."""
     steps = given.views.run.steps
-    found = pace(steps)
-    if found is None:
+    rate = of_run(given.views)["rate"]
+    if rate.value == NONE:
         return []
     text = Text(no_wrap=True, overflow="ellipsis")
-    rate = ("tokens/s", f"{found.sampled_per_s:,.0f}")
-    for name, value in (*learning_figures(steps[-1]), rate):
+    shown = [(f.name, f.value) for key, f in of_step(steps[-1]).items() if key != "staleness"]
+    for name, value in (*shown, (rate.unit, rate.value)):
         if text.cell_len + len(name) + len(value) + 3 <= width:
             text.append(f"{name} ", "bright_black").append(f"{value}  ")
     return [text]
@@ -229,7 +220,7 @@ def _rate(worker: WorkerView | None, given: LiveInput) -> str:
     if worker is None:
         return "-"
     if worker.role == "trainer":
-        return f"{_step_s(given.views.run.steps):.2f} s/step"
+        return f"{step_s(given.views.run.steps):.2f} s/step"
     for counter, unit in (("tokens", "tok/s"), ("samples", "samples/s"), ("groups", "groups/s")):
         if counter in worker.rates:
             return f"{worker.rates[counter]:,.0f} {unit}"

@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from rlstreams.show.metrics.rows import step_row
+from rlstreams.show.metrics.figures import of_step
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import (
     STEPS,
@@ -42,7 +42,7 @@ from rlstreams.up.live.panels import (
     queues,
     workers,
 )
-from rlstreams.up.live.words import LiveInput, clock, learning_figures, over, visible, waits
+from rlstreams.words.screen import LiveInput, clock, over, visible, waits
 
 _GONE = (errno.EPIPE, errno.EIO)
 
@@ -209,11 +209,12 @@ def _step_line(point: StepPoint, given: LiveInput) -> str:
     done = [p for p in given.views.run.steps if p.step <= point.step]
     mean = pace(done)
     rate = mean.sampled_per_s if mean else 0.0
-    staleness = step_row(point).values["staleness_mean"]
-    figures = "  ".join(f"{name} {value}" for name, value in learning_figures(point))
+    found = dict(of_step(point))
+    staleness = found.pop("staleness").value
+    figures = "  ".join(f"{figure.name} {figure.value}" for figure in found.values())
     return (
         f"step {point.step:>4}/{given.target or '?'}  reward {point.reward:.3f}  "
-        f"held-out {held_out}  {figures}  {rate:,.0f} tokens/s  staleness {staleness:.2f}  "
+        f"held-out {held_out}  {figures}  {rate:,.0f} tokens/s  staleness {staleness}  "
         f"{clock(given.elapsed_s)}"
     )
 

@@ -10,10 +10,10 @@ from typing import Protocol
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.log.bus import Bus
 from rlstreams.up.live.figures import Figures
-from rlstreams.up.live.words import KillMark
 from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.fleet import Failure, Fleet
 from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.words.screen import KillMark
 from rlstreams.workers.config.run import RunConfig
 
 

@@ -12,14 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
-from rlstreams.up.live.words import ProcessInfo
+from rlstreams.streams.run.run_lock import FolderGoneError
 from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import FaultHook, Outcome
 from rlstreams.up.supervisor.fleet import DRAIN_ORDER, GRACE_S, Fleet, Worker
 from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.words.screen import ProcessInfo
 from rlstreams.workers.config.operation import Kill
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import DRAINING
@@ -130,6 +132,7 @@ class Supervisor:
         broker: BrokerKeeper | None,
         asked: Sequence[int],
         hook: FaultHook | None = None,
+        is_there: Callable[[], bool] = lambda: True,  # the run's folder
     ) -> None:
         self._config = config
         self._devices = devices
@@ -138,6 +141,7 @@ class Supervisor:
         self._broker = broker
         self._asked = asked  # signals that came
         self._hook = hook
+        self._is_there = is_there
         self._kills = kills_ahead(config.demo.kills, watcher.step, config.trainer.steps)
         self._drain: Drain | None = None
         self._finish_until_s: float | None = None  # while the last evaluation goes on
@@ -147,10 +151,15 @@ class Supervisor:
         self.outcome = Outcome.DRAINED
 
     def run(self) -> Outcome:
-        """Start everything and stay until no process is left."""
+        """Start everything and stay until no process is left.
+
+        Raises FolderGoneError: the run's folder was deleted or moved away.
+        """
         self._fleet.start()
         self._watcher.phase = "running"
         while self._drain is None or not self._drain.is_over:
+            if not self._is_there():  # before what is made there again would look like it
+                raise FolderGoneError(Path(self._config.folder))
             self._poll()
             self._fleet.tick()
             self._advance()

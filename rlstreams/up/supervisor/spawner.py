@@ -7,6 +7,7 @@ same command, `rlstreams worker`, with the same log, owner pipe and exit statuse
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,12 +98,12 @@ def make_spawner() -> Spawner:
 
 
 def _work(command: Sequence[str]) -> int:
-    """Be the worker, in a fork; its exit status."""
+    """Be `python -m rlstreams worker ...`, in a fork; its exit status."""
     if getattr(sys.modules.get(PRELOAD), "BEGAN_CUDA", False):
         os.execv(command[0], list(command))
-    from rlstreams.__main__ import main
-    from rlstreams.workers.loop.runtime import end_within
-
-    status = main(list(command[3:]))
-    end_within(status)
-    return status
+    _, _, module, *sys.argv[1:] = command
+    try:
+        runpy.run_module(module, run_name="__main__")
+    except SystemExit as err:
+        return int(err.code or 0)
+    return 0

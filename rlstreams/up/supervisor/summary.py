@@ -9,17 +9,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlstreams.debug.inspect.words import spelling
-from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, collect, write
+from rlstreams.show.report.collect import PAGE_FILE, collect, write
 from rlstreams.streams.audit.auditor import ReplayedError, audit
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.evaluation import EvaluationState
 from rlstreams.streams.views.feed import ViewState
-from rlstreams.up.live.words import over, redone_lines, visible
 from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.fleet import LOGS, Failure
+from rlstreams.words.screen import over, redone_lines, visible
+from rlstreams.words.spelling import spelling
 from rlstreams.workers.config.hub import model_folder
 
 NAME = "rlstreams"
@@ -46,7 +46,7 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
     folder = Path(ended.options.config.folder)
     try:
         _report(ended, log, folder)
-        told = [f"report: {folder / PAGE_FILE}", f"curve:  {folder / CURVE_FILE}"]
+        told = [f"report: {folder / PAGE_FILE}"]
     except OSError as err:  # a full disk ends no summary
         told = [f"report: not written, {err}"]
     show(
@@ -139,7 +139,7 @@ def model_lines(folder: str, step: int) -> Sequence[str]:
         to = Path(folder, name)
         if not to.exists() or (to.is_dir() and not any(to.iterdir())):
             named = shlex.quote(folder), shlex.quote(f"{folder}/{name}")
-            return (f"model:  {program_name()} export-model {named[0]} --out {named[1]}",)
+            return (f"model:  {program_name()} export model {named[0]} --out {named[1]}",)
     return ()
 
 

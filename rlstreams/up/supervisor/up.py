@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from rlstreams.check.doctor.diagnose import preflight
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.show.web.beside import trackers, web_page
-from rlstreams.start.doctor.diagnose import preflight
+from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.visits import owned
 from rlstreams.streams.kafka.admin import apply, broker_version_warning
@@ -19,12 +20,12 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.topics import CONTROL, STEPS
-from rlstreams.streams.run.run_lock import locked_run
+from rlstreams.streams.run.run_lock import FolderGoneError, locked_run
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.up.live.screen import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
-from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, UpOptions
+from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, Outcome, UpOptions
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.run import Supervisor, interrupts
 from rlstreams.up.supervisor.spawner import make_spawner
@@ -62,7 +63,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
     refuse_place(config)
     preflight(config, show)
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder(config))
+        folder, is_there = stack.enter_context(_folder(config))
         _set_threads(config)
         # It imports torch while the broker starts.
         spawner = make_spawner()
@@ -94,21 +95,40 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             devices = stack.enter_context(DeviceScheduler(config, fleet, watcher, bus))
             with interrupts() as asked:
                 outcome = Supervisor(
-                    config, fleet, watcher, devices, broker=keeper, asked=asked, hook=hook
+                    config,
+                    fleet,
+                    watcher,
+                    devices,
+                    broker=keeper,
+                    asked=asked,
+                    hook=hook,
+                    is_there=is_there,
                 ).run()
             outlasting(watcher.finish, keeper)
-        ended = Ended(
-            options=options,
-            step=watcher.step,
-            outcome=outcome,
-            failure=fleet.failure,
-            num_killed=fleet.num_killed,
-            kills=tuple(watcher.kills),
-            is_claimed=watcher.ledger.epoch != epoch,
-            audit=audited(bus),
-        )
+        is_claimed = watcher.ledger.epoch != epoch
+        ended = _ended(options, watcher, fleet, outcome, is_claimed, audited(bus))
         status = summarize(ended, watcher.state, BusLog(bus, config.run.id))
         return status if hook is None else hook.conclude(bus, ended, status)
+
+
+def _ended(
+    options: UpOptions,
+    watcher: Watcher,
+    fleet: Fleet,
+    outcome: Outcome,
+    is_claimed: bool,
+    audit: AuditReport | None,
+) -> Ended:
+    return Ended(
+        options=options,
+        step=watcher.step,
+        outcome=outcome,
+        failure=fleet.failure,
+        num_killed=fleet.num_killed,
+        kills=tuple(watcher.kills),
+        is_claimed=is_claimed,
+        audit=audit,
+    )
 
 
 @contextmanager
@@ -119,7 +139,9 @@ def _nothing_lost(options: UpOptions) -> Iterator[None]:
     except BaseException as err:
         go_on = f"go on with `{program_name()} {options.resume}`"
         told = f"nothing that was committed is lost: {go_on}"
-        if isinstance(err, StreamsError):
+        if isinstance(err, FolderGoneError):
+            pass
+        elif isinstance(err, StreamsError):
             err.add_note(told)
         else:
             with suppress(OSError):  # the terminal hung up
@@ -128,15 +150,24 @@ def _nothing_lost(options: UpOptions) -> Iterator[None]:
 
 
 @contextmanager
-def _folder(config: RunConfig) -> Iterator[Path]:
-    """The run's folder, which nobody else uses in the block, and no other user can read."""
+def _folder(config: RunConfig) -> Iterator[tuple[Path, Callable[[], bool]]]:
+    """The run's folder, which nobody else uses in the block, and no other user can read; and what
+    says whether it is still there.
+
+    Raises FolderGoneError: what went wrong in the block did so because it is not.
+    """
     os.umask(0o077)  # roles inherit it: logs, checkpoints and weights are their owner's
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked_run(folder):
+    with locked_run(folder) as is_there:
         refuse_other_run(config)
         with output_to(folder / LOGS / "up.log"):
-            yield folder
+            try:
+                yield folder, is_there
+            except (OSError, StreamsError) as err:
+                if is_there():
+                    raise
+                raise FolderGoneError(folder) from err
 
 
 def _set_threads(config: RunConfig) -> None:

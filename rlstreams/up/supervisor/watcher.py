@@ -11,6 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from rlstreams.schemas.events import ControlState, Event, StepsRedone
+from rlstreams.show.health.poison import PoisonWatch
+from rlstreams.show.health.stall_watch import StallWatch, ask_facts
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
@@ -22,10 +24,8 @@ from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
 from rlstreams.streams.views.folds import Folds
 from rlstreams.up.live.figures import Figures
 from rlstreams.up.live.screen import LiveView
-from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo, passed_over_lines
-from rlstreams.up.supervisor.poison import PoisonWatch
 from rlstreams.up.supervisor.progress import Progress
-from rlstreams.up.supervisor.stall_watch import StallWatch, ask_facts
+from rlstreams.words.screen import KillMark, LiveInput, ProcessInfo, passed_over_lines
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
 

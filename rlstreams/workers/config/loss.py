@@ -28,7 +28,7 @@ WITHOUT_GROUPS = ("reinforce++", "gae", *UNCOMPARED)  # that do not compare a sa
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSection(Section, section="trainer.loss"):
     """Policy loss: advantages, what bounds a token's ratio, and what corrects the sampler's weight.
-    Formulas and sources: infra/docs/loss.md; `rlstreams explain` prints the one that will run."""
+    Formulas and sources: infra/docs/loss.md; `rlstreams config loss` prints the one that runs."""
 
     kind: Kind = "ppo"
     """What bounds a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 0.03,

@@ -97,7 +97,7 @@ class TensorboardSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackSection:
-    """Trackers that `up` and `rlstreams track` write to, each by what names its place."""
+    """Trackers that `up` and `rlstreams metrics track` write to, each by what names its place."""
 
     wandb: WandbSection = field(default_factory=WandbSection)
     mlflow: MlflowSection = field(default_factory=MlflowSection)

@@ -55,7 +55,7 @@ def check_tail(bus: Bus, ledger: Ledger, run: str, run_folder: Path) -> None:
             "are damaged; the samples that were trained behind the cut would be trained twice. "
             "Nothing was written. Put the broker's data folder back from a copy; "
             "or go on from the newest checkpoint that the log confirms under a new run: "
-            "`rlstreams export-model RUN --out DIR`, then `--model.path=DIR --run.id=NAME`"
+            "`rlstreams export model RUN --out DIR`, then `--model.path=DIR --run.id=NAME`"
         )
 
 

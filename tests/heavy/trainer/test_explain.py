@@ -1,4 +1,4 @@
-"""`rlstreams explain`: the formula that runs, and the numbers of a recorded step."""
+"""`rlstreams config loss`: the formula that runs, and the numbers of a recorded step."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from rlstreams.cli.explain import formula, numbers
 
 from rlstreams.__main__ import main
-from rlstreams.cli.explain import formula, numbers
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import Advantage, Kind, LossSection
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
@@ -107,7 +107,7 @@ def test_a_recorded_step_s_numbers(tmp_path: Path) -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     example = str(Path(__file__).parents[3] / "infra/examples/demo.toml")
-    assert main(["explain", example, "--trainer.loss.kind", "sapo"]) == 0
+    assert main(["config", "loss", example, "--trainer.loss.kind", "sapo"]) == 0
     assert "sigmoid" in capsys.readouterr().out
-    assert main(["explain", example, "--trainer.loss.proximal", "step_start"]) != 0
+    assert main(["config", "loss", example, "--trainer.loss.proximal", "step_start"]) != 0
     assert "would bound nothing" in capsys.readouterr().err

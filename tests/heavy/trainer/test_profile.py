@@ -1,4 +1,4 @@
-"""`rerun-step --profile`: a recorded step under torch's profiler makes the recorded weights."""
+"""`replay step --profile`: a recorded step under torch's profiler makes the recorded weights."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_redo_is_equal_to_the_bit(name: str, tmp_path: Path) -> None:
 
 
 def test_a_step_is_tried_with_other_mini_batches(tmp_path: Path) -> None:
-    """`rerun-step`: equal as it was recorded, and cut anew where the change asks for it."""
+    """`replay step`: equal as it was recorded, and cut anew where the change asks for it."""
     log = make_log()
     config = make_config(
         tmp_path, trainer__groups_per_step=2, trainer__minibatches=2, trainer__steps=1

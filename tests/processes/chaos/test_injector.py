@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from rlstreams.schemas.events import Event
-from rlstreams.start.chaos import injector as module
-from rlstreams.start.chaos.injector import FaultInjector
-from rlstreams.start.chaos.plan import BROKER, Fault, FaultKind, Journal
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS, Topic
 from rlstreams.up.supervisor.fault_hook import FaultHook, FaultTargets
 from rlstreams.up.supervisor.fleet import Fleet
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.run import RunConfig
+from tests.chaos import injector as module
+from tests.chaos.injector import FaultInjector
+from tests.chaos.plan import BROKER, Fault, FaultKind, Journal
 from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus

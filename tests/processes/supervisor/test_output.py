@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.up.live.words import LiveInput
+from rlstreams.words.screen import LiveInput
 from tests.unit.report.test_live import live_input
 
 ROOT = Path(__file__).parents[3]

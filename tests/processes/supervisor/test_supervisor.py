@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.up.supervisor.fleet import Worker
+from rlstreams.streams.run.run_lock import FolderGoneError
+from rlstreams.up.supervisor.fleet import Fleet, Worker
 from rlstreams.up.supervisor.run import Supervisor, _info
-from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.factories import step_completed, trainer_started
-from tests.processes.supervisor.small import OBEDIENT, Log, fleet_of
+from tests.processes.supervisor.small import OBEDIENT, Log, Scripts, fleet_of
 from tests.unit.supervisor.test_watcher import make_bus, say, watching
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.broker import BrokerKeeper
+
+
+def test_a_folder_that_was_deleted_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
+    """Before anything is started again in a folder that only looks like it."""
+    config = RunConfig(run=RunSection(id="x", dir=str(tmp_path / "x")))
+    there = [True, True, False]
+    fleet = Fleet(Scripts({"trainer": OBEDIENT}), tmp_path, {"trainer": 1}, progress=Log(), say=str)
+    with watching(make_bus()) as watcher, closing(fleet):
+        supervisor = Supervisor(
+            config, fleet, watcher, broker=None, asked=(), is_there=lambda: there.pop(0)
+        )
+        with pytest.raises(FolderGoneError, match=r"run.dir: .*/x was deleted or moved away"):
+            supervisor.run()
+    assert [] == there
 
 
 def test_the_last_checkpoint_has_a_name(tmp_path: Path) -> None:

@@ -178,4 +178,4 @@ def test_a_tracker_hears_that_its_up_was_killed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (-signal.SIGKILL, "False") == (done.returncode, done.stdout.split()[-1])
     within(WAIT_S, lambda: ended.exists() or None, "the tracker's end")
-    assert f"-m rlstreams track {tmp_path} --follow --owner up\n" == ended.read_text()
+    assert f"-m rlstreams metrics track {tmp_path} --follow --owner up\n" == ended.read_text()

@@ -148,9 +148,9 @@ def test_no_step_links_to_one_that_is_not_there(client: httpx.Client) -> None:
 
 
 def test_a_step_has_its_batch_and_the_command_to_do_it_again(client: httpx.Client) -> None:
-    """As `rerun-step` takes it."""
+    """As `replay step` takes it."""
     page = client.get("/r/run/steps/3").text
-    assert "rlstreams rerun-step 3 runs/run" in page
+    assert "rlstreams replay step 3 runs/run" in page
     assert 8 == page.count('<td class="who"><a href="/r/run/samples/3/')
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.start.doctor.model import read_model
+from rlstreams.check.doctor.model import read_model
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.nearest import meant_path
 

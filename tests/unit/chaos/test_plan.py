@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstreams.start.chaos.plan import (
+from rlstreams.streams.log.crash_points import arm, arm_from
+from tests.chaos.plan import (
     BROKER,
     RECORDS,
     ROLES,
@@ -22,7 +23,6 @@ from rlstreams.start.chaos.plan import (
     plan,
     points_of,
 )
-from rlstreams.streams.log.crash_points import arm, arm_from
 
 ONCE = (BROKER, RECORDS)
 COUNTS = {"prompts": 1, "rollout": 2, "logprob": 1, "trainer": 1, **dict.fromkeys(ONCE, 1)}

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.start.chaos.plan import ChaosOptions
-from rlstreams.start.chaos.run import chaos, victims
 from rlstreams.streams.log import crash_points
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.supervisor.fault_hook import UpOptions
@@ -21,6 +19,8 @@ from rlstreams.workers.config.run import (
     RunConfig,
     RunSection,
 )
+from tests.chaos.plan import ChaosOptions
+from tests.chaos.run import chaos, victims
 
 OURS = RunConfig(rollout=RolloutSection(workers=2), logprob=LogprobSection(workers=3))
 THEIRS = RunConfig(broker=BrokerSection(bootstrap="127.0.0.1:9"))

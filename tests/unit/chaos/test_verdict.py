@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlstreams.start.chaos.plan import (
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.views.run import RunState
+from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
+from rlstreams.up.supervisor.fleet import Failure
+from rlstreams.up.supervisor.restart import Exited
+from rlstreams.workers.config.run import RunConfig
+from tests.chaos.plan import (
     BROKER,
     RECORDS,
     SERVER,
@@ -16,13 +22,7 @@ from rlstreams.start.chaos.plan import (
     Injection,
     Journal,
 )
-from rlstreams.start.chaos.verdict import NOT_AUDITED, ChaosReport, report
-from rlstreams.streams.audit.report import AuditReport
-from rlstreams.streams.views.run import RunState
-from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
-from rlstreams.up.supervisor.fleet import Failure
-from rlstreams.up.supervisor.restart import Exited
-from rlstreams.workers.config.run import RunConfig
+from tests.chaos.verdict import NOT_AUDITED, ChaosReport, report
 from tests.factories import steps_redone
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlstreams.start.doctor import broker
-from rlstreams.start.doctor.check import Check, Level
+from rlstreams.check.doctor import broker
+from rlstreams.check.doctor.check import Check, Level
 from rlstreams.streams.kafka.facts import BrokerFacts, TopicFacts
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.workers.bootstrap.parts import topic_plan

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
-from rlstreams.start.doctor.devices import (
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, Level
+from rlstreams.check.doctor.devices import (
     Gpu,
     gpu_check,
     gpu_inventory,
@@ -19,7 +19,7 @@ from rlstreams.start.doctor.devices import (
     sizes,
     visible,
 )
-from rlstreams.start.doctor.model import ModelFolder, read_model
+from rlstreams.check.doctor.model import ModelFolder, read_model
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.load import load
 

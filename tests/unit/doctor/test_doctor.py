@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.start.doctor import machine
-from rlstreams.start.doctor.check import Host, Level, probed
-from rlstreams.start.doctor.diagnose import _of_model, diagnose, preflight
-from rlstreams.start.doctor.model import check_layouts, check_routers, read_model
+from rlstreams.check.doctor import machine
+from rlstreams.check.doctor.check import Host, Level, probed
+from rlstreams.check.doctor.diagnose import _of_model, diagnose, preflight
+from rlstreams.check.doctor.model import check_layouts, check_routers, read_model
 from rlstreams.streams.broker.jars import num_missing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.workers.config.load import load

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.start.doctor.check import Level
-from rlstreams.start.doctor.model import model_checks, read_model
+from rlstreams.check.doctor.check import Level
+from rlstreams.check.doctor.model import model_checks, read_model
 from rlstreams.streams.log.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlstreams.start.doctor.broker import replication_check
-from rlstreams.start.doctor.check import Level
+from rlstreams.check.doctor.broker import replication_check
+from rlstreams.check.doctor.check import Level
 from rlstreams.streams.kafka.facts import BrokerFacts, Copies, TopicFacts
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.workers.config.load import load

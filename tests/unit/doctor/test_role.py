@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.start.doctor.check import Check, Host, Level, probed
-from rlstreams.start.doctor.diagnose import secrets_check, weights_check
+from rlstreams.check.doctor.check import Check, Host, Level, probed
+from rlstreams.check.doctor.diagnose import secrets_check, weights_check
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 

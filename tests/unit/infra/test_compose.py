@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from rlstreams.__main__ import parser_of_all
+from rlstreams.__main__ import parsed
 from rlstreams.streams.broker.config import server_properties
 from rlstreams.streams.broker.jars import KAFKA_VERSION
 
@@ -77,4 +77,4 @@ def test_commands_of_roles_are_commands() -> None:
     commands += [pod["containers"][0]["args"][1:] for pod in pods]
     assert (10, {"worker", "web"}) == (len(commands), {words[0] for words in commands})
     for words in commands:
-        parser_of_all().parse_args(words)
+        parsed(words)

@@ -8,17 +8,22 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import click
 import pytest
 
-from rlstreams.__main__ import parser_of_all, split_overrides
+from rlstreams.__main__ import COMMANDS, PROGRAM, parsed
 from rlstreams.workers.config.run import RunConfig
 from tests import families
 
 DOCS = Path(__file__).parents[3] / "infra" / "docs"
 PAGES = [DOCS.parents[1] / "README.md", *sorted(DOCS.glob("*.md"))]
 FILES = {"run.toml", "reward.py"}  # of a project; they look like fields
+NAMES = {
+    f"{name} {action}"
+    for name in COMMANDS
+    for action in getattr(PROGRAM.get_command(click.Context(PROGRAM), name), "commands", ())
+}
 SECTIONS = {field.name for field in fields(RunConfig)}
-PARSER = parser_of_all()
 
 
 def is_field(name: str) -> bool:
@@ -65,10 +70,11 @@ def test_commands_that_a_page_names_can_be_typed(page: Path) -> None:
     """In blocks that run, in those that do not, and in the middle of a sentence."""
     found = re.findall(r"(?:^|`)(rlstreams [a-z][^`\n#>]*)", page.read_text("utf-8"), re.MULTILINE)
     for command in found:
-        words, _ = split_overrides(shlex.split(command.replace("\\", ""))[1:])
-        if words[1:]:  # else it is the name of a command, not a line to type
-            _, unknown = PARSER.parse_known_args(words)
-            assert [] == unknown, command
+        words = shlex.split(command.replace("\\", ""))[1:]
+        if words[1:] and " ".join(words) not in NAMES:
+            parsed(words)  # raises with what is wrong
+        else:  # the name of a command, not a line to type
+            assert words[0] in COMMANDS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

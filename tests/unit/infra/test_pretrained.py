@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from infra.examples.pretrained import forgotten, model, tasks, warm_up
 from infra.examples.reasoner import evaluate
 from infra.examples.reasoner.tasks import Problem
-from rlstreams.start.doctor.check import Level
-from rlstreams.start.doctor.devices import Gpu, memory_checks, placements
-from rlstreams.start.doctor.model import read_model
+from rlstreams.check.doctor.check import Level
+from rlstreams.check.doctor.devices import Gpu, memory_checks, placements
+from rlstreams.check.doctor.model import read_model
 from rlstreams.workers.config.across import check_start
 from rlstreams.workers.config.load import load
 from tests import families

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from infra.examples.reasoner import evaluate, pretrain, tasks
-from rlstreams.start.doctor.check import Level
-from rlstreams.start.doctor.devices import Gpu, memory_checks, placements
-from rlstreams.start.doctor.model import read_model
+from rlstreams.check.doctor.check import Level
+from rlstreams.check.doctor.devices import Gpu, memory_checks, placements
+from rlstreams.check.doctor.model import read_model
 from rlstreams.workers.config.load import load
 from rlstreams.workers.model import documents, one_order
 from tests.documents_on_cpu import one_by_one

@@ -72,12 +72,12 @@ def test_refusals(
 
 def test_the_newest_records_of_a_topic(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     """By time, a line each, with key, position and event; what is no event says why."""
-    assert 0 == main(["topics", "tail", "steps", folder, "--last", "2", "--follow"])
+    assert 0 == main(["broker", "tail", "steps", folder, "--last", "2", "--follow"])
     older, newer = capsys.readouterr().out.splitlines()
     assert "  steps[0]@4  key=run  TrainerStarted  run=run  epoch=2  " in older
     assert "  steps[0]@5  key=run  StepCompleted  " in newer
     assert "samples=[1]" in newer
-    assert 0 == main(["topics", "tail", "trajectories", folder, "--last", "50", "--json"])
+    assert 0 == main(["broker", "tail", "trajectories", folder, "--last", "50", "--json"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {0, 1} == {row["partition"] for row in rows}
     assert sorted(row["at_ms"] for row in rows) == [row["at_ms"] for row in rows]
@@ -85,7 +85,7 @@ def test_the_newest_records_of_a_topic(folder: str, capsys: pytest.CaptureFixtur
     assert told_run.TOKENS == len(segments[0][1]["behavior_logprobs"])
     assert {"Trajectory", None} == {row["event"] for row in rows}
     assert 1 == sum("fingerprint" in row.get("problem", "") for row in rows)
-    assert 78 == main(["topics", "tail", "stepz", folder])
+    assert 78 == main(["broker", "tail", "stepz", folder])
     assert "there is no topic 'stepz'; did you mean 'steps'?" in capsys.readouterr().err
 
 
@@ -93,7 +93,7 @@ def test_a_dead_letter_comes_with_its_record(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Decoded as far as it can be."""
-    assert 0 == main(["topics", "tail", "dead-letters", folder, "--last", "1", "--json"])
+    assert 0 == main(["broker", "tail", "dead-letters", folder, "--last", "1", "--json"])
     (row,) = capsys.readouterr().out.splitlines()
     fields = json.loads(row)["fields"]
     assert ("reward", "verifier raised ValueError") == (fields["reason"], fields["detail"])

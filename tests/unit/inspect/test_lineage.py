@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from rlstreams.debug.inspect.sample_detail import stages, staleness
 from rlstreams.schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
 from rlstreams.streams.lineage.fold import Lineage, LineageFold, SampleId, is_group
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.streams.samples.life import Outcome
+from rlstreams.words.sample_detail import stages, staleness
 from tests.unit.inspect import told_run
 
 FATES = {

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import pytest
 from rich.console import Console, RenderableType
 
-from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
 from rlstreams.debug.inspect.terminal import seconds_text, table, whole
-from rlstreams.debug.inspect.words import NUMBERS, Spelling
 from rlstreams.streams.lineage.fold import SampleId
+from rlstreams.words.sample_detail import SampleDetail, sample_detail
+from rlstreams.words.spelling import NUMBERS, Spelling
 from tests import factories as f
 from tests.unit.inspect import told_run
 

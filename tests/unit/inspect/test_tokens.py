@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlstreams.debug.inspect.words import NUMBERS, Spelling, words
 from rlstreams.schemas.events import ScoredTrajectory, TensorError, Trajectory
 from rlstreams.streams.tokens import mismatch, token_table
+from rlstreams.words.spelling import NUMBERS, Spelling, words
 from tests import factories as f
 from tests.unit.inspect import told_run
 

@@ -13,7 +13,6 @@ from socketserver import BaseServer
 
 import pytest
 
-from rlstreams.debug.inspect.words import NUMBERS
 from rlstreams.schemas.events import EVALUATE, Event
 from rlstreams.show.metrics import rows as reading
 from rlstreams.show.metrics.prometheus import families, served
@@ -23,6 +22,7 @@ from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.views.feed import Feed, Views
+from rlstreams.words.spelling import NUMBERS
 from tests import factories
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
@@ -285,8 +285,11 @@ def test_an_empty_run_has_figures_too() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["metrics", DEMO, "--format", "csv", "--follow"], "follow with jsonl"),
-        (["track", DEMO], "the section [track] names no tracker: set track.wandb.project"),
+        (["metrics", "rows", DEMO, "--format", "csv", "--follow"], "follow with jsonl"),
+        (
+            ["metrics", "track", DEMO],
+            "the section [track] names no tracker: set track.wandb.project",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_before_a_broker_starts(

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from rlstreams.schemas.events import Event
-from rlstreams.show.monitor.app import serve
-from rlstreams.show.monitor.health import SMALL, HealthWatch
+from rlstreams.show.health.app import serve
+from rlstreams.show.health.health import SMALL, HealthWatch
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Partition

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from faust.auth import SASLCredentials, SSLCredentials
 
-from rlstreams.show.monitor.app import credentials
+from rlstreams.show.health.app import credentials
 from rlstreams.streams.log.errors import ConfigError
 
 

@@ -15,8 +15,8 @@ import pyarrow.parquet
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.start.project.columns import guess_columns
-from rlstreams.start.project.start import (
+from rlstreams.check.project.columns import guess_columns
+from rlstreams.check.project.start import (
     SMALL_MODEL,
     from_file,
     from_gsm8k,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.cli.audit import run as audit_command
+from rlstreams.cli.options import Named
 from rlstreams.debug.replay.player import play
 from rlstreams.schemas.events import ClosedGroups, PartitionPosition
 from rlstreams.streams.audit.auditor import ReplayedError, audit
@@ -66,7 +67,9 @@ def recorded(folder: Path, *, run: Run | None = None) -> Path:
 
 def audited(folder: Path, *, follow: bool = False) -> int:
     options = {"follow": follow, "json": False}
-    return audit_command(argparse.Namespace(config=[str(folder)], overrides=[], **options))
+    assert audit_command.callback is not None
+    named = Named([str(folder)], [])
+    return audit_command.callback(argparse.Namespace(config=named, **options))
 
 
 def test_a_recording_is_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

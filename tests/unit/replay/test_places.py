@@ -59,7 +59,7 @@ def test_a_folder_that_is_not_there_is_answered_with_those_that_are() -> None:
 def test_a_folder_of_another_kind_says_which(here: Path) -> None:
     """With the way from a run to a recording."""
     assert (
-        "runs/demo is a run, not a recording (make one: rlstreams record runs/demo); "
+        "runs/demo is a run, not a recording (make one: rlstreams record run runs/demo); "
         "there are recordings: recordings/demo"
     ) == refusal("runs/demo", RECORDINGS)
     (here / "empty").mkdir()
@@ -98,11 +98,11 @@ def test_a_recording_without_its_manifest_is_called_one(here: Path) -> None:
     "words",
     [
         ["inspect", "3/4", "runs/demi"],
-        ["diff", "runs/demi", "runs/other"],
-        ["rerun-step", "3", "runs/demi"],
-        ["record", "runs/demi"],
-        ["export", "runs/demi", "--out", "x.jsonl"],
-        ["replay", "recordings/demi", "--into", "trainer"],
+        ["record", "diff", "runs/demi", "runs/other"],
+        ["replay", "step", "3", "runs/demi"],
+        ["record", "run", "runs/demi"],
+        ["export", "samples", "runs/demi", "--out", "x.jsonl"],
+        ["replay", "trainer", "recordings/demi"],
         ["record", "verify", "recordings/demi"],
     ],
 )
@@ -149,13 +149,13 @@ def test_commands_are_not_misled_by_checkpoints(
     """Whatever they read; nor are they listed as recordings that are damaged."""
     one = f"{checkpoints}/000001-00000012"
     for words in (
-        ["replay", one],
+        ["replay", "run", one],
         ["inspect", "3/4", one],
-        ["diff", one, one],
-        ["rerun-step", "3", one],
+        ["record", "diff", one, one],
+        ["replay", "step", "3", one],
         ["report", one],
-        ["record", checkpoints],
-        ["export", checkpoints, "--out", "x.jsonl"],
+        ["record", "run", checkpoints],
+        ["export", "samples", checkpoints, "--out", "x.jsonl"],
     ):
         assert 78 == main(words), words
         assert "checkpoint" in capsys.readouterr().err.split(";")[0], words
@@ -181,7 +181,7 @@ def test_what_is_no_folder_of_checkpoints_is_named(
 ) -> None:
     """It was passed by without a word, and no checkpoint was found."""
     check_folder_of(CHECKPOINTS, checkpoints, "--checkpoints")
-    assert 78 == main(["rerun-step", "3", "recordings/demo", "--checkpoints", name])
+    assert 78 == main(["replay", "step", "3", "recordings/demo", "--checkpoints", name])
     said = capsys.readouterr().err
     assert "--checkpoints takes a folder of checkpoints; " in said
     assert told in said
@@ -196,7 +196,7 @@ def test_weights_of_a_replay_are_versions(
         (checkpoints, CHECKPOINTS),
         ("runs/demo", "a run; it has runs/demo/weights"),
     ):
-        words = ["replay", "recordings/demo", "--into", "logprob", "--weights", name]
+        words = ["replay", "logprob", "recordings/demo", "--weights", name]
         assert 78 == main(words)
         said = capsys.readouterr().err
         assert f"--weights takes a folder of weight versions; {name} is {told}" in said

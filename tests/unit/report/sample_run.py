@@ -12,7 +12,7 @@ from rlstreams.show.report.fold import RunFold
 from rlstreams.show.report.page import ReportInput
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.feed import ViewState
-from rlstreams.up.live.words import KillMark
+from rlstreams.words.screen import KillMark
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from tests.factories import (

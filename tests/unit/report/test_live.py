@@ -17,7 +17,7 @@ from rlstreams.streams.views.pace import nothing_to_learn
 from rlstreams.streams.views.run import RunState
 from rlstreams.up.live.panels import learning
 from rlstreams.up.live.screen import LiveView, PlainLines, Screen
-from rlstreams.up.live.words import KillMark, LiveInput, ProcessInfo
+from rlstreams.words.screen import KillMark, LiveInput, ProcessInfo
 from tests import factories
 from tests.unit.report.sample_run import views_at
 
@@ -79,7 +79,7 @@ def drawn(given: LiveInput, width: int = 80, height: int = 24) -> list[str]:
 
 
 SMALL = (
-    "step 34/60",
+    "step 34 of 60",
     "0:42, 0:39 left",
     "o held-out 0.86 \u2584 reward 0.82 \u250a kill",
     "rollout-0 +1 working",
@@ -127,7 +127,7 @@ def test_a_narrow_terminal_shows_who_does_what() -> None:
 def test_an_empty_run_has_a_screen_too() -> None:
     given = live_input(views=ViewState(), processes=(), kills=(), message="")
     text = "\n".join(drawn(given))
-    assert "step 0/60" in text
+    assert "step 0 of 60" in text
     assert "o held-out -" in text
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.cli.arguments import configuration, opened_run
+from rlstreams.cli.named import configuration, opened_run
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.show.report.charts import charts_of, series
 from rlstreams.show.report.facts import facts
@@ -22,7 +22,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.views.evaluation import SamplesState, TokenRun
 from rlstreams.streams.views.feed import Views, ViewState
 from rlstreams.streams.workers import Restart
-from rlstreams.up.live.words import KillMark, number
+from rlstreams.words.screen import KillMark, number
 from rlstreams.workers.config.load import load, resolved_json
 from tests import factories
 from tests.factories import NOW_MS

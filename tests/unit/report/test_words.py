@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rlstreams.schemas.events import PassedOverCheckpoint, StepsRedone
-from rlstreams.up.live.words import redone_lines
+from rlstreams.show.report.page import render_report
+from rlstreams.words.house import MEANING
+from rlstreams.words.screen import redone_lines
 from tests import factories
+from tests.unit.report.sample_run import report_input
 
 
 def redone(first_step: int, last_step: int, *passed: str) -> StepsRedone:
@@ -37,3 +42,12 @@ def test_of_many_the_newest_are_told() -> None:
             for n in (5, 6, 7)
         ),
     ] == redone_lines(events)
+
+
+def test_our_own_words_are_explained_where_they_are_shown() -> None:
+    """On the report, below the heading; each is a word of the glossary."""
+    glossary = (Path(__file__).parents[3] / "infra/docs/glossary.md").read_text("utf-8")
+    page = render_report(report_input())
+    for word, meaning in MEANING.items():
+        assert f"**{word}**" in glossary
+        assert f"{meaning[0].upper()}{meaning[1:]}." in page

@@ -12,12 +12,12 @@ import pytest
 
 import rlstreams
 from rlstreams import open_run
-from rlstreams.debug.inspect.sample_detail import stages
 from rlstreams.schemas.events import DeadLetter, Prompt, StepCompleted, TrainerHeartbeat, Trajectory
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
 from rlstreams.streams.run.place import RunPlace
+from rlstreams.words.sample_detail import stages
 from tests import factories
 from tests.ports import free_ports
 from tests.unit.inspect import told_run

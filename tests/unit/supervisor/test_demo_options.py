@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from rlstreams.__main__ import parser_of_all, split_overrides
+from rlstreams.__main__ import parsed
 from rlstreams.cli.demo import demo_options
 from rlstreams.up.supervisor.fault_hook import UpOptions
 
 
 def request(*words: str) -> UpOptions:
-    rest, overrides = split_overrides(["demo", *words])
-    args = parser_of_all().parse_args(rest)
-    args.overrides = overrides
-    return demo_options(args)
+    return demo_options(Namespace(**parsed(["demo", *words]).params))
 
 
 @pytest.mark.parametrize(

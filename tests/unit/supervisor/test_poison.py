@@ -13,8 +13,8 @@ from rlstreams.schemas.events import (
     GroupsDropped,
     StepCompleted,
 )
+from rlstreams.show.health.poison import TELL_EVERY_MS, PoisonWatch
 from rlstreams.streams.views.folds import Folds
-from rlstreams.up.supervisor.poison import TELL_EVERY_MS, PoisonWatch
 from rlstreams.workers.config.operation import DeadLettersSection
 from rlstreams.workers.config.run import PromptsSection, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.run.run_lock import locked_run
+from rlstreams.streams.run.run_lock import LOCK_FILE, locked_run
 from rlstreams.up.supervisor import up
 from rlstreams.workers.config.run import RunConfig, RunSection
 
@@ -26,10 +27,26 @@ def test_what_a_run_writes_is_its_owners_alone(tmp_path: Path) -> None:
     """Logs, checkpoints and weights: roles inherit the mask under which `up` holds the folder."""
     before = os.umask(0o022)
     try:
-        with up._folder(RunConfig(run=RunSection(id="one", dir=str(tmp_path / "run")))) as folder:
+        with up._folder(RunConfig(run=RunSection(id="one", dir=str(tmp_path / "run")))) as (
+            folder,
+            _,
+        ):
             (folder / "weights").write_bytes(b"")
             (folder / "checkpoints").mkdir()
         modes = {p.name: p.stat().st_mode & 0o777 for p in (folder, *folder.iterdir())}
     finally:
         os.umask(before)
     assert (0o600, 0o700, 0o700) == (modes["weights"], modes["checkpoints"], modes["run"])
+
+
+def test_a_folder_that_was_deleted_is_told_from_one_made_anew(tmp_path: Path) -> None:
+    """A broker that starts again makes its folder: that is not the run's any more."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with locked_run(folder) as is_there:
+        assert is_there()
+        shutil.rmtree(folder)
+        assert not is_there()
+        (folder / "broker").mkdir(parents=True)
+        (folder / LOCK_FILE).touch()
+        assert not is_there()

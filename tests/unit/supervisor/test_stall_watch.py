@@ -9,6 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from rlstreams.schemas.events import ClosedGroups, Event
+from rlstreams.show.health.stall_watch import (
+    NO_FACTS,
+    StallClock,
+    StallWatch,
+    positions,
+    worker_of,
+)
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded, now_ms, outgoing
 from rlstreams.streams.log.record import Committed, Outgoing, Partition
@@ -24,14 +31,7 @@ from rlstreams.streams.log.topics import (
 )
 from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import Held
-from rlstreams.up.live.words import ProcessInfo
-from rlstreams.up.supervisor.stall_watch import (
-    NO_FACTS,
-    StallClock,
-    StallWatch,
-    positions,
-    worker_of,
-)
+from rlstreams.words.screen import ProcessInfo
 from rlstreams.workers.config.operation import DeadlinesSection
 from rlstreams.workers.config.run import PromptsSection, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection

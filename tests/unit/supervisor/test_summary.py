@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.__main__ import parser_of_all, split_overrides
+from rlstreams.__main__ import parsed
 from rlstreams.show.report.collect import PAGE_FILE
 from rlstreams.show.report.fold import RunFold
 from rlstreams.streams.audit.report import AuditReport
@@ -166,8 +166,7 @@ def test_every_command_is_one(here: Path, outcome: Outcome, command: str) -> Non
     for line in lines:
         words = shlex.split(line)
         assert program == words[: len(program)]
-        rest, _ = split_overrides(words[len(program) :])
-        parser_of_all().parse_args(rest)
+        parsed(words[len(program) :])
 
 
 def test_the_model_is_offered_where_there_is_one(here: Path) -> None:

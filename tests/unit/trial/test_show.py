@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.start.trial.sample import Completion, Times, TriedRow, row_lines, summary
-from rlstreams.up.live.words import visible
+from rlstreams.check.trial.sample import Completion, Times, TriedRow, row_lines, summary
+from rlstreams.words.screen import visible
 from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.sandbox.reward import Judgement
 

@@ -2,78 +2,79 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from rlstreams.__main__ import main, parser_of_all, split_overrides
-from rlstreams.cli.arguments import EXAMPLES
+from rlstreams.__main__ import COMMANDS, PROGRAM, main, parsed
+from rlstreams.cli.options import OVERRIDES, Argument, Command
 
 README = Path(__file__).parents[3] / "README.md"
 COLUMNS = 80
+MOST_COMMANDS = 18  # what is one idea is one command, with actions
 
 
-def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """The parsers that do something: actions of a command, not the command above them."""
-    nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    if not nested:
-        yield parser
-    for action in nested:
-        for one in action.choices.values():
-            yield from commands(one)
+def commands() -> Iterator[tuple[str, Command]]:
+    """Those that do something, by what is typed: actions of a group, not the group above them."""
+    context = click.Context(PROGRAM)
+    for name in COMMANDS:
+        found = PROGRAM.get_command(context, name)
+        actions = found.commands if isinstance(found, click.Group) else {"": found}
+        for action, one in actions.items():
+            assert isinstance(one, Command)
+            yield f"{name} {action}".strip(), one
 
 
-PARSER = parser_of_all()
-ALL = list(commands(PARSER))
-each = pytest.mark.parametrize("command", ALL, ids=lambda one: one.prog)
+ALL = dict(commands())
+each = pytest.mark.parametrize("name", ALL)
 
 
 @each
-def test_the_examples_are_commands_that_parse(command: argparse.ArgumentParser) -> None:
+def test_the_examples_are_commands_that_parse(name: str) -> None:
     """Each line of the help's end goes to the command whose help it is."""
-    assert (command.epilog or "").startswith(EXAMPLES)
-    examples = (command.epilog or "").split("\n\n")[0]  # behind them: what the roles are
-    for line in examples.splitlines()[1:]:
+    assert ALL[name].examples
+    for line in ALL[name].examples:
         program, *rest = shlex.split(line.partition(" > ")[0])
-        words, overrides = split_overrides(rest)
-        args = PARSER.parse_args(words)
         assert "rlstreams" == program
-        assert command.get_default("run") == args.run
-        assert [] == overrides or hasattr(args, "config")
+        assert ALL[name] is parsed(rest).command
 
 
 @each
-def test_each_option_is_explained(
-    command: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a value's name is in capitals or a list of choices; nothing is wider than a terminal."""
-    monkeypatch.setenv("COLUMNS", str(COLUMNS))
-    for action in command._actions:
-        assert action.help, action.dest
-        if action.nargs != 0 and not action.choices and action.help != argparse.SUPPRESS:
-            assert action.metavar, action.dest
-    too_wide = [line for line in command.format_help().splitlines() if len(line) > COLUMNS]
-    assert [] == [line for line in too_wide if not line.startswith("usage: ")]
+def test_each_option_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arguments as well; nothing is wider than a terminal, and the first line is one."""
+    for param in ALL[name].params:
+        about = param.about if isinstance(param, Argument) else getattr(param, "help", "")
+        assert about or getattr(param, "hidden", False), param.name
+    assert len((ALL[name].help or "").partition("\n")[0]) > 10
+    assert 0 == main([*name.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    examples = {f"  {line}" for line in ALL[name].examples}
+    assert [] == [line for line in lines if len(line) > COLUMNS and line not in examples]
 
 
 @each
-def test_a_run_is_named_by_the_same_words(command: argparse.ArgumentParser) -> None:
+def test_a_run_is_named_by_the_same_words(name: str) -> None:
     """What reads TOML files takes `./run.toml` where none is named, and says so."""
-    for action in command._actions:
-        if action.dest == "config" and not action.option_strings:
-            assert "*" == action.nargs
-            assert str(action.help).endswith("default: ./run.toml")
+    taken = ALL[name].takes is not None and ALL[name].takes is not OVERRIDES
+    found = [param for param in ALL[name].params if param.name == "config"]
+    assert taken == bool(found)
+    for param in found:
+        assert -1 == param.nargs
+        assert str(getattr(param, "about", "")).endswith("default: ./run.toml")
+
+
+def test_there_are_few_commands() -> None:
+    assert len(COMMANDS) <= MOST_COMMANDS
 
 
 def test_the_readme_lists_every_command() -> None:
     """One line each, in the order of `rlstreams --help`."""
-    (named,) = [a for a in PARSER._actions if isinstance(a, argparse._SubParsersAction)]
     table = README.read_text("utf-8").partition("\n## Commands\n")[2].partition("\n## ")[0]
-    assert list(named.choices) == re.findall(r"^\| `([\w-]+)", table, re.MULTILINE)
+    assert COMMANDS == re.findall(r"^\| `([\w-]+)", table, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_the_readme_lists_every_command() -> None:
         ["audit"],
         ["dead-letters", "show", "17/3"],
         ["inspect"],
-        ["topics", "tail", "steps"],
+        ["broker", "tail", "steps"],
         ["config", "show"],
     ],
 )

@@ -28,7 +28,7 @@ from rlstreams.workers.engines.served.wire import AnswerError, GenerateRequest
 ASK_S = 60.0  # the first request of a fresh server compiles
 _PROBE_S = 0.5
 _CERTAIN = -0.01  # nats; a token's log-prob above it
-START = "start it, with what `rlstreams engine command vllm|sglang CONFIG` prints"
+START = "start it, with what `rlstreams config server vllm|sglang CONFIG` prints"
 
 
 class Weight(StrEnum):

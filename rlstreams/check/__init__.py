@@ -1,0 +1,1 @@
+"""Before a run: a project is written, its rows are tried, the doctor looks."""

@@ -1,0 +1,304 @@
+"""What the roles compute on: the GPUs that they name, and the memory that they need there or here.
+
+A role needs copies of the weights, and what was measured beyond them: the peaks that
+`infra/docs/models.md` reports. A model server takes the share of its GPU that it reserves. Sizes in
+MB (1e6 bytes).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
+from rlstreams.check.doctor.model import ModelFolder
+from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
+from rlstreams.workers.config.run import RunConfig
+
+ASK_S = 5.0
+MIB = 1.048576  # MB
+SERVER = "server"
+_QUERY = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.free,memory.total",
+          "--format=csv,noheader,nounits"]  # fmt: skip
+_SLICE = "MIG-"  # how one is named where a GPU would be
+PROCESS_MB = 450.0  # a process with torch, before it has a model
+ADAPTING = 1.3  # copies of the weights with adapters, the peak while they are hashed
+LEARNING = 16  # bytes a weight, in float32 and in bfloat16: weight, gradient and two moments
+# Measured beyond the weights, MB, from so many weights on; "What one GPU can train" and "Memory".
+TRAINER_REST = ((11e6, 1400.0), (1.7e9, 5100.0), (4.0e9, 6400.0), (8.2e9, 10_000.0))
+LOGPROB_REST = ((11e6, 1050.0),)
+FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
+USUAL_FRACTION = 0.9
+_LESS = 'fewer versions held, model.dtype = "bfloat16", trainer.activation_checkpointing = true, '
+_LESS += "more trainer.ranks, trainer.lora.rank, a device for each role, or a smaller model"
+_APART = "logprob.device on another GPU, lower logprob.versions_held or logprob.token_budget; "
+_TAKEN = "`nvidia-smi` lists who uses it: end them, or name another GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, as the driver lists it."""
+
+    index: int  # of the host, whatever is hidden
+    uuid: str
+    name: str
+    free_mb: float
+    total_mb: float
+
+    def __str__(self) -> str:
+        return f"{self.index}: {self.name}, {self.free_mb:,.0f} of {self.total_mb:,.0f} MB free"
+
+
+class Placement(NamedTuple):
+    """Where a role of this host computes."""
+
+    role: str
+    field: str  # that says so, with its value
+    gpus: tuple[Gpu, ...]  # those that are there
+    num_wanted: int  # GPUs; 0: it computes on the CPU
+    processes: int  # on each of them, or on the CPU
+
+
+class Need(NamedTuple):
+    """What processes of a role hold in one place, each of them `mb`."""
+
+    role: str
+    processes: int
+    mb: float
+
+    def __str__(self) -> str:
+        times = f"{self.processes} x " if self.processes > 1 else ""
+        return f"{times}{self.role} {self.mb / 1000:.1f}"
+
+
+def gpu_inventory() -> tuple[tuple[Gpu, ...], str]:
+    """All GPUs of this host, and why there are none.
+
+    Asked of `nvidia-smi`: torch would take seconds to import.
+    """
+    try:
+        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=ASK_S, check=False)
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            return (), f"nvidia-smi fails: {said[-1] if said else done.returncode}"
+        return tuple(_gpu(line) for line in done.stdout.strip().splitlines()), ""
+    except (OSError, subprocess.TimeoutExpired):
+        return (), "none found (no nvidia-smi)"
+    except ValueError as err:  # a kind that does not tell its memory
+        return (), f"nvidia-smi cannot be understood: {err}"
+
+
+def _gpu(line: str) -> Gpu:
+    index, uuid, name, free, total = (cell.strip() for cell in line.split(","))
+    return Gpu(int(index), uuid, name, MIB * int(free), MIB * int(total))
+
+
+def visible(gpus: Sequence[Gpu], named: str | None) -> tuple[Gpu, ...]:
+    """Those that `CUDA_VISIBLE_DEVICES` leaves, in its order; what it does not know ends the list.
+
+    Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables.
+
+    Args:
+        named: its value; None: not set, all are left.
+    """
+    if named is None:
+        return tuple(gpus)
+    left = []
+    for name in (name.strip() for name in named.split(",")):
+        found = [g for g in gpus if name == str(g.index)]
+        found += [g for g in gpus if name.startswith("GPU-") and g.uuid.startswith(name)]
+        if len(found) != 1:
+            break
+        left += found
+    return tuple(left)
+
+
+def placements(
+    config: RunConfig, gpus: Sequence[Gpu], host: Host = EVERYTHING, named: str | None = None
+) -> Iterator[Placement]:
+    """The roles of this host that load the model, and the model servers that it starts.
+
+    Args:
+        named: `CUDA_VISIBLE_DEVICES` of this process, which roles inherit.
+    """
+    ours, engine = visible(gpus, named), config.engine
+    is_served = config.rollout.engine != "builtin"
+    samplers, replicas = (host.num_processes(config, role) for role in ("rollout", "logprob"))
+    asked = [("trainer", config.trainer.device, config.trainer.ranks_here, 1)]
+    scorer, why = config.scorer_on([str(gpu.index) for gpu in ours])
+    if config.logprob.place == "separate":
+        asked.insert(0, ("logprob", scorer, config.logprob.ranks * replicas, 1))
+    if not is_served:
+        asked.insert(0, ("rollout", config.rollout.device, 1, samplers))
+    for role, device, ranks, processes in asked:
+        if not host.has(role):
+            continue
+        if device == "cpu":
+            yield Placement(role, "", (), 0, host.num_processes(config, role))
+            continue
+        first = int(device.partition(":")[2] or 0)
+        field = f"{role}.device = {device}" + f" and {ranks - 1} behind it" * (ranks > 1)
+        field += f" (auto: {why})" if role == "logprob" and why else ""
+        yield Placement(role, field, ours[first : first + ranks], ranks, processes)
+    if is_served and not engine.urls and host.has(SERVER) and gpus:
+        own, num_servers = engine.env.get(VISIBLE), config.rollout.workers * engine.servers
+        field = f"engine.env.{VISIBLE} = {'(not set)' if own is None else own}"
+        first = host.ordinal or 0
+        of_each = [
+            visible(gpus, named if (its := engine.visible(n, num_servers)) is None else its)
+            for n in range(first, first + host.num_processes(config, SERVER))
+        ]
+        times = Counter(gpu for left in of_each for gpu in left[: engine.gpus_of_one])
+        lacks = any(len(left) < engine.gpus_of_one for left in of_each)
+        for processes in sorted({*times.values()} or {1}):
+            theirs = tuple(gpu for gpu in times if times[gpu] == processes)
+            yield Placement(SERVER, field, theirs, len(theirs) + lacks, processes)
+
+
+def number(args: Mapping[str, str | int | float | bool], name: str) -> float | None:
+    """An argument of a server; None: there is none, or only the server knows what it means."""
+    plain = {key.lstrip("-").replace("_", "-"): value for key, value in args.items()}
+    try:
+        return float(plain[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def gpu_check(gpus: Sequence[Gpu], problem: str, roles: Sequence[Placement]) -> Check:
+    """What is there against what is asked for.
+
+    Args:
+        gpus, problem: of `gpu_inventory`.
+        roles: of `placements`.
+    """
+    wanted = ", ".join(one.field for one in roles if one.num_wanted)
+    where = f"asked for: {wanted}" if wanted else "every role computes on the CPU"
+    named = os.environ.get(VISIBLE)
+    lacking = [one.field for one in roles if len(one.gpus) < one.num_wanted]
+    hidden = "" if named is None else f" ({VISIBLE}={named!r})"
+    found = "; ".join(map(str, gpus)) + hidden
+    if problem and wanted:
+        # A container may have a GPU and no nvidia-smi: then only the workers can tell.
+        is_there = any(Path("/dev").glob("nvidia[0-9]*"))
+        say = warn if is_there else fail
+        return say("gpus", f"{problem}; {where}", "name cpu where none is, or mend the driver")
+    if problem:
+        return ok("gpus", f"{problem}; {where}")
+    if _SLICE in (named or ""):
+        return warn("gpus", f"{found}: slices of GPUs are not looked at; {where}", "")
+    if lacking:
+        return fail(
+            "gpus",
+            f"there is none for {', '.join(lacking)}; there are: {found}",
+            "GPUs are counted from 0 among those that are visible: name one that is there, or cpu, "
+            "or lower the ranks",
+        )
+    return ok("gpus", f"{found}; {where}")
+
+
+def sizes(model: ModelFolder, config: RunConfig) -> dict[str, float]:
+    """MB that one process of each role holds where it computes, by measured peaks."""
+    weights_mb = model.mb_in(config.model.dtype)
+    trainer, logprob = config.trainer, config.logprob
+    compares = bool(trainer.loss.why_compared)
+    copies_mb = (config.versions_held + 1 + compares) * weights_mb / logprob.ranks
+    learning_mb = LEARNING * model.num_parameters / 1e6
+    if trainer.lora.rank:
+        learning_mb = ADAPTING * weights_mb
+    learning_mb += weights_mb * (compares and logprob.place != "separate")
+    return {
+        "rollout": PROCESS_MB + 2 * weights_mb,
+        "logprob": PROCESS_MB + copies_mb + _rest(LOGPROB_REST, model),
+        "trainer": PROCESS_MB + learning_mb / trainer.ranks + _rest(TRAINER_REST, model),
+    }
+
+
+def memory_checks(
+    config: RunConfig,
+    model: ModelFolder,
+    places: Sequence[Placement],
+    free_mb: float,
+    *,
+    is_up: bool,
+) -> Iterator[Check]:
+    """One check for the host, and one for each GPU that is used.
+
+    Roles that share GPUs keep in pinned host memory, while others have their turn, at most what
+    they hold there. A server keeps nothing: its weights come anew.
+
+    Args:
+        free_mb: of the host.
+        is_up: the run's own processes may be on the GPUs already.
+    """
+    by_role = sizes(model, config)
+    ranks = {"trainer": config.trainer.ranks_here, "logprob": config.logprob.ranks}
+    here: list[Need] = []
+    on: defaultdict[Gpu, list[Need]] = defaultdict(list)
+    for role, _, gpus, num_wanted, processes in places:
+        if not num_wanted:
+            here.append(Need(role, processes, by_role[role]))
+        elif role in ranks and config.shared_device(role):
+            here.append(Need(f"{role} off-loaded", ranks[role], by_role[role]))
+        for gpu in gpus:
+            each_mb = _server_mb(config, gpu) if role == SERVER else by_role[role]
+            on[gpu].append(Need(role, processes, each_mb))
+    yield _host_memory(here, free_mb)
+    for gpu in sorted(on, key=lambda gpu: gpu.index):
+        yield _gpu_memory(config, gpu, on[gpu], is_up=is_up)
+
+
+def _host_memory(here: Sequence[Need], free_mb: float) -> Check:
+    told = f"{' + '.join(map(str, here)) or 'no role computes here'}, from measured peaks; "
+    told += f"{free_mb / 1000:.1f} GB are free"
+    if any(need.mb > free_mb for need in here):
+        return fail("memory", told, _LESS)
+    total_mb = sum(need.processes * need.mb for need in here)
+    return warn("memory", told, _LESS) if total_mb > free_mb else ok("memory", told)
+
+
+def _gpu_memory(config: RunConfig, gpu: Gpu, there: Sequence[Need], *, is_up: bool) -> Check:
+    by_turns = {
+        need.role: need.processes * need.mb
+        for need in there
+        if config.shared_device("rollout" if need.role == SERVER else need.role)
+    }
+    total_mb = sum(need.processes * need.mb for need in there) - sum(by_turns.values())
+    total_mb += max(by_turns.values(), default=0.0)
+    name, told = f"gpu {gpu.index} memory", " + ".join(map(str, there))
+    told += f" ({', '.join(by_turns)} by turns)" if by_turns else ""
+    told += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
+    if total_mb > gpu.total_mb:
+        roles = {need.role for need in there}
+        less = _APART * (len(roles) > 1 and "logprob" in roles) + _LESS
+        fraction = f"; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"
+        return warn(name, told, less + fraction * (SERVER in roles))
+    if total_mb > gpu.free_mb and not is_up:
+        told += f", of which {gpu.free_mb / 1000:.1f} are free now"
+        return warn(name, told, _TAKEN)
+    return ok(name, told)
+
+
+def _server_mb(config: RunConfig, gpu: Gpu) -> float:
+    """The share that a server asks for as it starts, or a cache of a size that was named."""
+    named = (number(config.engine.args, name) for name in FRACTIONS)
+    share_mb = (next(filter(None, named), None) or USUAL_FRACTION) * gpu.total_mb
+    return max(share_mb, (number(config.engine.args, NAMED_CACHE) or 0.0) / 1e6)
+
+
+def free_mb() -> float:
+    """Memory that can be had without swapping; the whole of it where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
+
+
+def _rest(rows: Sequence[tuple[float, float]], model: ModelFolder) -> float:
+    return max((mb for size, mb in rows if model.num_parameters >= 0.99 * size), default=0.0)

@@ -1,0 +1,95 @@
+"""Checks of the machine: Java and jars, disk, a free port."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, fail, ok, probed, warn
+from rlstreams.workers.config.run import RunConfig
+
+LOG_MB = 2000  # of a run on a small model; a log grows with its samples
+_OR_YOURS = "or set broker.bootstrap to your own broker; then none is needed"
+
+
+def machine(
+    config: RunConfig, host: Host = EVERYTHING, *, is_broker_up: bool, weights_mb: float
+) -> list[Check]:
+    """Everything that needs neither data nor model nor broker nor GPU.
+
+    Args:
+        is_broker_up: the run's embedded broker runs already, and so holds its port.
+        weights_mb: size of the model in float32.
+    """
+    checks = []
+    if not config.broker.bootstrap and not host.is_alone:
+        checks += [
+            *probed("java", java, _OR_YOURS),
+            *probed("jars", lambda: jars(config.broker.jars_dir), _OR_YOURS),
+            port(config.broker.port, is_broker_up=is_broker_up),
+        ]
+    return [*checks, disk(config, weights_mb, host)]
+
+
+def java() -> Check:
+    """A Java runtime for the embedded broker."""
+    from rlstreams.streams.broker.java import find_java, java_version
+
+    path = find_java()
+    return ok("java", f"{java_version(path)} at {path}")
+
+
+def jars(jars_dir: str) -> Check:
+    """The jars of the embedded broker; nothing is fetched here."""
+    from rlstreams.streams.broker.jars import KAFKA_VERSION, classpath, num_missing
+    from rlstreams.streams.log.cache import cache_folder
+
+    if jars_dir:
+        found = classpath(jars_dir)
+        return ok("jars", f"Apache Kafka {KAFKA_VERSION}: {len(found)} jars in {jars_dir}")
+    folder, missing = cache_folder() / "jars", num_missing()
+    if missing:
+        return warn(
+            "jars",
+            f"{missing} jars of Apache Kafka {KAFKA_VERSION} are not in {folder}",
+            "the first start fetches them (about 45 MB); without a connection name a folder that "
+            "holds them in broker.jars_dir",
+        )
+    return ok("jars", f"Apache Kafka {KAFKA_VERSION}: all in {folder}")
+
+
+def port(number: int, *, is_broker_up: bool) -> Check:
+    """Whether the embedded broker can listen where it is told to."""
+    from rlstreams.streams.broker.ports import is_free
+
+    if is_broker_up:
+        return ok("port", "the run's broker is up and has its own")
+    if not number:
+        return ok("port", "broker.port is 0: a free one is chosen")
+    if not is_free(number):
+        found = f"broker.port {number} is in use by another program"
+        return fail("port", found, "choose another one, or 0 for a free one")
+    return ok("port", f"broker.port {number} is free")
+
+
+def disk(config: RunConfig, weights_mb: float, host: Host = EVERYTHING) -> Check:
+    """Free space where the run's folder is or will be, against what it will hold.
+
+    A checkpoint is weights and two moments in float32; a served version is weights.
+    """
+    folder = Path(config.folder).absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        wrong = "not writable" if there.is_dir() else "a file, not a folder"
+        return fail("disk", f"{there} is {wrong}", "name another folder in run.dir")
+    free_mb = shutil.disk_usage(there).free / 1e6
+    needed_mb = 0.0 if host.is_alone else float(LOG_MB)
+    if host.has("trainer"):
+        checkpoints = 3 * (config.trainer.checkpoints_kept + 1)
+        needed_mb += weights_mb * (checkpoints + config.weights.versions_served + 1)
+    found = f"{free_mb / 1000:.1f} GB free at {there}; about {needed_mb / 1000:.1f} GB are needed"
+    advice = "free some, name another folder in run.dir, or lower trainer.checkpoints_kept"
+    if free_mb < needed_mb / 4:
+        return fail("disk", found, advice)
+    return warn("disk", found, advice) if free_mb < needed_mb else ok("disk", found)

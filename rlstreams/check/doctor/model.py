@@ -1,0 +1,357 @@
+"""Check that a model folder can be loaded, from its small files and its tensors' headers.
+
+Neither torch nor the weights are read. Each refusal names file, field and both values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, ok, warn
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.nearest import meant_path
+from rlstreams.workers.config.run import START, RunConfig
+from rlstreams.workers.config.trainer import MEGATRON
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.families import (
+    KNOWN_LAYERS,
+    LINEAR,
+    LibraryModel,
+    chosen_attention,
+    library_model,
+)
+from rlstreams.workers.model.folder import (
+    check_heads,
+    eos_ids_of,
+    max_tokens_of,
+    num_experts_of,
+    read_config,
+    text_fields,
+    vocab_size_of,
+)
+from rlstreams.workers.model.megatron.layout import Layout
+from rlstreams.workers.model.megatron.shims import check_installed
+from rlstreams.workers.model.megatron.tables import check_layout, plain_config
+from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
+
+# Tokenizers in forms that transformers can turn into `tokenizer.json`.
+_OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+class StoredTensor(NamedTuple):
+    """One tensor of a file."""
+
+    dtype: str  # as the format names it: F32, BF16, ...
+    shape: tuple[int, ...]
+
+
+def tensors_of(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a model folder, of one file or of all that its index lists.
+
+    Raises ConfigError: a file is missing, damaged or of another format.
+    """
+    found = {}
+    for file in _files(folder):
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                for name in opened.keys():  # noqa: SIM118  (it is no mapping)
+                    tensor = opened.get_slice(name)
+                    found[name] = StoredTensor(tensor.get_dtype(), tuple(tensor.get_shape()))
+        except (OSError, SafetensorError) as err:
+            raise ConfigError(
+                f"model.path: {file} is no whole safetensors file: {err}; it may be damaged: copy "
+                "or download it again"
+            ) from err
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        single = folder / "model.safetensors"
+        if not single.is_file():
+            raise ConfigError(f"model.path: {folder} has no model.safetensors")
+        return [single]
+    try:
+        names = set(map(str, json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+        raise ConfigError(f"model.path: cannot read {index}: {err!r}") from err
+    missing = sorted(name for name in names if not (folder / name).is_file())
+    if missing:
+        raise ConfigError(
+            f"model.path: {folder} lacks {len(missing)} of {len(names)} weight files: {missing[0]}"
+        )
+    return [folder / name for name in sorted(names)]
+
+
+def check_class(folder: Path, text: Mapping[str, Any], library: LibraryModel | None) -> None:
+    """The installed transformers has the model, and the built-in engine can decode it."""
+    where, kind = f"model.path: {folder / 'config.json'}", text["model_type"]
+    if library is not None and not library.has_class:
+        raise ConfigError(
+            f"{where}: transformers {version('transformers')} has no class "
+            f"{library.class_name!r} of model_type {kind!r}: {library.sought}; correct "
+            "architectures, install a newer one, or take another model"
+        )
+    if quantized := text.get("quantization_config"):
+        raise ConfigError(
+            f"{where}: the weights are quantized ({quantized.get('quant_method')}); "
+            "name a folder with float weights, because these cannot be trained"
+        )
+    layers = set(text.get("layer_types") or ())
+    if foreign := sorted(layers - KNOWN_LAYERS):
+        known = ", ".join(sorted(KNOWN_LAYERS))
+        raise ConfigError(f"{where}: layer_types has {', '.join(foreign)}; known are {known}")
+    if LINEAR in layers:
+        raise ConfigError(
+            f"{where}: layer_types has {LINEAR}: such layers carry a state that the "
+            "built-in engine's cache does not hold; take a model without them"
+        )
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The folder's tokenizer."""
+    if not (folder / "tokenizer.json").is_file():
+        others = [name for name in _OTHER_TOKENIZERS if (folder / name).is_file()]
+        if not others:
+            raise ConfigError(
+                f"model.path: {folder} has no tokenizer (no tokenizer.json): copy the one that "
+                "the model was trained with beside its config.json"
+            )
+        raise ConfigError(
+            f"model.path: {folder} has {' and '.join(others)} but no tokenizer.json; "
+            "make it once:\n"
+            '  python -c "import sys; from transformers import AutoTokenizer as A; '
+            f'A.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])" {folder}'
+        )
+    try:
+        return Tokenizer.load(folder)
+    except TokenizerError as err:
+        raise ConfigError(f"model.path: {err}") from err
+
+
+def check_vocabulary(
+    folder: Path, text: Mapping[str, Any], tensors: Mapping[str, StoredTensor], tokenizer: Tokenizer
+) -> None:
+    """The embedding is as the configuration says, and has a row for every token."""
+    promised = (vocab_size_of(text), int(text.get("hidden_size") or 0))
+    name = next((name for name in sorted(tensors) if name.endswith("embed_tokens.weight")), None)
+    if name is not None and promised[1] and tensors[name].shape != promised:
+        raise ConfigError(
+            f"model.path: {folder}: config.json says vocab_size x hidden_size {promised}, but "
+            f"{name} is {tensors[name].shape}: weights and configuration do not belong together"
+        )
+    if tokenizer.vocab_size > promised[0]:
+        raise ConfigError(
+            f"model.path: {folder}: the tokenizer has {tokenizer.vocab_size} tokens, "
+            f"the model only {promised[0]}: they do not belong together; copy the tokenizer that "
+            "the model was trained with"
+        )
+
+
+def check_special_tokens(
+    folder: Path, text: Mapping[str, Any], eos_ids: frozenset[int], tokenizer: Tokenizer
+) -> None:
+    """The tokens that begin and end a sequence for the model are tokens of its tokenizer.
+
+    A tokenizer of another model with a smaller vocabulary shows here: it fits, and lacks them.
+    """
+    named = {("eos_token_id", token) for token in eos_ids}
+    if text.get("bos_token_id") is not None:
+        named.add(("bos_token_id", int(text["bos_token_id"])))
+    for field, token in sorted(named):
+        if tokenizer.token(token) is None:
+            raise ConfigError(
+                f"model.path: {folder}: {field} of the model is {token}, and the tokenizer "
+                f"({tokenizer.vocab_size} tokens) has no such token: they do not belong together; "
+                "copy the tokenizer that the model was trained with"
+            )
+    own = tokenizer.eos_id
+    if own is not None and eos_ids and own not in eos_ids:
+        ends = ", ".join(f"{tokenizer.token(t)!r} ({t})" for t in sorted(eos_ids))
+        raise ConfigError(
+            f"model.path: {folder}: answers of the model end at {ends}, but the tokenizer ends a "
+            f"text with {tokenizer.token(own)!r} ({own}): they do not belong together, or "
+            "generation_config.json must list both as eos_token_id"
+        )
+
+
+SIZES = {"float32": 4, "bfloat16": 2}  # by model.dtype, bytes a weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A folder that can be loaded, as far as its headers tell."""
+
+    path: Path
+    config: Mapping[str, Any]  # of the language model
+    num_parameters: int
+    stored_as: str  # dtypes of its tensors, the commonest first
+    attention: str  # the kernels that will compute it
+    has_expert_kernels: bool
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]  # tokens that end an answer
+
+    def mb_in(self, dtype: str) -> float:
+        """Weights as they are computed with under `model.dtype`."""
+        return self.num_parameters * SIZES[dtype] / 1e6
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that it was made for; None if the folder does not say."""
+        return max_tokens_of(self.config)
+
+
+def read_model(path: str, field: str = "model.path") -> ModelFolder:
+    """Read what is small, check that it fits together; a model of the hub is fetched first.
+
+    Raises ConfigError: names file and field, and what was found.
+    """
+    folder = model_folder(path)
+    if folder.is_file():
+        raise ConfigError(f"{field}: {path!r} is a file; name the folder that it is in")
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{field}: there is no folder {path!r}{meant_path(folder)} "
+            "(a model of the Hugging Face hub is named hf:ORG/NAME)"
+        )
+    if not (folder / "config.json").is_file():
+        below = [str(file.parent) for file in sorted(folder.glob("*/config.json"))]
+        told = f"; did you mean {below[0]!r}?" if below else ""
+        raise ConfigError(f"{field}: {str(folder)!r} is no model folder: no config.json{told}")
+    try:
+        return _read(folder)
+    except EngineError as err:
+        raise ConfigError(f"{field}: {err}") from err
+    except ConfigError as err:  # of a part, which does not know who named the folder
+        raise ConfigError(str(err).replace("model.path:", f"{field}:", 1)) from err
+
+
+def _read(folder: Path) -> ModelFolder:
+    text = text_fields(read_config(folder))
+    library = library_model(text)
+    check_class(folder, text, library)
+    tensors = tensors_of(folder)
+    tokenizer, eos_ids = load_tokenizer(folder), eos_ids_of(folder)
+    check_vocabulary(folder, text, tensors, tokenizer)
+    check_special_tokens(folder, text, eos_ids, tokenizer)
+    dtypes = Counter(tensor.dtype for tensor in tensors.values())
+    return ModelFolder(
+        path=folder,
+        config=text,
+        num_parameters=sum(math.prod(tensor.shape) for tensor in tensors.values()),
+        stored_as=" and ".join(name for name, _ in dtypes.most_common()),
+        attention=chosen_attention(text, has_sdpa=library is None or library.has_sdpa),
+        has_expert_kernels=library is not None and library.has_expert_kernels,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+    )
+
+
+def check_reference(config: RunConfig, model: ModelFolder) -> str:
+    """What the loss compares the model with; "": nothing, or itself.
+
+    Raises ConfigError: it is no model folder, or has another vocabulary.
+    """
+    path = config.logprob.reference
+    if path == START or not config.trainer.loss.why_compared:
+        return ""
+    found = read_model(path, "logprob.reference")
+    sizes = [one.config.get("vocab_size") for one in (found, model)]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"logprob.reference is {path!r}, whose vocabulary has {sizes[0]} tokens; "
+            f"model.path's has {sizes[1]}"
+        )
+    return f"{found.path}: {_amount(found.num_parameters)} parameters"
+
+
+def check_routers(config: RunConfig, model: ModelFolder) -> None:
+    """Whether there is something to replay; of a family's routers the roles themselves find out.
+
+    Raises ConfigError: a dense model.
+    """
+    if config.trainer.routing_replay and not num_experts_of(model.config):
+        raise ConfigError(
+            f"trainer.routing_replay is true, but {model.path} is a dense model "
+            f"({model.config['model_type']}): it has no routers; set it to false"
+        )
+
+
+def check_layouts(config: RunConfig, model: ModelFolder, host: Host = EVERYTHING) -> str:
+    """How layouts cut the model; "": nobody here asks for one, or it cannot be told yet.
+
+    Args:
+        host: whose roles are asked for; others need no library here.
+
+    Raises:
+        ConfigError: it is not installed, has no table for the model, or a layout does not fit.
+    """
+    asked = config.trainer.layout
+    layouts, checked = {}, []
+    if asked.cp > 1 and host.has("trainer"):
+        check_heads(model.config, asked.cp)
+        checked.append(f"trainer {config.trainer.ranks} ranks, cp {asked.cp}")
+    if config.trainer.backend == MEGATRON and host.has("trainer"):
+        layouts["trainer"] = Layout(
+            ranks=config.trainer.ranks, tp=asked.tp, pp=asked.pp, ep=asked.ep
+        )
+    is_separate = config.logprob.place == "separate"
+    if config.logprob.backend == MEGATRON and is_separate and host.has("logprob"):
+        layouts["logprob"] = Layout()
+    for role, layout in layouts.items():
+        check_installed(f"{role}.backend")
+        try:
+            check_layout(plain_config(model.config), layout)
+        except EngineError as err:
+            where = f"{role}.backend is {MEGATRON!r}, model.path is {str(model.path)!r}"
+            raise ConfigError(f"{where}: {err}") from err
+        except AttributeError:
+            continue  # config.json leaves a field to the library, so the role itself finds out
+        size = f"tp {layout.tp}, pp {layout.pp}, ep {layout.ep}"
+        checked.append(f"{role} {layout.ranks} ranks, {size}")
+    return ", ".join(checked)
+
+
+def model_checks(model: ModelFolder, dtype: str = "float32") -> Iterator[Check]:
+    """What the model is, how it will be computed, and where its answers end."""
+    yield ok(
+        "model",
+        f"{model.path}: {model.config['model_type']}, {_amount(model.num_parameters)} parameters, "
+        f"vocabulary {model.config.get('vocab_size')} (tokenizer {model.tokenizer.vocab_size}), "
+        f"at most {model.longest or 'any number of'} tokens",
+    )
+    experts = num_experts_of(model.config)
+    kernels = "grouped_mm" if model.has_expert_kernels else "the family's own"
+    yield ok(
+        "numerics",
+        f"{dtype} (stored as {model.stored_as}), attention {model.attention}"
+        + (f", {experts} experts by {kernels}" if experts else ""),
+    )
+    ends = ", ".join(f"{model.tokenizer.token(t)!r} ({t})" for t in sorted(model.eos_ids))
+    if ends:
+        yield ok("answers", f"end at {ends}")
+    else:
+        yield warn(
+            "answers",
+            "neither generation_config.json nor config.json names an eos_token_id: "
+            "every answer runs to rollout.max_new_tokens",
+            "name the token that ends an answer there, or set reward.require_stop = false",
+        )
+
+
+def _amount(number: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)

@@ -1,0 +1,296 @@
+"""Answers to a few rows, sampled and judged as a run would do it; what fails is kept, with why."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlstreams.schemas.events import Prompt
+from rlstreams.words.screen import visible
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.dataset.limits import PromptEncoder
+from rlstreams.workers.dataset.row import Row
+from rlstreams.workers.engines.base import FinishReason, Sampling
+from rlstreams.workers.engines.builtin import BuiltinEngine
+from rlstreams.workers.engines.folder_channel import FolderChannel
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.prompts.issue import prompt_of
+from rlstreams.workers.rollout.episode import Played
+from rlstreams.workers.rollout.sampling import Sampler
+from rlstreams.workers.rollout.turns import Turns
+from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.user_code import UserCodeError
+
+Decode = Callable[[Sequence[int]], str]
+_INDENT = "    "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One answer, and what became of it."""
+
+    text: str  # of the last turn
+    before: Sequence[Mapping[str, str]] = ()  # turns before it: author and text
+    token_ids: Sequence[int] = ()
+    finish_reason: str = "stop"
+    judgement: Judgement | None = None
+    rejected: str = ""  # why a run would set the sample aside; empty: it would not
+    note: str = ""  # what the reward alone does not say
+    judge_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedRow:
+    """A row with its answers."""
+
+    row: Row
+    prompt_ids: Sequence[int]
+    left_out: str = ""  # why a run would not issue the row; then there are no answers
+    completions: Sequence[Completion] = ()
+
+
+@dataclass(slots=True)
+class Times:
+    """Where the time went, seconds."""
+
+    load_s: float = 0.0
+    sample_s: float = 0.0
+    num_tokens: int = 0
+    judge_s: list[float] = field(default_factory=list)
+
+
+def row_lines(tried: TriedRow, index: int, total: int, decode: Decode) -> list[str]:
+    """A row: the prompt as the model sees it, the answer wanted, the answers given."""
+    lines = [
+        f"row {index} of {total}  {tried.row.place}",
+        *_block(f"prompt, {len(tried.prompt_ids)} tokens", decode(tried.prompt_ids)),
+    ]
+    if tried.row.answer:
+        lines += _block("answer wanted", tried.row.answer)
+    if tried.row.metadata not in ("", "{}"):
+        lines += _block("metadata", tried.row.metadata)
+    if tried.left_out:
+        return [*lines, f"  LEFT OUT: {tried.left_out}", ""]
+    for number, completion in enumerate(tried.completions, 1):
+        for turn, said in enumerate(completion.before):
+            who = f"completion {number}, turn {turn // 2 + 1}"
+            lines += _block(who if said["author"] == "policy" else "  environment", said["text"])
+        size = f"{len(completion.token_ids)} tokens, {completion.finish_reason}"
+        lines += _block(f"completion {number}, {size}", completion.text)
+        lines.append(f"  {verdict(completion)}")
+    return [*lines, ""]
+
+
+def verdict(completion: Completion) -> str:
+    """What an answer earned, by parts, or why it would be set aside."""
+    if completion.judgement is None:
+        return f"SET ASIDE: {completion.rejected}"
+    parts = "".join(f"  {name} {value:g}" for name, value in completion.judgement.parts.items())
+    note = f"  ({completion.note})" if completion.note else ""
+    why = completion.judgement.note
+    return (
+        f"reward {completion.judgement.reward:g}{parts}  [{1000 * completion.judge_s:.1f} ms]{note}"
+        f"{f'  {_short(why)!r}' if why else ''}"
+    )
+
+
+def summary(rows: Sequence[TriedRow], times: Times) -> list[str]:
+    """How it looks altogether: is there something to learn, and where does the time go."""
+    completions = [c for row in rows for c in row.completions]
+    rewards = [c.judgement.reward for c in completions if c.judgement is not None]
+    lines = []
+    if rewards:
+        lines.append(f"{len(rewards)} answers, mean reward {statistics.mean(rewards):.2f}")
+        if not any(rewards):
+            lines.append(
+                "no answer earned anything, so a run would not learn; read the answers: is it "
+                "their form (data.template, data.few_shot, a warm-up), their length "
+                "(rollout.max_new_tokens), or are the rows too hard?"
+            )
+    if aside := len(completions) - len(rewards):
+        lines.append(f"{aside} of {len(completions)} answers would be dead-lettered")
+    if flat := sum(_is_flat(row) for row in rows):
+        lines.append(
+            f"{flat} of {len(rows)} rows get the same reward for every answer: such a group gives "
+            "no gradient; more --samples or another temperature may separate them"
+        )
+    rate = times.num_tokens / times.sample_s if times.sample_s else 0.0
+    judge_ms = 1000 * statistics.mean(times.judge_s) if times.judge_s else 0.0
+    lines.append(
+        f"{times.load_s:.1f} s to load the model, {times.sample_s:.1f} s to sample "
+        f"{times.num_tokens} tokens ({rate:,.0f} a second), {judge_ms:.1f} ms per reward"
+    )
+    return lines
+
+
+def _is_flat(row: TriedRow) -> bool:
+    rewards = {c.judgement.reward for c in row.completions if c.judgement is not None}
+    return len(row.completions) > 1 and len(rewards) == 1
+
+
+def _block(title: str, text: str) -> list[str]:
+    """One line if the text is one, else indented below its title."""
+    rows = visible(text).split("\n")
+    if len(rows) == 1:
+        return [f"  {title}: {text}"]
+    return [f"  {title}:", *(f"{_INDENT}{row}" for row in rows)]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class Trial:
+    """Model and verifier, loaded.
+
+    Args:
+        turns: makes what samples of several turns need, for an engine's vocabulary.
+
+    Raises:
+        EngineError: from the constructor: the model cannot be loaded or decoded.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        verifier: Verifier,
+        encoder: PromptEncoder,
+        turns: Callable[[int], Turns | None] = lambda _: None,
+    ) -> None:
+        started_s = time.monotonic()
+        self.times = Times()
+        self._config = config
+        self._encoder = encoder
+        folder = model_folder(config.model.path)
+        self._channel = FolderChannel(folder, config.model.dtype)
+        rollout = config.rollout
+        self._engine = BuiltinEngine(
+            folder,
+            slots=rollout.slots,
+            threads=config.model.threads,
+            capture_experts=False,
+            pull_deadline_s=config.weights.pull_deadline_s,
+            dtype=config.model.dtype,
+        )
+        self._tokenizer = Tokenizer.load(folder)
+        self._verifier = verifier
+        self._sampler = Sampler(
+            engine=self._engine,
+            verifier=verifier,
+            tokenizer=self._tokenizer,
+            sampling=Sampling(
+                temperature=rollout.temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
+                max_new_tokens=rollout.max_new_tokens,
+            ),
+            turns=turns(self._engine.vocab_size),
+            max_attempts=rollout.max_attempts,
+            deadline_s=rollout.sample_deadline_s,
+        )
+        self.times.load_s = time.monotonic() - started_s
+
+    def run(self, rows: Sequence[Row], num_samples: int) -> list[TriedRow]:
+        """Sample `num_samples` answers to each row, all together, and judge them."""
+        prompts = [
+            prompt_of(row, self._encoder, self._config.run.seed, group_id=str(row.number))
+            for row in rows
+        ]
+        reasons = [self._left_out(prompt) for prompt in prompts]
+        started_s = time.monotonic()
+        answers = asyncio.run(
+            self._sample(
+                [p for p, why in zip(prompts, reasons, strict=True) if not why], num_samples
+            )
+        )
+        self.times.sample_s = time.monotonic() - started_s
+        tried = []
+        for row, prompt, why in zip(rows, prompts, reasons, strict=True):
+            found = [] if why else answers.pop(0)
+            ids = prompt.token_ids.numpy().tolist()
+            completions = tuple(self._judged(row, prompt, answer) for answer in found)
+            tried.append(TriedRow(row=row, prompt_ids=ids, left_out=why, completions=completions))
+        return tried
+
+    def close(self) -> None:
+        """End the environment's processes."""
+        if self._sampler.turns is not None:
+            self._sampler.turns.environment.close()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _left_out(self, prompt: Prompt) -> str:
+        data, count = self._config.data, len(prompt.token_ids)
+        if count < data.min_prompt_tokens:
+            return f"{count} tokens, data.min_prompt_tokens is {data.min_prompt_tokens}"
+        if data.max_prompt_tokens and count > data.max_prompt_tokens:
+            return f"{count} tokens, data.max_prompt_tokens is {data.max_prompt_tokens}"
+        if count >= self._engine.max_tokens:
+            return (
+                f"{count} tokens, the model takes {self._engine.max_tokens}: `up` refuses the row "
+                "unless data.max_prompt_tokens leaves it out"
+            )
+        return ""
+
+    async def _sample(
+        self, prompts: Sequence[Prompt], num_samples: int
+    ) -> list[list[Played | Exception]]:
+        samples = [
+            dataclasses.replace(prompt, sample=number)
+            for prompt in prompts
+            for number in range(num_samples)
+        ]
+        await self._engine.pull(self._channel.published, self._channel)
+        try:
+            found = await asyncio.gather(*map(self._answer, samples))
+        finally:
+            await self._engine.close()
+        return [found[at : at + num_samples] for at in range(0, len(found), num_samples)]
+
+    async def _answer(self, prompt: Prompt) -> Played | Exception:
+        try:
+            return await self._sampler.generate(prompt)
+        except (EngineError, UserCodeError, TimeoutError) as err:  # what a run would set aside
+            return err
+
+    def _judged(self, row: Row, prompt: Prompt, answer: Played | Exception) -> Completion:
+        if isinstance(answer, Exception):
+            return Completion(text="", finish_reason="", rejected=str(answer))
+        last, judgement, rejected = answer.last, answer.judgement, ""
+        note = "" if judgement is None else "by the environment"
+        started_s = time.monotonic()
+        try:
+            judgement = judgement or self._verifier.judge(
+                Sample(
+                    prompt.text, last.text, row.answer, json.loads(row.metadata),
+                    last.finish_reason, last.token_ids, answer.transcript,
+                )
+            )  # fmt: skip
+        except RewardError as err:
+            rejected = str(err)
+        judge_s = time.monotonic() - started_s
+        self.times.judge_s.append(judge_s)
+        self.times.num_tokens += sum(len(turn.token_ids) for turn in answer.turns)
+        if last.finish_reason != FinishReason.STOP:
+            note = f"cut at rollout.max_new_tokens = {self._config.rollout.max_new_tokens}"
+            if self._config.reward.require_stop:
+                note += "; a cut answer earns 0 while reward.require_stop is true"
+        return Completion(
+            text=last.text,
+            before=answer.transcript[:-1],
+            token_ids=last.token_ids,
+            finish_reason=last.finish_reason,
+            judgement=judgement,
+            rejected=rejected,
+            note=note,
+            judge_s=judge_s,
+        )

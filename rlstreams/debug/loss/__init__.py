@@ -1,0 +1,1 @@
+"""The formula that a step minimises."""

@@ -1,0 +1,222 @@
+"""The formula that a step minimises, with every setting put in, and a recorded step's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.loss import RATIO_MAX
+
+if TYPE_CHECKING:
+    from rlstreams.schemas.events import StepCompleted
+    from rlstreams.streams.log.bus import Bus
+    from rlstreams.workers.config.loss import LossSection
+    from rlstreams.workers.config.trainer import TrainerSection
+    from rlstreams.workers.trainer.intake.payloads import Payload
+
+NUM_TOKENS = 8  # of a sample, in the table
+FIGURES = (
+    "ratio_max", "clip_fraction", "weight_mean", "rejected_fraction", "ess", "kl", "kl_reference",
+    "entropy", "value_loss", "value_clip_fraction", "explained_variance", "grad_norm",
+    "lr", "updates",
+)  # fmt: skip
+
+
+def formula(trainer: TrainerSection) -> Iterator[str]:
+    """What a step minimises. pi, prox, mu and ref are log-probs of a token, r a sample's reward."""
+    by, adam = trainer.loss, trainer.optimizer
+    stale = "masked" if trainer.on_stale == "mask" else "its group is dropped"
+    yield f"advantage   A = {_advantage(by)}"
+    yield f"proximal    prox: {_PROXIMAL[by.proximal]}"
+    yield f"staleness   at most {trainer.max_staleness} versions; a segment beyond is {stale}"
+    yield f"weight      w = {_weight(by)}"
+    yield from (f"            {line}" for line in _rejections(by))
+    yield f"loss        {_loss(by)}"
+    if by.kl_coef:
+        kl = "exp(d) - 1 - d" if by.kl_estimator == "k3" else "d^2 / 2"
+        weighed = f"w min(rho, {RATIO_MAX:g}) " if by.kl_weight == "ratio" else ""
+        yield f"            + {by.kl_coef:g} {weighed}min({kl}, 10), d = ref - pi"
+    if by.entropy_coef:
+        yield f"            - {by.entropy_coef:g} entropy"
+    if by.advantage == "gae":
+        losses, bound = "(V - R)^2", ""
+        if by.value_clip:
+            losses = "max((V - R)^2, (V' - R)^2)"
+            bound = f", V' = V, at most {by.value_clip:g} from V0"
+        yield f"            + {by.value_coef:g} {losses} / 2{bound}; V0 of the start, R = GAE + V0"
+        if by.value_warmup_steps:
+            yield f"            in the first {by.value_warmup_steps} steps V alone learns"
+    yield f"reduced     {_reduced(by)}"
+    batch = f"{trainer.groups_per_step} groups"
+    if trainer.minibatches > 1:
+        batch += f" in {trainer.minibatches} mini-batches"
+    if trainer.batch_epochs > 1:
+        batch += f", {trainer.batch_epochs} times"
+    updates = trainer.minibatches * trainer.batch_epochs
+    yield f"batch       {batch}: {updates} update{'s' * (updates > 1)} a step"
+    falls = f", then {adam.schedule} to {adam.lr_end:g} at step {adam.decay_steps}"
+    rate = f"{adam.lr:g} after {adam.warmup_steps} steps of warm-up"
+    rate += falls if adam.schedule != "constant" else ", then constant"
+    yield f"AdamW       learning rate {rate}; gradient norm at most {adam.max_grad_norm:g}"
+
+
+def numbers(bus: Bus, step: int) -> Iterator[str]:
+    """A recorded step's formula, its first group, tokens of a sample, and the step's figures.
+
+    Raises ConfigError: there is no such step.
+    """
+    from rlstreams.workers.config.load import from_json
+    from rlstreams.workers.trainer.claim import read_ledger
+    from rlstreams.workers.trainer.redo.redo import read_step
+
+    ledger = read_ledger(bus, "explain")
+    if step not in ledger.steps:
+        raise ConfigError(f"there is no step {step}: the log has steps up to {ledger.last_step}")
+    fact = ledger.steps[step]
+    trainer = from_json(ledger.claims[fact.epoch].config).trainer
+    event, payloads = read_step(bus, fact, lambda _: None)
+    yield from formula(trainer)
+    yield ""
+    first = event.samples[0].group_id
+    own = [
+        (ref, p) for ref, p in zip(event.samples, payloads, strict=True) if ref.group_id == first
+    ]
+    yield f"step {step}, group {first}: " + ", ".join(
+        f"r {ref.reward:g} -> A {ref.advantage:.4g}" for ref, _ in own
+    )
+    shown = max(own, key=lambda pair: abs(pair[0].advantage))
+    yield from _tokens(shown[1], trainer.loss)
+    yield f"loss {event.loss:.6g}; " + _figures(event)
+
+
+def _tokens(payload: Payload, by: LossSection) -> Iterator[str]:
+    """The weights of the first tokens of a sample; the policy of that step is not in the log."""
+    import numpy as np
+
+    from rlstreams.workers.trainer.learn.correction import sample_weights
+
+    scored = payload.scored
+    parts = [(scored.trajectory.segments[s.segment], s.proximal_logprobs) for s in scored.scores]
+    mu = np.concatenate([p.behavior_logprobs.numpy() for p, _ in parts if p.behavior_logprobs])
+    prox = np.concatenate([logprobs.numpy() for _, logprobs in parts])
+    name = f"sample {scored.trajectory.sample}"
+    if by.proximal in ("step_start", "interpolated"):
+        yield f"{name}: prox is known only while the step is done: `rlstreams replay step`"
+        return
+    prox = mu if by.proximal == "behavior" else prox
+    weights = sample_weights(prox, mu, by)
+    yield f"{name}, its first tokens: mu -> prox: w (before what a batch decides)"
+    for one, other, weight in list(zip(mu, prox, weights, strict=True))[:NUM_TOKENS]:
+        yield f"  {one:9.4f} -> {other:9.4f}: {weight:.4f}"
+
+
+def _figures(event: StepCompleted) -> str:
+    found = event.metrics
+    return ", ".join(f"{name} {found[name]:.4g}" for name in FIGURES if name in found)
+
+
+_PROXIMAL = {
+    "sampled": "under the version that sampled, scored again",
+    "behavior": "mu, the sampler's own: w is 1",
+    "step_start": "under the weights before the step's first update",
+    "interpolated": "under the sampling version, a versions old, + (a - 1)/a (pi - it)",
+}
+
+
+def _advantage(by: LossSection) -> str:
+    from rlstreams.workers.config.loss import WITHOUT_GROUPS
+
+    text = {
+        "grpo": "(r - mean) / (std + 1e-6) of the group"
+        if by.normalize_std
+        else "r - mean of the group",
+        "rloo": "r - mean of the siblings",
+        "reinforce++": "(r - mean) / (std + 1e-6) of the batch",
+        "reinforce++baseline": "(a - mean) / (std + 1e-6) of the batch, a = r - mean of the group",
+        "maxrl": "(r - mean) / mean of the group",
+        "gae": f"GAE of r at the last token, gamma {by.gae_gamma:g}, lambda {by.gae_lambda:g}"
+        + (", standardized over the batch's tokens" if by.normalize_std else ""),
+        "reward": "r",
+        "one": "1",
+    }[by.advantage]
+    if by.reward_min:
+        text += f"; 0 where r < {by.reward_min:g}"
+    if by.advantage not in WITHOUT_GROUPS:
+        text += f"; without siblings {'r' if by.lone == 'reward' else '0'}"
+    if by.overlong_tokens:
+        start = by.overlong_tokens - by.overlong_buffer_tokens
+        text += f"; r less up to {by.overlong_factor:g} for {start} to {by.overlong_tokens} tokens"
+    return text
+
+
+def _weight(by: LossSection) -> str:
+    if by.correction == "none":
+        text = "1"
+    else:
+        ratio = {
+            "token": "exp(prox - mu)",
+            "sequence": "exp(sum of prox - mu over the sample)",
+            "geometric": "exp(mean of prox - mu over the sample)",
+        }[by.correction_level]
+        text = f"min({ratio}, {by.weight_cap:g})"
+        if by.correction == "mask":
+            text = f"{ratio}, 0 outside of {by.weight_floor:g} to {by.weight_cap:g}"
+    return f"({text}) / its mean over the batch" if by.weight_normalize else text
+
+
+def _rejections(by: LossSection) -> Iterator[str]:
+    if by.veto_low or by.veto_high:
+        high = f"{by.veto_high:g}" if by.veto_high else "any"
+        yield f"0 for a sample of which a token's exp(prox - mu) is not {by.veto_low:g} to {high}"
+    if by.rejection != "none":
+        whose = by.rejection_level.replace("sequence_", "the sample's ").replace(
+            "token", "a token's"
+        )
+        low = f"below {by.rejection_low:g} or " if by.rejection_low else ""
+        yield f"0 where {whose} {by.rejection} of prox - mu is {low}above {by.rejection_high:g}"
+    if by.off_policy_max:
+        yield f"0 for a sample with A < 0 and a mean of mu - pi above {by.off_policy_max:g}"
+    if by.kind == "m2po":
+        yield f"0 for tokens of largest (pi - mu)^2: mean of the others {by.second_moment_max:g}"
+    if by.entropy_share < 1:
+        yield f"0 but for the {by.entropy_share:.0%} of the batch's tokens of highest entropy"
+
+
+def _loss(by: LossSection) -> str:
+    low, high = f"{1 - by.clip_low:g}", f"{1 + by.clip_high:g}"
+    most = f"{RATIO_MAX:g}"
+    dual = f", at most -w {by.clip_dual:g} A where A < 0" if by.clip_dual else ""
+    return {
+        "ppo": f"-w min(rho A, clip(rho, {low}, {high}) A){dual}; rho = exp(pi - prox)",
+        "gspo": f"-w min(s A, clip(s, {low}, {high}) A); s = exp(the sample's mean of pi - prox)",
+        "cispo": f"-w min(rho, {high}) A pi, no gradient through rho = exp(pi - prox)",
+        "sapo": f"-w 4/t sigmoid(t (rho - 1)) A; rho = exp(pi - prox), t = {by.tau_positive:g} "
+        f"where A > 0, else {by.tau_negative:g}",
+        "dppo": f"-w min(rho, {most}) A, 0 where rho moves off with A and {by.divergence} > "
+        f"{by.divergence_max:g}; rho = exp(pi - prox)",
+        "m2po": f"-w min(rho, {most}) A; rho = exp(pi - prox)",
+        "sft": "-w A pi",
+        "distill": f"w A {_divergence(by)}"
+        if by.distill_top_k
+        else f"-w min(rho, {most}) A (ref - pi), no gradient through the difference; "
+        "rho = exp(pi - prox), ref the teacher's",
+    }[by.kind]
+
+
+def _divergence(by: LossSection) -> str:
+    beta = by.distill_beta
+    text = {1.0: "KL(student || teacher)", 0.0: "KL(teacher || student)"}.get(
+        beta,
+        f"({beta:g} KL(teacher || m) + {1 - beta:g} KL(student || m)), "
+        f"m = {beta:g} teacher + {1 - beta:g} student",
+    )
+    return f"{text}, over the teacher's {by.distill_top_k} likeliest tokens and all others as one"
+
+
+def _reduced(by: LossSection) -> str:
+    return {
+        "token": "mean over all tokens",
+        "sequence": "mean over samples of their means",
+        "constant": f"mean over samples of their sums / {by.constant_tokens}",
+    }[by.reduce]

@@ -1,0 +1,201 @@
+"""Health of a run in plain sentences, as `up` judges it, from the small topics alone.
+
+Prompts and trajectories are not read, so `diagnose` names the blocked role from reports. Where it
+names none, whoever starts, or reads again what it has to after a restart, is waited for, but only
+as long as the longest piece of work may take: a role that starts, comes forward and dies, again and
+again, is no excuse. Time is this process's own: clocks of other hosts may be wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rlstreams.schemas import DecodeError, SchemaTexts
+from rlstreams.schemas.binary import NO_TEXTS
+from rlstreams.schemas.events import Event, WorkerReport
+from rlstreams.show.health.poison import PoisonWatch
+from rlstreams.show.health.stall_watch import StallClock
+from rlstreams.streams.log.codec import decoded, now_ms
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.parts import Assembler, Message
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import (
+    CONTROL,
+    DEAD_LETTERS,
+    POLICY_PULLS,
+    POLICY_VERSIONS,
+    STEPS,
+    WORKER_EVENTS,
+)
+from rlstreams.streams.views.folds import Folds
+from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
+from rlstreams.streams.workers import SILENT_S
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.control import RUNNING
+from rlstreams.workers.loop.stall import limits_of
+
+# Never those with payloads: prompts, trajectories, scored-trajectories.
+SMALL = (STEPS, POLICY_VERSIONS, POLICY_PULLS, DEAD_LETTERS, WORKER_EVENTS, CONTROL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """One look."""
+
+    problems: tuple[str, ...]
+    state: str  # "reading", "running", "over", or what the run's control says
+    step: int
+    step_target: int
+    policy_version: int
+    since_last_step_s: float  # what counts of it
+    unreadable: int  # records
+
+
+class HealthWatch:
+    """Fed with events and ticked about twice a second; never waits.
+
+    Args:
+        config: of the run: its deadlines, and the share of dead letters that it allows.
+        schemas: of the run's bus, for records of other releases.
+        clock_ms: this host's wall clock; what is live is dated by it.
+        monotonic_s: the clock that waiting is counted by.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        schemas: SchemaTexts = NO_TEXTS,
+        *,
+        clock_ms: Callable[[], int] = now_ms,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits_of(config)
+        self._schemas = schemas
+        self._assembler = Assembler()
+        self._next: dict[Partition, int] = {}
+        self._num_unreadable = 0
+        self._clock_ms = clock_ms
+        self._monotonic_s = monotonic_s
+        self._folds = Folds(group_size=config.prompts.group_size)
+        self._poison = PoisonWatch(config, self._folds)
+        self._clock = StallClock()
+        self._live_s: float | None = None  # since when the log is read to its end
+        self._live_ms = 0  # the same by the wall clock
+        self._num_behind = -1  # offsets left of what lay there at the start; -1: not known
+
+    def take(self, message: Message) -> None:
+        """A record, or a part of one. What cannot be read is counted; its role dead-letters it.
+
+        What was taken before is passed by: with no committed offsets a client that had to join its
+        group again begins anew.
+        """
+        if message.offset < self._next.get(message.partition, 0):
+            return
+        self._next[message.partition] = message.offset + 1
+        raw = self._assembler.add(message)
+        if raw is None:
+            return
+        try:
+            event = decoded(raw, self._schemas).event
+        except (DecodeError, StreamsError):  # the latter: nobody to ask for its schema
+            self._num_unreadable += 1
+        else:
+            self.apply(event)
+
+    def apply(self, event: Event) -> None:
+        """Take one event. A live report is dated by our clock, an old one by its writer's.
+
+        None is of later than now: a writer's clock that is ahead would outdate what is live.
+        """
+        if isinstance(event, WorkerReport):
+            at_ms = self._clock_ms()
+            is_old = self._live_s is None and event.at_ms < at_ms
+            event = event if is_old else replace(event, at_ms=at_ms)
+        self._folds.apply(event)
+        self._poison.apply(event)
+
+    def tick(self, num_behind: int) -> None:
+        """Count.
+
+        Args:
+            num_behind: offsets that are left of what lay in the log when reading began.
+        """
+        now_s = self._monotonic_s()
+        self._num_behind = num_behind
+        if self._live_s is None and num_behind == 0:
+            self._live_s, self._live_ms = now_s, self._clock_ms()
+        state = self._folds
+        counts = self._live_s is not None and _expects_step(state)
+        # Only a step begins anew: a trainer that crashes again and again claims the run each time.
+        self._clock.tick(now_s, state.ledger.last_step, counts=counts)
+
+    def look(self) -> Health:
+        """What is to be said now."""
+        state = self._folds
+        told = "over" if state.ledger.at_target else state.control
+        return Health(
+            problems=tuple(self._problems(state)),
+            state="reading" if self._live_s is None else told,
+            step=state.ledger.last_step,
+            step_target=state.ledger.step_target,
+            policy_version=state.ledger.policy_version,
+            since_last_step_s=round(self._clock.waited_s, 1),
+            unreadable=self._num_unreadable,
+        )
+
+    def _silent_s(self) -> dict[str, float]:
+        """How long ago the silent workers reported last, seconds."""
+        now = self._clock_ms()
+        if self._live_s is None or self._monotonic_s() - self._live_s <= SILENT_S:
+            return {}  # those that live have not had the time to say so
+        return {
+            worker.worker: age_s
+            for worker in self._folds.workers.all
+            if worker.state != "stopped" and (age_s := (now - worker.at_ms) / 1000) > SILENT_S
+        }
+
+    def _problems(self, state: Folds) -> list[str]:
+        if self._live_s is None:
+            left = "" if self._num_behind < 0 else f": {self._num_behind} offsets are left"
+            return [f"the log has not been read to its end yet{left}"]
+        silent = self._silent_s()
+        reporting = [worker for worker in state.workers.all if worker.state != "stopped"]
+        is_all = len(silent) == len(reporting) > 1
+        found = []
+        if 0 < self._limits.stall_s <= self._clock.waited_s:
+            found += self._stall(state, names_role=not is_all)
+        if is_all:
+            found.append(
+                f"no worker has reported for {min(silent.values()):.0f} s: the broker does not "
+                "accept or deliver records, or every role is gone"
+            )
+        else:
+            found += [f"no report from {w} for {age_s:.0f} s" for w, age_s in silent.items()]
+        if self._poison.problem and not state.ledger.at_target:
+            found.append(self._poison.problem)
+        return found
+
+    def _stall(self, state: Folds, *, names_role: bool) -> list[str]:
+        waited_s = self._clock.waited_s
+        since = f"no step for {waited_s:.0f} s (the last was {state.ledger.last_step})"
+        if not names_role:
+            return [since]
+        evidence = Evidence(
+            now_ms=self._clock_ms(), waited_s=waited_s, has_samples=False, since_ms=self._live_ms
+        )
+        if found := diagnose(state, evidence, self._limits):
+            return [f"{since}: blocked at {found.hop}: {found.sentence}"]
+        limits = self._limits
+        longest_s = max(limits.start_s, limits.sample_s, limits.pull_s)
+        is_saving = any(worker.state == "saving" for worker in state.workers.all)  # it has longer
+        if is_saving or waited_s < limits.stall_s + longest_s:
+            return []
+        everybody = "; ".join(told(state, evidence, limits, role) for role in ROLES)
+        return [f"{since}: no role says that it is stuck: {everybody}"]
+
+
+def _expects_step(state: Folds) -> bool:
+    """Whether time counts: not while paused, draining or in redo, nor at the end."""
+    return state.control == RUNNING and state.trainer_state != "redo" and not state.ledger.at_target

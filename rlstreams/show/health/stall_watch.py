@@ -1,0 +1,268 @@
+"""Detects that a run makes no progress, and asks which stage is blocked.
+
+Only time in which a step can be expected counts: the run's state is running, and the trainer is not
+in redo. What the topics do not contain is queried in a separate thread, because the answer waits
+for open transactions.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.record import Committed, Partition
+from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
+from rlstreams.streams.views.folds import Folds
+from rlstreams.streams.views.stalls import Blocked, Evidence, Held, diagnose, told
+from rlstreams.streams.workers import SILENT_S
+from rlstreams.words.screen import ProcessInfo
+from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.control import RUNNING
+from rlstreams.workers.loop.stall import limits_of
+
+_GROUPS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}
+NO_FACTS = Evidence(now_ms=0, waited_s=0.0)
+
+
+def ask_facts(bus: Bus, config: RunConfig) -> Evidence:
+    """What only the broker knows; positions only where no old transaction has to be waited for.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+        DeadlineError: a transaction on a group's positions stays open.
+    """
+    held = held_by(bootstrap_of(config), config)
+    if any(one.age_s > SILENT_S for one in held):
+        return replace(NO_FACTS, held=held)
+    return replace(NO_FACTS, held=held, committed=positions(bus))
+
+
+def positions(bus: Bus) -> Mapping[str, Mapping[Partition, Committed]]:
+    """Where the groups of rollout and logprob are."""
+    return {group: bus.committed(group, topic) for group, topic in _GROUPS.items()}
+
+
+def held_by(bootstrap: str, config: RunConfig) -> tuple[Held, ...]:
+    """Open transactions in the run's topics, one for each transactional id.
+
+    Raises BrokerError: the broker cannot be reached, or refused.
+    """
+    from rlstreams.streams.kafka.open_transactions import open_transactions
+
+    run = config.run.id
+    ages: dict[str, float] = {}
+    partitions: dict[str, list[str]] = {}
+    for found in open_transactions(bootstrap, run, client_options(config)):
+        ages[found.transactional_id] = max(found.age_s, ages.get(found.transactional_id, 0.0))
+        named = found.partition.removeprefix(f"{run}.")
+        partitions.setdefault(found.transactional_id, []).append(named)
+    return tuple(
+        Held(
+            worker=worker_of(full_id, run),
+            transactional_id=full_id,
+            partitions=tuple(partitions[full_id]),
+            age_s=age_s,
+        )
+        for full_id, age_s in ages.items()
+    )
+
+
+def worker_of(transactional_id: str, run: str) -> str:
+    """`{run}.{role}.{ordinal}` as `{role}-{ordinal}`; "" for an id that is no worker's."""
+    role, dot, ordinal = transactional_id.removeprefix(f"{run}.").partition(".")
+    is_ours = transactional_id.startswith(f"{run}.") and dot and ordinal.isdecimal()
+    return f"{role}-{ordinal}" if is_ours else ""
+
+
+ASK_S = 10.0  # longest wait for the facts; without them the sentence says less
+AGAIN_S = 5.0  # between two looks at a run that stands
+TICK_S = 1.0  # of a longer pause between two ticks no more counts: we did not look ourselves
+
+
+def mark_of(state: Folds) -> object:
+    """What changes with every step, claim and published version."""
+    return state.ledger.last_step, state.ledger.epoch, frozenset(state.published)
+
+
+class StallClock:
+    """Seconds that count since the last step, claim or published version. Pure."""
+
+    def __init__(self) -> None:
+        self._mark: object = None
+        self._last_s: float | None = None
+        self.waited_s = 0.0
+
+    def tick(self, now_s: float, mark: object, *, counts: bool) -> float:
+        """What has been waited so far; a new `mark` begins anew."""
+        passed_s = 0.0 if self._last_s is None else min(TICK_S, now_s - self._last_s)
+        self._last_s = now_s
+        if mark != self._mark:
+            self._mark, self.waited_s = mark, 0.0
+        elif counts:
+            self.waited_s += passed_s
+        return self.waited_s
+
+
+class _Question:
+    """One question to the broker, in a daemon thread: the loop of `up` does not wait for it."""
+
+    def __init__(self, ask: Callable[[], Evidence]) -> None:
+        self._ask = ask
+        self._until_s = time.monotonic() + ASK_S
+        self.answer = NO_FACTS  # so too where the broker refused, or said nothing
+        self._thread = threading.Thread(target=self._run, name="stall-facts", daemon=True)
+        self._thread.start()
+
+    def is_over(self) -> bool:
+        """Whether nothing more is to be waited for."""
+        return not self._thread.is_alive() or time.monotonic() >= self._until_s
+
+    def _run(self) -> None:
+        with suppress(StreamsError):
+            self.answer = self._ask()
+
+
+class StallWatch:
+    """Asks the folds, ticked from the loop of `up`; never waits.
+
+    Args:
+        folds: which others feed.
+        ask: what only the broker knows; called in a thread.
+        monotonic_s: the clock that time is counted by.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folds: Folds,
+        ask: Callable[[], Evidence],
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits_of(config)
+        self._ask = ask
+        self._monotonic_s = monotonic_s
+        self._folds = folds
+        self._clock = StallClock()
+        self._call: _Question | None = None
+        self._next_look_s = 0.0
+        self._silent: frozenset[str] = frozenset()
+        self._gone: frozenset[str] = frozenset()  # workers without a process
+        self._starting: dict[str, float] = {}  # since when, by the clock of processes
+        self.news = ""  # the newest thing to say; the loop takes it
+        self.problem = ""  # why the run should stop; empty: it should not
+        self.is_unfed = False  # and the stage gets nothing of what lies there for it
+
+    def note(self, processes: Sequence[ProcessInfo]) -> None:
+        """What the supervisor knows of its processes; the log says which of them have reported."""
+        reported = {worker.instance for worker in self._folds.workers.all}
+        self._gone = frozenset(info.worker for info in processes if info.started_s is None)
+        self._starting = {
+            info.worker: info.started_s
+            for info in processes
+            if info.started_s is not None and info.instance not in reported
+        }
+
+    def tick(self, *, is_running: bool) -> None:
+        """Count, and look when it is time.
+
+        Args:
+            is_running: from the start to the trainer's end, unless it is drained before.
+        """
+        now_s = self._monotonic_s()
+        state = self._folds
+        self._tell_silence(state)
+        waited_s = self._clock.tick(
+            now_s, mark_of(state), counts=is_running and _expects_step(state)
+        )
+        if not 0 < self._limits.stall_s <= waited_s or self.problem:
+            self._call = None
+            return
+        self._look(state, waited_s, now_s)
+
+    @property
+    def expects_step(self) -> bool:
+        """Whether time without a step counts; see above."""
+        return _expects_step(self._folds)
+
+    def begin_anew(self) -> None:
+        """Something was done about the problem."""
+        self.problem, self.is_unfed, self._clock = "", False, StallClock()
+
+    def told(self, role: str) -> str:
+        """What the workers of `role` said last, the worst first."""
+        return told(self._folds, self._evidence(0.0, NO_FACTS), self._limits, role)
+
+    def is_starting(self, role: str) -> bool:
+        """Whether a worker of `role` has been started, has not reported, and still has time."""
+        ages_s = self._starting_s()
+        return any(
+            w.rpartition("-")[0] == role and ages_s[w] < self._limits.start_s for w in ages_s
+        )
+
+    def _starting_s(self) -> dict[str, float]:
+        now_s = time.monotonic()
+        return {worker: now_s - started_s for worker, started_s in self._starting.items()}
+
+    def _evidence(self, waited_s: float, facts: Evidence) -> Evidence:
+        return replace(
+            facts,
+            now_ms=now_ms(),
+            waited_s=waited_s,
+            gone=self._gone,
+            starting_s=self._starting_s(),
+        )
+
+    def _look(self, state: Folds, waited_s: float, now_s: float) -> None:
+        if self._call is None:
+            if now_s >= self._next_look_s:
+                self._call = _Question(self._ask)
+            return
+        if not self._call.is_over():
+            return
+        evidence = self._evidence(waited_s, self._call.answer)
+        self._call = None
+        self._next_look_s = now_s + AGAIN_S
+        self._judge(state, diagnose(state, evidence, self._limits), waited_s)
+
+    def _judge(self, state: Folds, found: Blocked | None, waited_s: float) -> None:
+        since = f"no step for {waited_s:.0f} s (the last was {state.ledger.last_step})"
+        if state.ledger.at_target:
+            since = f"the last step was {waited_s:.0f} s ago"
+        if found is None:
+            self.news = f"{since}, but every stage with work is making progress"
+        elif found.is_overdue:
+            self.problem = f"{since}: blocked at {found.hop}: {found.sentence}"
+            self.is_unfed = found.is_unfed
+        else:
+            self.news = f"{since}, within its own deadline: {found.hop}: {found.sentence}"
+
+    def _tell_silence(self, state: Folds) -> None:
+        """Once when a worker falls silent: a process that stands is not reaped."""
+        at_ms = now_ms()
+        silent = {
+            worker.worker: (at_ms - worker.at_ms) / 1000
+            for worker in state.workers.all
+            if worker.worker not in self._gone
+            and worker.worker not in self._starting
+            and worker.state != "stopped"
+            and at_ms - worker.at_ms > SILENT_S * 1000
+        }
+        if new := sorted(silent.keys() - self._silent):
+            self.news = "; ".join(f"no report from {w} for {silent[w]:.0f} s" for w in new)
+        self._silent = frozenset(silent)
+
+
+def _expects_step(state: Folds) -> bool:
+    """Whether time counts: not while paused, draining or in redo; a silent redo is none."""
+    if state.control != RUNNING:
+        return False
+    trainers = state.workers.of("trainer")
+    is_heard = any(now_ms() - trainer.at_ms <= SILENT_S * 1000 for trainer in trainers)
+    return not (state.trainer_state == "redo" and is_heard)

@@ -1,0 +1,125 @@
+"""The figures of a run and of a step: name, value, unit and what each means, computed here alone.
+
+Terminal, page and report are skins: they choose among these, and lay them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from rlstreams.show.metrics.rows import step_row
+from rlstreams.streams.views.feed import ViewState
+from rlstreams.streams.views.pace import STEPS, pace
+from rlstreams.streams.views.run import StepPoint
+from rlstreams.words.house import MEANING
+from rlstreams.words.screen import KillMark, clock, ends, number
+
+NONE = "-"  # while there is no value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One of them, as it is shown."""
+
+    name: str
+    value: str
+    unit: str = ""  # empty: the name says it, or it has none
+    about: str  # what it means, in a sentence
+
+    @property
+    def title(self) -> str:
+        """Name and unit."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
+
+_ABOUT_RUN: Mapping[str, tuple[str, str]] = {  # unit, and what it means
+    "held_out": (
+        "",
+        "Mean reward of rows that are never trained on, at the first and the newest evaluation "
+        "that is complete.",
+    ),
+    "steps": ("", "Steps whose StepCompleted is in the log, and where the run ends."),
+    "reward": ("", "Mean reward of the samples of the newest step."),
+    "samples": ("", "Samples of all steps; each is trained once."),
+    "rate": (
+        "tokens/s",
+        f"Answer tokens of trained samples, mean over the last {STEPS} steps.",
+    ),
+    "time": ("", f"From the first claim of the run to its newest step; {MEANING['claim']}."),
+    "kills": ("", "Processes that ended without a goodbye, and came back."),
+    "lost": ("", "Samples that were issued, and of which the audit finds no end in the log."),
+    "letters": (
+        "",
+        "Records and samples that could not be handled, and were set aside with the reason.",
+    ),
+}
+
+
+def of_run(
+    state: ViewState, *, target: int = 0, kills: Sequence[KillMark] = (), lost: int | None = None
+) -> Mapping[str, Figure]:
+    """A run by now, by key and in the order in which they are read.
+
+    Args:
+        target: steps to do, while no trainer has said it.
+        kills: processes that ended without a goodbye.
+        lost: samples that the audit misses; None: there was no audit.
+    """
+    run, curve = state.run, state.evaluation.curve
+    points = [f"{point.accuracy:.2f}" for point in (*curve[:1], *curve[1:][-1:])]
+    rate = pace(run.steps)
+    seconds = 0.0
+    if run.steps and run.claims:
+        seconds = (run.steps[-1].finished_at_ms - run.claims[0].started_at_ms) / 1000
+    found = {
+        "held_out": (f"held-out {state.evaluation.measure}", " to ".join(points) or NONE),
+        "steps": ("optimizer steps", f"{run.step} of {run.step_target or target or '?'}"),
+        "reward": ("newest reward", number(run.steps[-1].reward) if run.steps else NONE),
+        "samples": ("samples trained", f"{sum(point.num_samples for point in run.steps):,}"),
+        "rate": ("trained answers", f"{rate.sampled_per_s:,.0f}" if rate else NONE),
+        "time": ("time, claim to last step", clock(seconds)),
+        "kills": (f"processes {ends(kills)}", str(len(kills))),
+        "lost": ("samples lost", NONE if lost is None else f"{lost:,}"),
+        "letters": ("dead letters", f"{state.dead.num:,}"),
+    }
+    return {
+        key: Figure(name=name, value=value, unit=_ABOUT_RUN[key][0], about=_ABOUT_RUN[key][1])
+        for key, (name, value) in found.items()
+        if key != "lost" or lost is not None
+    }
+
+
+_LEARNING = {  # by the step's metric
+    "kl": ("KL", "Distance of the trained policy from the one that sampled, in nats a token."),
+    "entropy": ("entropy", "How undecided the policy is, in nats a token."),
+    "grad_norm": ("gradient", "Norm of the step's gradient before it is clipped."),
+}
+
+
+def of_step(point: StepPoint) -> Mapping[str, Figure]:
+    """Whether a step learns: loss, KL, entropy, gradient norm; and how old its samples were."""
+    found = {
+        "loss": Figure(
+            name="loss", value=number(point.loss), about="What the step minimised, at its start."
+        )
+    }
+    for key, (name, about) in _LEARNING.items():
+        if key in point.metrics:
+            found[key] = Figure(name=name, value=number(point.metrics[key]), about=about)
+    staleness = step_row(point).values["staleness_mean"]
+    found["staleness"] = Figure(
+        name="staleness",
+        value=f"{staleness:.2f}",
+        unit="versions",
+        about="Versions between the weights that sampled a token and those that were trained.",
+    )
+    return found
+
+
+def step_s(steps: Sequence[StepPoint]) -> float:
+    """Seconds from step to step, median of the last ones: a kill or a pause changes nothing."""
+    ends_ms = [point.finished_at_ms for point in steps[-STEPS - 1 :]]
+    return median([b - a for a, b in pairwise(ends_ms)] or [0]) / 1000

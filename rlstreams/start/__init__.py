@@ -1,1 +1,0 @@
-"""Tools before a run: a project, a trial of rows, the doctor, chaos."""

@@ -1,1 +1,0 @@
-"""Faults on purpose: a seeded plan, its execution on a run of `up`, and a report of the outcome."""

@@ -1,0 +1,1 @@
+"""How what the log holds is said: tokens, texts, numbers, times, one sample stage by stage."""

@@ -1,0 +1,169 @@
+"""What live view and report share: what is shown, answers spelled out, times, marks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rlstreams.schemas.events import StepsRedone
+from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
+from rlstreams.streams.views.feed import ViewState
+
+REDONE_LINES = 3
+# C0 without tab and newline, delete, and C1: ESC [ 2 J would clear the screen.
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillMark:
+    """A process ended without a goodbye while this step was being made."""
+
+    step: int
+    worker: str
+    killed_at_ms: int = 0  # by `up` itself; 0: it ended for a reason of its own
+
+    def __str__(self) -> str:
+        """`rollout-0 killed`, or `rollout-0 restarted`: of the others only that is known."""
+        return f"{self.worker} {'killed' if self.killed_at_ms else 'restarted'}"
+
+
+def ends(marks: Sequence[KillMark]) -> str:
+    """What they are in one word: `killed` if all of them were."""
+    return "killed" if all(mark.killed_at_ms for mark in marks) else "restarted"
+
+
+def spell(token_ids: Sequence[int]) -> str:
+    """Tokens as numbers, where there is no tokenizer."""
+    return " ".join(str(token) for token in token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """One child process of the supervisor."""
+
+    worker: str
+    role: str
+    pid: int | None
+    is_alive: bool
+    restarts: int = 0
+    instance: str = ""  # of the process; empty while there is none
+    started_s: float | None = None  # monotonic; None: there is none, and none is about to start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveInput:
+    """All that is shown."""
+
+    run: str
+    views: ViewState
+    elapsed_s: float
+    step_target: int = 0  # until the trainer's claim says it
+    processes: Sequence[ProcessInfo] = ()
+    kills: Sequence[KillMark] = ()
+    message: str = ""  # the newest thing that happened, e.g. a kill
+    state: str = "running"  # "starting", "running", "draining", ...
+
+    @property
+    def target(self) -> int:
+        """Steps to do; 0 while nobody knows."""
+        return self.views.run.step_target or self.step_target
+
+
+def visible(text: str) -> str:
+    """Text of a model or of a data set, with control characters as Python escapes them."""
+    return _STEERS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def spelled(answer: Answer, decode: Callable[[Sequence[int]], str]) -> Iterator[tuple[int, str]]:
+    """(policy version, text) of each run; decoded together, so that pieces join as they should."""
+    ids: tuple[int, ...] = ()
+    done = ""
+    for run in answer.runs:
+        ids += run.token_ids
+        whole = decode(ids)
+        yield run.policy_version, whole[len(done) :]
+        done = whole
+
+
+def over(*points: EvaluationPoint) -> str:
+    """Over how many answers these accuracies are: `over 256 answers each`."""
+    counts = [point.num_samples for point in points]
+    first = f"over {counts[0]:,} {'answer' if counts[0] == 1 else 'answers'}"
+    if len(counts) == 1:
+        return first
+    is_same = len(set(counts)) == 1
+    return f"{first} each" if is_same else f"{first} and {', '.join(f'{n:,}' for n in counts[1:])}"
+
+
+def clock(seconds: float) -> str:
+    """`0:42`, `12:07`, `1:02:03`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def waits(given: LiveInput) -> str:
+    """What each process does that does not simply work: `rollout-0 starting: loads weights`."""
+    reported = {worker.worker: worker for worker in given.views.throughput.workers}
+    alive = {process.worker: process.is_alive for process in given.processes}
+    found = []
+    for name in sorted(reported.keys() | alive.keys()):
+        worker = reported.get(name)
+        state = "starting" if worker is None else doing(worker.state, worker.detail)
+        if not alive.get(name, True):
+            state = "ended" if given.state in ENDING else "down"
+        if state not in ("working", "training", "stopped", "ended"):
+            found.append(f"{name} {state}")
+    return "; ".join(found)
+
+
+ENDING = ("saving", "finishing", "draining")  # states of the run in which a process may end
+
+
+def doing(state: str, detail: str) -> str:
+    """`waiting for trajectories`, `pulling: policy version 7`."""
+    between = " " if not detail or detail.startswith("for ") else ": "
+    return f"{state}{between}{visible(detail)}".strip()
+
+
+def redone_lines(redone: Sequence[StepsRedone]) -> list[str]:
+    """What restarted trainers did again, a line each, of more than a few one line for all; and the
+    checkpoints that they did not start from."""
+    done = [one for one in redone if one.last_step >= one.first_step]
+    if len(done) > REDONE_LINES:
+        num_steps = sum(one.last_step - one.first_step + 1 for one in done)
+        num_equal = sum(one.num_equal for one in done)
+        lines = [
+            f"{len(done)} times steps were done again from the log: "
+            f"{num_equal:,} of {num_steps:,} weight hashes equal"
+        ]
+    else:
+        lines = [
+            f"steps {one.first_step} to {one.last_step} were done again from the log: "
+            f"{one.num_equal} of {one.last_step - one.first_step + 1} weight hashes equal"
+            for one in done
+        ]
+    return [*lines, *passed_over_lines(redone)]
+
+
+def passed_over_lines(redone: Sequence[StepsRedone]) -> list[str]:
+    """Checkpoints that restarted trainers passed over, the newest last; each once."""
+    # The same one is passed over at every restart, until newer ones push it out.
+    every = dict.fromkeys((it.checkpoint, it.reason) for one in redone for it in one.passed_over)
+    told = [f"checkpoint {name} was passed over at a restart: {why}" for name, why in every]
+    if len(told) <= REDONE_LINES:
+        return told
+    num_left = len(told) - REDONE_LINES
+    return [f"{num_left} other checkpoints were passed over at restarts", *told[-REDONE_LINES:]]
+
+
+def number(value: float) -> str:
+    """A value, short: `0.25`, `1,200`, `2e-04`."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) < 0.001:
+        return f"{value:.0e}"
+    return f"{value:.3g}"

@@ -1,0 +1,167 @@
+"""What a sample was asked and answered, as text: for rows of a page, and to be searched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlstreams.schemas.events import TensorError, Trajectory
+from rlstreams.words.spelling import NUMBERS, Spelling
+
+KEPT_CHARACTERS = 400_000_000  # of all texts; then the oldest are forgotten
+HEAD, TAIL = 110, 50  # characters that are shown of a long text
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleText:
+    """One sample in words."""
+
+    prompt: str
+    answer: str  # all that follows the prompt, what an environment said included
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)  # of the reward
+    note: str = ""  # why that reward
+
+
+def text_of(event: Trajectory, spelling: Spelling) -> SampleText:
+    """A sample in words; without special tokens, and as numbers where there is no tokenizer.
+
+    Raises:
+        TensorError: its tokens cannot be read.
+    """
+    return _tokens_of(event).text(spelling)
+
+
+def short(text: str) -> str:
+    """Its beginning and its end, in one line; what is short is whole."""
+    line = " ".join(text.split())
+    return line if len(line) <= HEAD + TAIL else f"{line[:HEAD]} … {line[-TAIL:]}"
+
+
+def parts_line(parts: Mapping[str, float]) -> str:
+    """`form 0.5, right 1`."""
+    return ", ".join(f"{name} {value:g}" for name, value in parts.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    """What becomes a text: copies, because a decoded tensor keeps its whole record alive."""
+
+    prompt_N: Ids
+    answer_N: Ids
+    reward: float
+    parts: Mapping[str, float]
+    note: str
+
+    def text(self, spelling: Spelling) -> SampleText:
+        """The same in words."""
+        return SampleText(
+            prompt=sys.intern(_spelled(self.prompt_N, spelling)),  # siblings share it
+            answer=_spelled(self.answer_N, spelling),
+            reward=self.reward,
+            parts=self.parts,
+            note=self.note,
+        )
+
+
+def _tokens_of(event: Trajectory) -> _Tokens:
+    ids = [np.asarray(segment.token_ids.numpy(), np.int32) for segment in event.segments]
+    num = next((n for n, s in enumerate(event.segments) if s.author != "prompt"), len(ids))
+    none = np.empty(0, np.int32)
+    return _Tokens(
+        prompt_N=np.concatenate([none, *ids[:num]]),
+        answer_N=np.concatenate([none, *ids[num:]]),
+        reward=event.reward,
+        parts=dict(event.reward_parts),
+        note=event.reward_note,
+    )
+
+
+def _spelled(ids_N: Ids, spelling: Spelling) -> str:
+    try:
+        return spelling.plain(ids_N.tolist())
+    except (OverflowError, TypeError):  # a foreign writer's: no tokens of the model
+        return NUMBERS.plain(ids_N.tolist())
+
+
+class Texts:
+    """Texts of a run's samples by name, to be shown and searched; of each its first record counts.
+
+    One thread adds and spells, others look. Tokens become text when there is time for it
+    (`spell`), or when a sample is asked for.
+
+    Args:
+        spelling: how tokens become text; asked for once, when the first text is needed.
+    """
+
+    def __init__(self, spelling: Callable[[], Spelling]) -> None:
+        self._spelling = spelling
+        self._lock = Lock()
+        self._waiting: dict[str, _Tokens] = {}
+        self._known: dict[str, SampleText] = {}
+        self._size = 0
+
+    def add(self, event: Trajectory) -> None:
+        """Take a sample; one whose tokens cannot be read has no text."""
+        name = f"{event.group_id}/{event.sample}"
+        try:
+            tokens = _tokens_of(event)
+        except (TensorError, ValueError):
+            return
+        with self._lock:
+            if name not in self._known:
+                self._waiting.setdefault(name, tokens)
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that a search does not see yet."""
+        return len(self._waiting)
+
+    def spell(self, num: int) -> int:
+        """Make texts of at most `num` samples that wait; returns how many there were."""
+        with self._lock:
+            names = [name for name, _ in zip(self._waiting, range(num), strict=False)]
+        for name in names:
+            self.of(name)
+        return len(names)
+
+    def of(self, name: str) -> SampleText | None:
+        """The text of one; None: nothing came of it, it cannot be read, or it was forgotten."""
+        with self._lock:
+            tokens = self._waiting.get(name)
+            if tokens is None:
+                return self._known.get(name)
+        found = tokens.text(self._spelling())
+        with self._lock:
+            if self._waiting.pop(name, None) is not None:
+                self._keep(name, found)
+        return found
+
+    def _keep(self, name: str, found: SampleText) -> None:
+        self._known[name] = found
+        self._size += _size(found)
+        while self._size > KEPT_CHARACTERS:
+            self._size -= _size(self._known.pop(next(iter(self._known))))
+
+    def find(self, words: str) -> set[str]:
+        """Names of the samples in whose prompt, answer or note `words` stand, in either case."""
+        wanted = words.casefold()
+        with self._lock:
+            known = list(self._known.items())
+        return {
+            name
+            for name, text in known
+            if wanted in text.answer.casefold()
+            or wanted in text.prompt.casefold()
+            or wanted in text.note.casefold()
+        }
+
+
+def _size(text: SampleText) -> int:
+    return len(text.prompt) + len(text.answer) + len(text.note)

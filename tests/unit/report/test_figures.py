@@ -1,0 +1,57 @@
+"""One set of figures: what terminal, page and report say of a run are the same values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlstreams.show.metrics.figures import NONE, of_run, of_step
+from rlstreams.show.report.facts import SUMMARY, summary
+from rlstreams.show.report.html import environment
+from rlstreams.streams.views.feed import ViewState
+from rlstreams.up.live.screen import PlainLines
+from tests.unit.report.test_live import drawn, full_input
+
+
+def test_the_terminal_shows_figures_of_the_run() -> None:
+    """Its head and its learning pane; in words and numbers of `of_run` and `of_step`."""
+    given = full_input()
+    found, step = of_run(given.views, target=given.target), of_step(given.views.run.steps[-1])
+    text = "\n".join(drawn(given, 120, 40))
+    assert f"step {found['steps'].value} " in text
+    assert f"held-out {found['held_out'].value} " in text
+    assert f"{found['rate'].unit} {found['rate'].value}" in text
+    for key in ("loss", "kl", "entropy", "grad_norm"):
+        assert f"{step[key].name} {step[key].value}" in text
+    line = [text for text in PlainLines().new(given) if text.startswith("step ")][-1]
+    assert all(f"{figure.name} {figure.value}" in line for figure in step.values())
+
+
+def test_page_and_report_lay_out_all_of_them() -> None:
+    """By one macro: value, name, unit, and the sentence that explains it."""
+    found = of_run(full_input().views, kills=full_input().kills, lost=0)
+    parts = (
+        environment()
+        .get_template("parts.html")
+        .make_module({"step_head": (), "answer_figures": ()})
+    )
+    html = str(parts.figures(found.values()))  # type: ignore[attr-defined]
+    for figure in found.values():
+        assert f"<b>{figure.value}</b><span>{figure.title}</span>" in html
+        assert f'title="{figure.about}"' in html
+        assert figure.about.endswith(".")
+
+
+def test_a_comparison_shows_some_of_them() -> None:
+    views = full_input().views
+    assert ["one", *(of_run(views)[key].value for key in SUMMARY)] == summary("one", views)
+
+
+def test_before_the_first_step_there_are_no_values() -> None:
+    """But of what is counted; the target is what the configuration says."""
+    found = of_run(ViewState(), target=60)
+    values = {key: figure.value for key, figure in found.items()}
+    assert "0 of 60" == values["steps"]
+    assert {NONE} == {values[key] for key in ("held_out", "reward", "rate")}
+    assert "lost" not in values
+    one = replace(full_input().views, evaluation=ViewState().evaluation)
+    assert NONE == of_run(one)["held_out"].value
