@@ -218,8 +218,9 @@ class LibraryRenderer:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """Messages and tools as the library takes them, foreign control tokens hidden."""
         dialogue = [plain(message, f"messages[{n}]") for n, message in enumerate(messages)]
-        hidden = self._adapter.hidden(dialogue)
-        return hidden, [plain_tool(tool, f"tools[{n}]") for n, tool in enumerate(tools)] or None
+        shown = [plain_tool(tool, f"tools[{n}]") for n, tool in enumerate(tools)]
+        hidden, shown = self._adapter.hidden(dialogue, shown)
+        return hidden, shown or None
 
 
 def _problem(attempt: Any, names: set[str]) -> str:  # noqa: ANN401
@@ -244,10 +245,13 @@ class _Adapter:
         self.unk_token_id: int | None = None
         self.eos_token_id = tokenizer.eos_id
 
-    def hidden(self, dialogue: Sequence[Message]) -> list[dict[str, Any]]:
-        """The dialogue with its control tokens behind marks, until the next one."""
-        self._mark = mark_for(dialogue)
-        return [self._literals.hidden(message, self._mark) for message in dialogue]
+    def hidden(
+        self, dialogue: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Both with their control tokens behind marks, until the next ones."""
+        mark = self._mark = mark_for([dialogue, tools])
+        messages = [self._literals.hidden(message, mark) for message in dialogue]
+        return messages, self._literals.all(list(tools), mark)
 
     def encode(self, text: str, *_: object, **__: object) -> list[int]:
         """Ids of a text, or of a part of one."""

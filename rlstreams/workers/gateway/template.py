@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlstreams.streams.log.errors import ConfigError
@@ -31,6 +31,8 @@ _THOUGHT = "<think>\nTHOUGHT\n</think>\n\nANSWER"
 _OPENED = "<think>\n"  # some templates begin the next answer so
 _MARKS = range(0xE000, 0xF8FF)  # characters for private use
 _SHOWN = 60
+# Tags that templates look for in what the policy said.
+_OF_ANSWERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _TAIL = 8  # tokens of a prompt in which a thought may have been begun
 # What a template (or the tokenizer, of text that is not Unicode) raises for one sample's messages.
 REFUSALS = (ConfigError, ValueError, TypeError, LookupError, AttributeError)
@@ -63,10 +65,10 @@ class TemplateRenderer:
         """See Renderer."""
         dialogue = [plain(message, f"messages[{n}]") for n, message in enumerate(messages)]
         shown = [plain_tool(tool, f"tools[{n}]") for n, tool in enumerate(tools)]
-        mark = mark_for(dialogue)
+        mark = mark_for([dialogue, shown])
         hidden = [self._literals.hidden(message, mark) for message in dialogue]
         try:
-            text = self._tokenizer.apply_chat_template(hidden, shown)
+            text = self._tokenizer.apply_chat_template(hidden, self._literals.all(shown, mark))
             ids = list(self._literals.encoded(text, mark))
         except REFUSALS as err:
             raise CallRefusedError(
@@ -208,20 +210,28 @@ class Literals:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        specials = "|".join(map(re.escape, tokenizer.special_tokens))
-        self._special = re.compile(specials) if specials else None
+        tokens = tokenizer.special_tokens
+        self._foreign = _any_of(tokens)
+        self._said = _any_of([token for token in tokens if token not in _OF_ANSWERS])
 
     def hidden(self, message: Message, mark: str) -> dict[str, Any]:
-        """A message with such texts behind marks; what the policy said is what it is."""
+        """A message with such texts behind marks. In what the policy said its own tags stay."""
+        content = message["content"]
         if message["role"] == "assistant":
-            return dict(message)
-        return {**message, "content": self.text(message["content"], mark)}
+            return {**message, "content": _hide(self._said, content, mark)}
+        return {**message, "content": _hide(self._foreign, content, mark)}
 
     def text(self, text: str, mark: str) -> str:
         """`text` with what looks like a control token hidden behind marks."""
-        if self._special is None:
-            return text
-        return self._special.sub(lambda found: f"{mark}{_digits(found[0])}{mark}", text)
+        return _hide(self._foreign, text, mark)
+
+    def all(self, value: Any, mark: str) -> Any:  # noqa: ANN401
+        """The same of every text in a tool's declaration."""
+        if isinstance(value, str):
+            return self.text(value, mark)
+        if isinstance(value, Mapping):
+            return {self.all(key, mark): self.all(item, mark) for key, item in value.items()}
+        return [self.all(item, mark) for item in value] if isinstance(value, list) else value
 
     def encoded(self, text: str, mark: str) -> Iterator[int]:
         """The tokens of a rendered text; what was hidden is encoded as plain characters."""
@@ -230,6 +240,16 @@ class Literals:
                 yield from self._tokenizer.encode_piece(_undigits(piece), literal=True)
             elif piece:
                 yield from self._tokenizer.encode_piece(piece)
+
+
+def _any_of(tokens: Sequence[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(map(re.escape, tokens))) if tokens else None
+
+
+def _hide(pattern: re.Pattern[str] | None, text: str, mark: str) -> str:
+    if pattern is None:
+        return text
+    return pattern.sub(lambda found: f"{mark}{_digits(found[0])}{mark}", text)
 
 
 def mark_for(messages: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -65,6 +66,11 @@ def told(text: str) -> dict[str, str]:
     return {"role": "tool", "tool_call_id": "functions.look:0", "name": "look", "content": text}
 
 
+def few_shot(text: str) -> dict[str, str]:
+    """An answer that the agent made up: the tags of answers are its own."""
+    return {"role": "assistant", "content": re.sub("</?(think|tool_call)>", "", text)}
+
+
 def controls(ids: list[int]) -> list[str]:
     return [CONTROLS[token] for token in ids if token in CONTROLS]
 
@@ -108,10 +114,13 @@ def test_no_text_of_a_tool_is_a_control_token(
 ) -> None:
     """In a rendering and in a bridge, which begins exactly with what was sampled."""
     made = renderer(family)
-    for role in (told, lambda said: {"role": "user", "content": said}):
+    roles = (told, lambda said: {"role": "user", "content": said}, few_shot)
+    for role in roles:
         plain, foreign = (made.render([*ASKED, CALLED, role(t)], [TOOL]) for t in ("word", text))
         assert controls(foreign) == controls(plain)
+    described = {**TOOL, "function": {**TOOL["function"], "description": f"Looks. {text}"}}
     prompt = made.render(ASKED, [TOOL])
+    assert controls(made.render(ASKED, [described])) == controls(prompt)
     ended = [] if is_cut else [min(made.stop_ids)]
     bridges = [made.bridge(prompt, [*sampled, *ended], [told(t)], [TOOL]) for t in ("word", text)]
     if None not in bridges:
