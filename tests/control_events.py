@@ -1,10 +1,10 @@
-"""Events of `control`, for tests: the desired state, and leases on shared devices."""
+"""Events of `control`, for tests: the desired state, leases on shared devices, reports."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rlstreams.schemas.events import ControlState, DeviceLease
+from rlstreams.schemas.events import ControlState, DeviceLease, WorkerReport
 
 NOW_MS = 1_795_000_000_000
 
@@ -23,3 +23,17 @@ def device_lease(**changes: Any) -> DeviceLease:
         "at_ms": NOW_MS,
     }
     return DeviceLease(**{**values, **more, **changes})
+
+
+def worker_report(**changes: Any) -> WorkerReport:
+    values = {
+        "worker": "rollout-0",
+        "role": "rollout",
+        "instance": "r1",
+        "state": "working",
+        "detail": "",
+        "policy_version": 2,
+        "counters": {"tokens": 100.0},
+        "at_ms": NOW_MS,
+    }
+    return WorkerReport(**{"host": "sampler", **values, **changes})

@@ -33,9 +33,16 @@ from rlstreams.schemas.events import (
     TrainerHeartbeat,
     TrainerStarted,
     Trajectory,
-    WorkerReport,
 )
-from tests.control_events import control_state, device_lease
+from tests.call_events import (
+    call_committed,
+    call_failed,
+    call_replayed,
+    outcome_reported,
+    session_closed,
+    session_opened,
+)
+from tests.control_events import control_state, device_lease, worker_report
 
 NOW_MS = 1_795_000_000_000
 HASH = "a1" * 32
@@ -362,20 +369,6 @@ def replacement_requested(**changes: Any) -> ReplacementRequested:
     return ReplacementRequested(**{**values, **changes})
 
 
-def worker_report(**changes: Any) -> WorkerReport:
-    values = {
-        "worker": "rollout-0",
-        "role": "rollout",
-        "instance": "r1",
-        "state": "working",
-        "detail": "",
-        "policy_version": 2,
-        "counters": {"tokens": 100.0},
-        "at_ms": NOW_MS,
-    }
-    return WorkerReport(**{"host": "sampler", **values, **changes})
-
-
 def one_of_each() -> dict[str, Event]:
     """A filled example of every kind of event, by name; also with every optional field set."""
     events: list[Event] = [
@@ -396,5 +389,11 @@ def one_of_each() -> dict[str, Event]:
         worker_report(),
         control_state(limits={"tokens_per_s": 1e4}),
         device_lease(),
+        session_opened(),
+        call_committed(parent="b0" * 16, routed_experts=Tensor.of(np.zeros((7, 2, 1), np.uint8))),
+        call_replayed(),
+        call_failed(),
+        session_closed(),
+        outcome_reported(call_id="c0" * 16, supersedes="o0", parts={"form": 0.5}),
     ]
     return {type(event).__name__: event for event in events}

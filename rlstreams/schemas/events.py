@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from typing import TypeAlias, get_args
 
+from rlstreams.schemas.calls import (
+    CallCommitted,
+    CallFailed,
+    CallReplayed,
+    OutcomeReported,
+    SessionClosed,
+    SessionOpened,
+)
 from rlstreams.schemas.operations import (
     ControlState,
     DeadLetter,
@@ -57,6 +65,12 @@ Event: TypeAlias = (
     | WorkerReport
     | ControlState
     | DeviceLease
+    | SessionOpened
+    | CallCommitted
+    | CallReplayed
+    | CallFailed
+    | SessionClosed
+    | OutcomeReported
 )
 
 EVENTS: tuple[type[Event], ...] = get_args(Event)
@@ -67,6 +81,9 @@ __all__ = [
     "NO_VERSION",
     "TRAIN",
     "AbsentSample",
+    "CallCommitted",
+    "CallFailed",
+    "CallReplayed",
     "ClosedGroups",
     "ControlState",
     "DeadLetter",
@@ -76,6 +93,7 @@ __all__ = [
     "Event",
     "GroupsDropped",
     "MaskedSegment",
+    "OutcomeReported",
     "PartitionPosition",
     "PassedOverCheckpoint",
     "PolicyLoaded",
@@ -88,6 +106,8 @@ __all__ = [
     "ScoredTrajectory",
     "Segment",
     "SegmentScore",
+    "SessionClosed",
+    "SessionOpened",
     "StepCompleted",
     "StepsRedone",
     "Tensor",

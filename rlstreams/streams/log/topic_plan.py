@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES, Retention, Topic
+from rlstreams.streams.log.topics import (
+    CALLS,
+    OUTCOMES,
+    PROMPTS,
+    SCORED,
+    TRAJECTORIES,
+    Retention,
+    Topic,
+)
 
 _DAY_MS = 24 * 3600 * 1000
 FLUSH = "flush.messages"
@@ -28,9 +36,10 @@ class TopicPlan:
         """Number of partitions.
 
         `prompts` gets at least two per rollout worker, so that a straggler that pauses one of
-        them does not stop its worker. `scored-trajectories` has as many as `trajectories`.
+        them does not stop its worker. `calls` and `outcomes` have as many:
+        who holds a prompt holds its session. `scored-trajectories` has as many as `trajectories`.
         """
-        if topic == PROMPTS:
+        if topic in (PROMPTS, CALLS, OUTCOMES):
             return max(2, self.partitions_per_worker) * self.rollout_workers
         if topic in (TRAJECTORIES, SCORED):
             return self.partitions_per_worker * self.logprob_workers

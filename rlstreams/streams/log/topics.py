@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlstreams.schemas.events import (
+    CallCommitted,
+    CallFailed,
+    CallReplayed,
     ControlState,
     DeadLetter,
     DeviceLease,
     Event,
     GroupsDropped,
+    OutcomeReported,
     PolicyLoaded,
     PolicyPublished,
     Prompt,
@@ -19,6 +23,8 @@ from rlstreams.schemas.events import (
     RedoDrifted,
     ReplacementRequested,
     ScoredTrajectory,
+    SessionClosed,
+    SessionOpened,
     StepCompleted,
     StepsRedone,
     TrainerHeartbeat,
@@ -63,6 +69,26 @@ PROMPTS = Topic(
     written_by=("prompts",),
     read_by=("rollout",),
     retention=Retention.LONG,
+    single_partition=False,
+)
+# Of agents. Partitioned as `prompts`, each record where its prompt lies: who has a prompt has its
+# session's calls and outcomes.
+CALLS = Topic(
+    name="calls",
+    events=(SessionOpened, CallCommitted, CallReplayed, CallFailed, SessionClosed),
+    key="session_id",
+    written_by=("rollout",),
+    read_by=("rollout", "report", "recorder"),
+    retention=Retention.PAYLOAD,
+    single_partition=False,
+)
+OUTCOMES = Topic(
+    name="outcomes",
+    events=(OutcomeReported,),
+    key="session_id",
+    written_by=("rollout", "operator"),
+    read_by=("rollout", "report", "recorder"),
+    retention=Retention.PAYLOAD,
     single_partition=False,
 )
 TRAJECTORIES = Topic(
@@ -150,6 +176,8 @@ SCHEMAS = Topic(
 
 TOPICS: tuple[Topic, ...] = (
     PROMPTS,
+    CALLS,
+    OUTCOMES,
     TRAJECTORIES,
     SCORED,
     STEPS,

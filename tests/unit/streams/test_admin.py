@@ -8,7 +8,9 @@ from rlstreams.streams.kafka.admin import refuse_other_counts, version_warning
 from rlstreams.streams.log.errors import TopicMismatchError
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import (
+    CALLS,
     CONTROL,
+    OUTCOMES,
     PROMPTS,
     SCORED,
     STEPS,
@@ -28,7 +30,13 @@ def test_payload_topics_have_partitions_for_their_readers_and_all_others_one() -
 
     counts = {topic.name: plan.partitions(topic) for topic in TOPICS}
 
-    payload = {PROMPTS.name: 6, TRAJECTORIES.name: 4, SCORED.name: 4}
+    payload = {
+        PROMPTS.name: 6,
+        CALLS.name: 6,
+        OUTCOMES.name: 6,
+        TRAJECTORIES.name: 4,
+        SCORED.name: 4,
+    }
     assert counts == {topic.name: payload.get(topic.name, 1) for topic in TOPICS}
 
 

@@ -1,0 +1,178 @@
+"""What the dialects, the messages' renderer and the sessions of a gateway know of one another.
+
+A dialect turns HTTP into a `CallRequest` and a `CallAnswer` into HTTP. `Calls` answers requests:
+it finds the session, replays or samples, commits, and only then returns. `Renderer` is between
+messages and token ids. None of them knows how another does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Message = Mapping[str, Any]
+"""As chat completions write it: role, content, tool_calls, tool_call_id, reasoning_content."""
+Tool = Mapping[str, Any]
+"""As chat completions write it: `{"type": "function", "function": {...}}`."""
+
+
+class CallRefusedError(Exception):
+    """A request that is not answered; each dialect writes it in its own shape.
+
+    Args:
+        status: of HTTP. 409 is never used: clients try it again.
+        code: a stable word, as `context_length_exceeded`.
+        param: the field of the request; "": none.
+        retry_after_s: when it may be tried again; None: never.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRequest:
+    """One request for one answer, the same in every dialect."""
+
+    dialect: str  # "chat", "responses", "messages"
+    body: bytes  # as it came
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    max_tokens: int | None = None  # of the answer
+    stop: tuple[str, ...] = ()
+    requested: Mapping[str, Any] = field(default_factory=dict)  # temperature, top_p, seed, ...
+    constrained: str = (
+        ""  # what asks for more than the model's distribution: "grammar", "logit_bias"
+    )
+    retry: int = 0  # which try of its client this is, as the client says
+    choice: int = 0  # of `n` alike ones, from 0: part of what tells them apart
+    hints: Mapping[str, str] = field(default_factory=dict)  # headers that name sub-agents; recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call of a tool that the policy wrote."""
+
+    id: str  # derived from the call's id: a replay says the same
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """What sampled ids say."""
+
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    problem: str = ""  # an attempt at a tool's call that is none, in words; "": none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAnswer:
+    """A call that is committed."""
+
+    call_id: str
+    created_s: int  # of the first answer: a replay says the same
+    parsed: Parsed
+    finish_reason: str  # "stop", "length", "tool_calls"
+    prompt_tokens: int
+    tokens: tuple[str, ...]  # text of each sampled token
+    logprobs: tuple[float, ...]  # nats, of each
+    stopped_by: str = ""  # the stop string of the request that ended it
+    overruled: Mapping[str, Any] = field(default_factory=dict)  # what the run decides instead
+    is_replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """An outcome as a client posts it."""
+
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+    call_id: str | None = None
+    supersedes: str | None = None
+    outcome_id: str = ""  # "": derived from the rest, so that a repeat is the same
+
+
+class Calls(Protocol):
+    """The sessions behind a gateway; its methods run on the gateway's event loop.
+
+    Each raises `CallRefusedError`: 401 for a key that is none of ours, 410 for a closed session,
+    429 with a time where there is no room, 400 for what the model cannot take, 503 while it is
+    ending.
+    """
+
+    @property
+    def model(self) -> str:
+        """The name that it is served under."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and answer, in tokens."""
+
+    async def call(self, key: str, request: CallRequest) -> CallAnswer:
+        """Sample or replay. A client that hangs up ends nothing: a retry gets the same answer."""
+
+    async def report(self, key: str, report: Report) -> str:
+        """Write an outcome of the session; returns its id once it is committed."""
+
+    async def close(self, key: str, kind: str, detail: str) -> None:
+        """Say that the session is over, as the agent sees it; idempotent."""
+
+    def count_tokens(
+        self, key: str, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> int:
+        """Of the prompt that these would make; nothing is recorded."""
+
+
+class Renderer(Protocol):
+    """Between messages and ids, for one model family. Pure; sampled ids are never made anew."""
+
+    @property
+    def name(self) -> str:
+        """Which renderer, of which version and settings; recorded."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """The prompt of a dialogue, ready for its answer.
+
+        Raises:
+            CallRefusedError: 400; a role, a tool or a content part that the template cannot take.
+        """
+
+    def bridge(
+        self,
+        prompt_ids: Sequence[int],
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+    ) -> list[int] | None:
+        """What stands between an answer and the next: the ids *behind* `prompt_ids` and
+        `sampled_ids`; None where it cannot be proven that the dialogue continues with just these.
+        """
+
+    def parse(
+        self,
+        sampled_ids: Sequence[int],
+        tools: Sequence[Tool] = (),
+        *,
+        prompt_ids: Sequence[int] = (),
+        call_id: str = "",
+    ) -> Parsed:
+        """What an answer says; an attempt at a tool's call that is none is content."""
