@@ -12,6 +12,7 @@ import pytest
 from rlstreams.debug.replay.record import RecordingOptions, record
 from rlstreams.schemas.events import CallCommitted, OutcomeReported, StepCompleted, Trajectory
 from rlstreams.start.chaos import injector
+from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import CALLS, OUTCOMES, STEPS, TOPICS, TRAJECTORIES
@@ -119,3 +120,9 @@ def test_chaos_damages_only_topics_that_are_there(monkeypatch: pytest.MonkeyPatc
     vandal._write(0)
     assert vandal._written == {0}
     assert sum(bus.ends(TRAJECTORIES.name).values()) == 4  # two transactions, with markers
+
+
+def test_a_run_without_them_is_audited() -> None:
+    report = audit(older_bus(), settle_s=0)
+    assert (report.sessions, report.calls) == ({}, 0)
+    assert audit(newer_bus(), settle_s=0).breach_counts == {"unopened call": 2}
