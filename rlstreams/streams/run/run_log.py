@@ -42,6 +42,8 @@ from rlstreams.streams.log.topics import (
     TRAJECTORIES,
     Topic,
 )
+from rlstreams.streams.sessions.fold import SessionLog
+from rlstreams.streams.sessions.session import Session
 
 E = TypeVar("E", bound=Event)
 
@@ -161,6 +163,21 @@ class RunLog(Closing):
                 if is_new and prompt.event.replaces in fold.dropped_groups:
                     fold.apply(prompt)
         return fold.lineages()
+
+    def sessions(self, *names: str) -> list[Session]:
+        """Agents' sessions, with their trees of calls and their outcomes; those that are there.
+
+        Args:
+            names: ids, of a sample's session its name, as 12/3; none: all sessions of the run.
+
+        Raises:
+            DeadlineError: a partition did not deliver up to its end.
+        """
+        sessions = SessionLog()
+        for topic in (CALLS, OUTCOMES):
+            for record in self.read_topic(topic, names or None, skip_unreadable=True):
+                sessions.apply(record.event, record.position.offset)
+        return list(sessions)
 
     def follow(
         self,
