@@ -26,8 +26,7 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 from rlstreams.streams.audit.report import Breaches, BreachKind, Named
-from rlstreams.streams.log.done_set import covered
-from rlstreams.streams.log.record import Committed, Partition, Position
+from rlstreams.streams.log.record import Partition, Position
 from rlstreams.streams.sessions.chain import NoChainError, main_chain, segments_of
 from rlstreams.streams.sessions.fold import SessionLog
 
@@ -161,14 +160,6 @@ class SessionsAudit:
         except TensorError:
             digest = None
         self._written[name] = digest, position
-
-    def waits(self, name: str, assembled: Mapping[Partition, Committed] | None) -> bool:
-        """Whether a closed session has no sample yet, because who assembles is not past it."""
-        heard = self.heard.get(name)
-        if heard is None or heard.closed_at is None or assembled is None:
-            return False
-        at = heard.closed_at
-        return bool(assembled) and not covered(assembled.get(_partition(at)), at.offset)
 
     def check(self, breaches: Breaches, ended: Iterable[str]) -> None:
         """Breaches that only the whole shows.

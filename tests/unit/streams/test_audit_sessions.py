@@ -110,17 +110,6 @@ def test_failures_are_told_by_kind_and_are_no_breach() -> None:
     assert (report.ok, report.sessions, report.dead_lettered) == (True, {"infrastructure": 1}, 2)
 
 
-def test_who_waits_for_its_graders_is_in_flight() -> None:
-    """The assembler's group is not past the close; once it is, the sample is lost."""
-    log = healthy()
-    opened(log, rewards=0)
-    log.add("trajectories", trajectory(group_id="6", sample=1, routed_experts=None))
-    log.assembler_done = {0}
-    assert log.report().in_flight["assembler"] == 1
-    log.assembler_done = set(range(7))
-    assert kinds(log.report()) == {"lost": 1}
-
-
 def test_what_retention_took_is_no_breach() -> None:
     """The first records of a session are gone: its links and its sample cannot be checked."""
     log = delivered()
