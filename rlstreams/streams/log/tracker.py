@@ -141,14 +141,18 @@ class Tracker:
         return new
 
     def after(
-        self, finished: Iterable[RawRecord], begun: Iterable[Partition] = ()
+        self,
+        finished: Iterable[RawRecord],
+        begun: Iterable[Partition] = (),
+        held: Iterable[Partition] = (),
     ) -> Mapping[Partition, Committed]:
         """What to commit, for each partition that `finished` touches.
 
         Args:
             begun: partitions whose oldest record is to be begun next; that counts as our try.
+            held: partitions whose position is committed as it is: only their owner can do that.
         """
-        positions = {}
+        positions = {partition: self._partitions[partition].after() for partition in held}
         for partition in begun:
             tracker = self._partitions[partition]
             positions[partition] = tracker.after((), tracker.inherited + 1)
