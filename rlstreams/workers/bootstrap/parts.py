@@ -356,7 +356,7 @@ def _weight_server(context: Context) -> WeightServer:
     return CollectiveWeightServer(
         weights.channel,
         host=weights.host,
-        secret=_secret(context),
+        secret=run_secret(context),
         log=context.log,
         limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
         place="pinned" if is_pinned and weights.snapshot == "auto" else weights.snapshot,
@@ -371,10 +371,10 @@ def _channel(context: Context) -> WeightChannel:
         return FileWeightChannel()
     from rlstreams.workers.weights.collective import CollectiveWeightChannel
 
-    return CollectiveWeightChannel(channel, _secret(context))
+    return CollectiveWeightChannel(channel, run_secret(context))
 
 
-def _secret(context: Context) -> str:
+def run_secret(context: Context) -> str:
     """The run's secret: as configured, or made once in the run's folder, for its owner alone.
 
     Raises:
