@@ -166,6 +166,8 @@ def _rollout(context: Context) -> Pausable:
     from rlstreams.workers.rollout.worker import make_worker
 
     config = context.config.rollout
+    if context.config.agent:
+        return _agents(context)
     log = context.log
     engine = _engine(context)
 
@@ -183,6 +185,15 @@ def _rollout(context: Context) -> Pausable:
         deadline_s=config.sample_deadline_s,
     )
     return make_worker(context, context.bus, engine, _channel(context), sampler)
+
+
+def _agents(context: Context) -> Pausable:
+    from rlstreams.workers.bootstrap.sessions import make_sessions
+    from rlstreams.workers.rollout.worker import make_worker
+
+    engine = _engine(context)
+    sessions = make_sessions(context, engine, run_secret(context))
+    return make_worker(context, context.bus, engine, _channel(context), sessions)
 
 
 def _server(context: Context) -> Pausable:

@@ -24,6 +24,7 @@ Make = Callable[[], Sequence[Outgoing] | None]
 class _Question:
     raw: RawRecord
     make: Make
+    is_progress: bool
     answer: Future[None] = field(default_factory=Future)
 
 
@@ -35,22 +36,23 @@ class Asked:
         self._kept: list[_Question] = []  # that cannot be made yet
         self._woken = threading.Event()
 
-    async def committed(self, raw: RawRecord, make: Make) -> None:
+    async def committed(self, raw: RawRecord, make: Make, *, is_progress: bool = True) -> None:
         """Return once the records are committed; whoever is cancelled before they are taken asks
         for nothing.
 
         Args:
             raw: the input that they belong to.
             make: the records, made on the role's thread; None: not yet, ask again in a moment.
+            is_progress: whether this is work that nobody does again.
         """
-        question = _Question(raw, make)
+        question = _Question(raw, make, is_progress)
         self._new.put(question)
         self._woken.set()
         await asyncio.wrap_future(question.answer)
 
     def note(self, raw: RawRecord, *records: Outgoing) -> None:
         """Have records committed before all that is asked for from now on; nobody waits."""
-        self._new.put(_Question(raw, lambda: records))
+        self._new.put(_Question(raw, lambda: records, is_progress=False))
         self._woken.set()
 
     def wait(self, timeout_s: float) -> None:
@@ -76,6 +78,7 @@ class Asked:
                         raw=question.raw,
                         outputs=tuple(outputs),
                         committed=partial(question.answer.set_result, None),
+                        is_progress=question.is_progress,
                     )
                 )
         return found

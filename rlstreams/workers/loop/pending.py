@@ -49,6 +49,7 @@ class Awaited:
     raw: RawRecord
     outputs: tuple[Outgoing, ...]
     committed: Callable[[], None]  # called on the role's thread, once
+    is_progress: bool = True  # work that nobody does again, should this owner die
 
 
 # The dead letter that takes the place of refused outputs: (input, why).
@@ -135,8 +136,7 @@ class PendingCommits:
             *(output for one in awaited for output in one.outputs),
             *(output for done in batch for output in done.outputs),
         ]
-        touched = {one.raw.partition for one in awaited}
-        positions = self._tracker.after([done.raw for done in batch], begun, touched)
+        positions = self._tracker.after([done.raw for done in batch], begun, _held(awaited))
         try:
             commit = self._producer.start(outputs, positions, self._consumer)
         except AbortedError as err:
@@ -192,7 +192,7 @@ class PendingCommits:
         self._awaited = [one for one in self._awaited if self._tracker.holds(one.raw)]
 
     def _succeeded(self, sent: _Transaction) -> None:
-        self._tracker.commit([done.raw for done in sent.batch], sent.begun)
+        self._tracker.commit([done.raw for done in sent.batch], sent.begun, _held(sent.awaited))
         self._num_aborts = 0
         del self._announced[: sent.num_announced]
         if sent.batch:
@@ -224,6 +224,14 @@ class PendingCommits:
             raise BrokerError(
                 f"{self._num_aborts} transactions in a row were aborted: {err}"
             ) from err
+
+
+def _held(awaited: Sequence[Awaited]) -> dict[Partition, bool]:
+    """The partitions that records belong to, and whether work of them came forward."""
+    held: dict[Partition, bool] = {}
+    for one in awaited:
+        held[one.raw.partition] = held.get(one.raw.partition, False) or one.is_progress
+    return held
 
 
 def commit(producer: Producer, records: Sequence[Outgoing]) -> Sequence[Position]:

@@ -13,7 +13,7 @@ from rlstreams.schemas.events import CallReplayed, Trajectory
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, OutcomeUnknownError
 from rlstreams.streams.log.record import Outgoing, RawRecord
-from rlstreams.streams.log.topics import CALLS, PROMPTS, TRAJECTORIES
+from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.thread import EngineThread
 from rlstreams.workers.loop.asked import Asked
@@ -209,3 +209,24 @@ def test_what_is_asked_for_is_sent_in_the_transaction_of_what_is_finished(asking
     turn_until(asking.loop, lambda: answer.done() and bool(outputs(asking.log)))
     assert [CALLS.name, TRAJECTORIES.name] in records
     assert [Trajectory] == [type(e) for e in read(MemoryBus(asking.log, "run"), TRAJECTORIES.name)]
+
+
+def test_owners_that_came_forward_with_a_record_did_not_die_of_it_in_vain(asking: Asking) -> None:
+    """A session of hours outlives more workers than a record that kills each of them."""
+    for number in range(5):
+        answer = asking.ask(number)
+        turn_until(asking.loop, answer.done)
+        asking.loop.close()
+        asking.loop = make_loop(asking.log, asking.stage, asking.asked)
+        asking.stage.begun.clear()
+        turn_until(asking.loop, lambda: bool(asking.stage.begun))
+    assert len(asking.committed()) == 5
+    for _ in range(2):  # without a call
+        asking.loop.close()
+        asking.loop = make_loop(asking.log, asking.stage, asking.asked)
+        asking.stage.begun.clear()
+        turn_until(asking.loop, lambda: bool(asking.stage.begun))
+    asking.loop.close()
+    asking.loop = make_loop(asking.log, asking.stage, asking.asked)
+    letters = lambda: read(MemoryBus(asking.log, "run"), DEAD_LETTERS.name)  # noqa: E731
+    turn_until(asking.loop, lambda: bool(letters()))
