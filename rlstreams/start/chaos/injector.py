@@ -24,7 +24,7 @@ from rlstreams.start.chaos.plan import (
     injected_by_step,
 )
 from rlstreams.start.chaos.verdict import report
-from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Outgoing, RawRecord
 from rlstreams.streams.log.topics import SCHEMAS, TOPICS
@@ -80,7 +80,7 @@ class Vandal:
             open_bus(self._config) as bus,
             bus.producer("vandal") as producer,
         ):
-            for topic in TOPICS:
+            for topic in existing(bus, TOPICS):
                 newest = () if topic is SCHEMAS else _newest(bus, topic.name)
                 producer.commit([_unreadable(raw, draw) for raw in newest])
             self._written.add(number)

@@ -22,12 +22,14 @@ from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.ledger import UnreadStep
 from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
 from rlstreams.streams.ledger import DISOWNABLE
-from rlstreams.streams.log.bus import Bus, Closing
+from rlstreams.streams.log.bus import Bus, Closing, existing
 from rlstreams.streams.log.errors import ConfigError, NoGroupsError
 from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import (
+    CALLS,
     DEAD_LETTERS,
+    OUTCOMES,
     POLICY_PULLS,
     POLICY_VERSIONS,
     PROMPTS,
@@ -39,6 +41,7 @@ from rlstreams.streams.log.topics import (
 
 ROLLOUT_GROUP = "rollout"
 LOGPROB_GROUP = "logprob"
+ASSEMBLER_GROUP = "assembler"
 SETTLE_S = 35.0  # longer than any transaction may stay open (30 s)
 READ_DEADLINE_S = 60.0  # longest wait for a single next record
 BATCH = 100  # records of a poll; few enough for memory where each has megabytes
@@ -49,6 +52,8 @@ _TOPICS: tuple[Topic, ...] = (
     DEAD_LETTERS,
     SCORED,
     TRAJECTORIES,
+    OUTCOMES,
+    CALLS,
     POLICY_PULLS,
     POLICY_VERSIONS,
     PROMPTS,
@@ -63,6 +68,8 @@ _MAY_HEAL = frozenset(
         BreachKind.UNPUBLISHED,
         BreachKind.FALSE_VERSION,
         BreachKind.FORGED_SCORE,
+        BreachKind.FORGED_SAMPLE,
+        BreachKind.UNDELIVERED,
     }
 )
 
@@ -104,8 +111,9 @@ class Auditor(Closing):
         self._hanging = hanging
         # Of `steps`, read ahead for its versions.
         self._later: list[tuple[Event | UnreadStep, Position]] = []
+        self._topics = existing(bus, _TOPICS)
         self._reached = self._ask_reached()
-        beginnings = {topic: bus.beginnings(topic.name) for topic in (STEPS, *_TOPICS)}
+        beginnings = {topic: bus.beginnings(topic.name) for topic in (STEPS, *self._topics)}
         expired = {p: n for firsts in beginnings.values() for p, n in firsts.items() if n}
         self._fold = AuditFold(expired, bus.schemas())
         self._stack = ExitStack()
@@ -122,7 +130,7 @@ class Auditor(Closing):
         """
         self._reached = self._ask_reached()
         steps = self._bus.ends(STEPS.name)
-        ends = self._ends(_TOPICS)
+        ends = self._ends(self._topics)
         for step, position in chain(self._later, self._steps(steps)):
             self._fold.train(step, position)
         self._later = []
@@ -142,7 +150,7 @@ class Auditor(Closing):
         report = self._report()
         while _may_heal(report) and time.monotonic() < deadline:
             time.sleep(0.2)
-            self._read(self._ends(_TOPICS))
+            self._read(self._ends(self._topics))
             report = self._report()
         return report.with_breaches(hanging)
 
@@ -162,6 +170,9 @@ class Auditor(Closing):
             return Reached(
                 rollout=self._bus.committed(ROLLOUT_GROUP, PROMPTS.name),
                 logprob=self._bus.committed(LOGPROB_GROUP, TRAJECTORIES.name),
+                assembler=self._bus.committed(ASSEMBLER_GROUP, CALLS.name)
+                if CALLS in self._topics
+                else {},
             )
         except NoGroupsError:
             return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.audit.fold import AuditFold
@@ -37,6 +37,7 @@ class Reached:
 
     rollout: Mapping[Partition, Committed]
     logprob: Mapping[Partition, Committed]
+    assembler: Mapping[Partition, Committed] = field(default_factory=dict)  # of `calls`
 
 
 class Classes:
@@ -55,6 +56,7 @@ class Classes:
         self._breaches = fold.breaches.copy()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._num_unproven = 0
+        self._undelivered: list[str] = []
 
     def report(self) -> AuditReport:
         """Where every sample is by now."""
@@ -68,6 +70,7 @@ class Classes:
         self._check_numbers()
         self._ledger.check_closed_set(self._breaches)
         self._fold.check_scores(self._breaches)
+        self._fold.sessions.check(self._breaches, self._undelivered)
         void = self._ledger.void + self._fold.versions.check(self._breaches)
         return self._report([str(position) for position in void])
 
@@ -106,6 +109,10 @@ class Classes:
             return "" if is_past else UNKNOWN
         if not _covers(self._reached.rollout, PROMPTS.name, sample.prompt):
             return "rollout"
+        if sample.trajectory == NOWHERE and self._fold.sessions.waits(
+            sample.name, self._reached.assembler
+        ):
+            return "assembler"
         if sample.trajectory != NOWHERE and not _covers(
             self._reached.logprob, TRAJECTORIES.name, sample.trajectory
         ):
@@ -123,6 +130,7 @@ class Classes:
             return self._lost(sample, "rolled out, log-prob worker is past it, no score")
         if number is None and any(p.topic == TRAJECTORIES.name for p in self._fold.expired):
             return "expired", ""
+        self._undelivered.append(sample.name)
         return self._lost(sample, "issued, rollout worker is past it, no trajectory")
 
     def _waits(self, place: int) -> bool:
@@ -223,6 +231,9 @@ class Classes:
             named_void=tuple(void[:EXAMPLES_PER_KIND]),
             unreadable=fold.unreadable.count,
             named_unreadable=tuple(fold.unreadable.names),
+            sessions=fold.sessions.by_kind,
+            calls=fold.sessions.num_calls,
+            replayed=fold.sessions.num_replays,
             trainer_state=ledger.trainer_state,
             breaches=tuple(self._breaches.kept),
             breach_counts=dict(self._breaches.counts),
