@@ -54,7 +54,7 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
 
     shared = Shared(
         engine=engine,
-        renderer=make_renderer(tokenizer, eos_ids_of(folder)),
+        renderer=make_renderer(tokenizer, eos_ids_of(folder), options=data.template_options),
         tokenizer=tokenizer,
         asked=Asked(),
         loads=dict,  # until the role knows of one
