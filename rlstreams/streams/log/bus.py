@@ -203,6 +203,14 @@ class Bus(Closing, Protocol):
         after it has answered the commit.
         """
 
+    def written_since(self, partition: Partition, at_ms: int) -> tuple[int, int]:
+        """The offsets of what was written at or after a time, by the clocks of its writers: the
+        first, and the end of all that there is.
+
+        That end may lie beyond the last stable one: a reader that reaches it has seen how every
+        transaction of now ended, also of a writer that is gone.
+        """
+
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
         """The group's positions, after pending transactions on them are settled.
 

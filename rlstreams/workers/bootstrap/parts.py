@@ -166,6 +166,8 @@ def _rollout(context: Context) -> Pausable:
     from rlstreams.workers.rollout.worker import make_worker
 
     config = context.config.rollout
+    if context.config.agent:
+        return _agents(context)
     log = context.log
     engine = _engine(context)
 
@@ -183,6 +185,15 @@ def _rollout(context: Context) -> Pausable:
         deadline_s=config.sample_deadline_s,
     )
     return make_worker(context, context.bus, engine, _channel(context), sampler)
+
+
+def _agents(context: Context) -> Pausable:
+    from rlstreams.workers.bootstrap.sessions import make_sessions
+    from rlstreams.workers.rollout.worker import make_worker
+
+    engine = _engine(context)
+    sessions = make_sessions(context, engine, run_secret(context))
+    return make_worker(context, context.bus, engine, _channel(context), sessions)
 
 
 def _server(context: Context) -> Pausable:
@@ -356,7 +367,7 @@ def _weight_server(context: Context) -> WeightServer:
     return CollectiveWeightServer(
         weights.channel,
         host=weights.host,
-        secret=_secret(context),
+        secret=run_secret(context),
         log=context.log,
         limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
         place="pinned" if is_pinned and weights.snapshot == "auto" else weights.snapshot,
@@ -371,10 +382,10 @@ def _channel(context: Context) -> WeightChannel:
         return FileWeightChannel()
     from rlstreams.workers.weights.collective import CollectiveWeightChannel
 
-    return CollectiveWeightChannel(channel, _secret(context))
+    return CollectiveWeightChannel(channel, run_secret(context))
 
 
-def _secret(context: Context) -> str:
+def run_secret(context: Context) -> str:
     """The run's secret: as configured, or made once in the run's folder, for its owner alone.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rlstreams.workers.config.checks import refuse_first
 from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.config.operation import Device
-from rlstreams.workers.config.reward import ENVIRONMENT
+from rlstreams.workers.config.reward import AGENT, ENVIRONMENT
 from rlstreams.workers.config.run import AUTO, START, RunConfig
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 
@@ -33,7 +33,14 @@ def check_across(config: RunConfig) -> None:
     Raises:
         ConfigError: names both fields and their values.
     """
-    for problems in (_sample_problems, _engine_problems, _place_problems, _device_problems):
+    checks = (
+        _sample_problems,
+        _agent_problems,
+        _engine_problems,
+        _place_problems,
+        _device_problems,
+    )
+    for problems in checks:
         refuse_first(problems(config), config)
 
 
@@ -65,6 +72,35 @@ def _sample_problems(config: RunConfig) -> Iterator[str]:
             "[environment.timeout_s], but [rollout.sample_deadline_s]: a step that hangs would be "
             "blamed on the sample; set a shorter limit of a step"
         )
+
+
+def _agent_problems(config: RunConfig) -> Iterator[str]:
+    """What goes with agents, and what goes with them alone."""
+    if not config.agent:
+        if config.reward.verifier == AGENT:
+            yield "[reward.verifier], but there is no table [[agent]]: nobody would give a reward"
+        return
+    names = [agent.name for agent in config.agent]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"agent.name is {twice[0]!r} twice: events and screens tell agents apart by it"
+    if config.environment.name:
+        yield (
+            "[environment.name], and there are tables [[agent]]: an agent answers the policy "
+            "between its turns by itself; keep one of them"
+        )
+    if config.data.is_always_chat:
+        field = "data.system_prompt" if config.data.system_prompt else "data.chat"
+        yield (
+            f"[{field}], and there are tables [[agent]]: an agent gets the row's text and writes "
+            "its own messages; leave it out, and have the agent say it"
+        )
+    for agent in config.agent:
+        if agent.timeout_s >= config.rollout.sample_deadline_s:
+            yield (
+                f"agent.timeout_s is {agent.timeout_s:g} of agent {agent.name!r}, but "
+                "[rollout.sample_deadline_s]: the sample would be set aside before its agent is "
+                "ended and judged; set a shorter limit of the agent"
+            )
 
 
 def _engine_problems(config: RunConfig) -> Iterator[str]:
@@ -348,8 +384,9 @@ def length_warning(config: RunConfig, longest: int | None) -> str:
     if turns == 1 or sampled <= budget:
         return ""
     room = ", the model's longest sequence" if sampled == longest else ""
+    field = "the most of agent.max_calls" if config.agent else "environment.max_turns"
     return (
-        f"environment.max_turns is {turns} and rollout.max_new_tokens is {each}: a sample may have "
+        f"{field} is {turns} and rollout.max_new_tokens is {each}: a sample may have "
         f"{sampled:,} tokens{room}, but trainer.micro_batch_tokens is {budget}. "
         "One that is longer is a micro-batch of its own, and takes the memory of its length; a "
         "sample that finds none is dropped, reason memory"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.config.checks import (
     AutoDeviceName,
     DeviceName,
@@ -246,6 +247,8 @@ class RunConfig:
     demo: DemoSection = field(default_factory=DemoSection)
     devices: tuple[Device, ...] = ()
     """GPUs that roles share by turns, one table `[[devices]]` each."""
+    agent: tuple[AgentSection, ...] = ()
+    """Agents, one table `[[agent]]` each: a sample is what one does, and not one answer."""
 
     def shared_device(self, role: str) -> Device | None:
         """The device that `role` has by turns; None: it has its own."""
@@ -277,6 +280,8 @@ class RunConfig:
     @property
     def num_turns(self) -> int:
         """Of the policy in one sample, at most."""
+        if self.agent:
+            return max(agent.max_calls for agent in self.agent)
         return self.environment.max_turns if self.environment.name else 1
 
     @property

@@ -90,6 +90,7 @@ class CallAnswer:
     prompt_tokens: int
     tokens: tuple[str, ...]  # text of each sampled token
     logprobs: tuple[float, ...]  # nats, of each
+    stopped_by: str = ""  # the stop string of the request that ended it
     overruled: Mapping[str, Any] = field(default_factory=dict)  # what the run decides instead
     is_replayed: bool = False
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+_TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")  # what only a template writes
 
 
 class TokenizerError(ValueError):
@@ -83,9 +86,16 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The texts of the control tokens, longest first."""
+        """The texts of the control tokens, longest first; tags such as `<tool_call>` are of them,
+        though libraries decode those as text."""
         found = self._core.get_added_tokens_decoder().values()
-        return tuple(sorted((t.content for t in found if t.special), key=len, reverse=True))
+        texts = (t.content for t in found if t.special or _TAG.fullmatch(t.content))
+        return tuple(sorted(texts, key=len, reverse=True))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it; None: there is none."""
+        token_id: int | None = self._core.token_to_id(token)
+        return token_id
 
     def encode_piece(self, text: str, *, literal: bool = False) -> list[int]:
         """The tokens of a piece of a text, with nothing added around them.
@@ -96,7 +106,10 @@ class Tokenizer:
         core = self._core
         if literal:
             if self._plain is None:
-                self._plain = type(core).from_str(self._content.decode("utf-8"))
+                content = json.loads(self._content)
+                for token in content.get("added_tokens") or ():
+                    token["special"] |= _TAG.fullmatch(token["content"]) is not None
+                self._plain = type(core).from_str(json.dumps(content))
                 self._plain.encode_special_tokens = True
             core = self._plain
         return list(core.encode(text, add_special_tokens=False).ids)
@@ -121,12 +134,40 @@ class Tokenizer:
         return text
 
     @property
+    def begin_ids(self) -> list[int]:
+        """What the tokenizer itself puts before every text."""
+        own = self.encode("")
+        return own[:1] if self.bos_id is not None and own[:1] == [self.bos_id] else []
+
+    @property
+    def template_hash(self) -> str:
+        """SHA-256 of the chat template and its options, hexadecimal; raises TokenizerError."""
+        said = f"{self._template()}\n{json.dumps(self._options, sort_keys=True)}"
+        return hashlib.sha256(said.encode()).hexdigest()
+
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template."""
+        try:
+            return bool(self._template())
+        except TokenizerError:
+            return False
+
+    @property
     def template_name(self) -> str:
         """Where the chat template is from, for messages."""
         return f"{self._template_file or f'of {self._folder}'}"
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """A dialogue as the text that the model was trained on, ready for its answer.
+
+        Args:
+            messages: as chat completions write them, arguments of tool calls as objects.
+            tools: declarations, as chat completions write them.
 
         Raises:
             TokenizerError: the folder has no chat template, or it refuses the messages.
@@ -138,6 +179,7 @@ class Tokenizer:
             rendered: str = self._compiled.render(
                 **{
                     "messages": list(messages),
+                    **({"tools": list(tools)} if tools else {}),
                     "add_generation_prompt": True,
                     "bos_token": _text_of(self._config.get("bos_token")) or "",
                     "eos_token": _text_of(self._config.get("eos_token")) or "",

@@ -1,0 +1,241 @@
+"""The gateway's HTTP: which address is which dialect, what is refused, and that no call is lost.
+
+A call runs as a task of its own: a client that hangs up ends nothing, and its retry is given the
+same answer. A stream is made from the committed answer. Its status line is held back for a while,
+so that an early refusal keeps its status; then comments say that the client shall wait on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from rlstreams.workers.gateway.chat import Chat
+from rlstreams.workers.gateway.dialect import Asked, Dialect, as_json
+from rlstreams.workers.gateway.keys import key_of
+from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Calls, Report
+from rlstreams.workers.gateway.wire import Body
+
+KEEPALIVE_S = 5.0  # clients and what is between give a silent stream up
+MAX_BODY_BYTES = 32 << 20  # a dialogue of a million tokens is 4 MB
+_OVERRULED = "x-rlstreams-overruled"
+_LOG = logging.getLogger(__name__)
+_CHAT = Chat()
+T = TypeVar("T")
+
+
+class Gateway:
+    """One method for each address; holds what is under way."""
+
+    def __init__(
+        self, calls: Calls, *, keepalive_s: float = KEEPALIVE_S, max_body: int = MAX_BODY_BYTES
+    ) -> None:
+        """
+        Args:
+            keepalive_s: how long a stream is silent.
+            max_body: of a request, in bytes.
+        """
+        self._calls = calls
+        self._keepalive_s = keepalive_s
+        self._max_body = max_body
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def app(self) -> ASGIApp:
+        """The ASGI application."""
+        v1 = [
+            self._route("/chat/completions", _CHAT, partial(self._answer, dialect=_CHAT)),
+            self._route("/outcome", _CHAT, self._report),
+            self._route("/close", _CHAT, self._close),
+            Route("/models", self._models),
+            Route("/models/{model:path}", self._models),
+        ]
+        return Starlette(
+            routes=[
+                Route("/health", self._health),
+                Mount("/v1", routes=v1),
+                Mount("/sessions/{key}/v1", routes=v1),
+            ],
+            exception_handlers={HTTPException: _not_there},
+        )
+
+    async def drain(self, deadline_s: float) -> int:
+        """Let calls under way end; returns how many did not within `deadline_s` and are cut."""
+        until_s = time.monotonic() + deadline_s
+        while self._tasks and (left_s := until_s - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left_s)
+        late = list(self._tasks)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        return len(late)
+
+    def _route(self, path: str, dialect: Dialect, handler: Any) -> Route:  # noqa: ANN401
+        async def guarded(request: Request) -> Response:
+            try:
+                key = key_of(request.headers, request.path_params.get("key", ""))
+                answer: Response = await handler(request, key)
+            except ClientDisconnect:
+                return Response(status_code=499)  # nobody reads it
+            except Exception as err:  # noqa: BLE001 - each is answered in the dialect's own shape
+                return _refusal(dialect, _refused(err))
+            return answer
+
+        return Route(path, guarded, methods=["POST"])
+
+    async def _answer(self, request: Request, key: str, *, dialect: Dialect) -> Response:
+        asked = dialect.asked(await self._body(request), request.headers)
+        calls = [self._started(self._calls.call(key, call)) for call in asked.calls]
+        work = self._started(_all(calls))
+        if not asked.is_stream:
+            answers = await asyncio.shield(work)
+            body = as_json(dialect.answer(asked, answers, self._calls.model))
+            return Response(body, media_type="application/json", headers=_headers(answers))
+        await asyncio.wait([work], timeout=self._keepalive_s)
+        if not work.done():
+            waiting = self._stream(work, asked, dialect)
+            return StreamingResponse(waiting, media_type="text/event-stream", headers=_STREAM)
+        answers = work.result()
+        stream = b"".join(dialect.events(asked, answers, self._calls.model))
+        headers = {**_STREAM, **_headers(answers)}
+        return Response(stream, media_type="text/event-stream", headers=headers)
+
+    async def _stream(
+        self, work: asyncio.Task[list[CallAnswer]], asked: Asked, dialect: Dialect
+    ) -> AsyncIterator[bytes]:
+        """An answer that takes its time; what came of it is said in the stream."""
+        while not work.done():
+            yield dialect.keepalive
+            await asyncio.wait([work], timeout=self._keepalive_s)
+        try:
+            answers = work.result()
+        except Exception as err:  # noqa: BLE001 - the status line is gone: the stream says it
+            yield dialect.failed(_refused(err))
+            return
+        for name, value in _headers(answers).items():
+            yield f": {name}: {value}\n\n".encode()
+        for chunk in dialect.events(asked, answers, self._calls.model):
+            yield chunk
+
+    async def _report(self, request: Request, key: str) -> Response:
+        body = Body(await self._body(request))
+        try:
+            report = msgspec.convert(body.values, Report)
+        except msgspec.ValidationError as err:
+            raise CallRefusedError(400, "invalid_value", f"outcome: {err}") from err
+        values = {"reward": report.reward, **{f"parts.{k}": v for k, v in report.parts.items()}}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise CallRefusedError(
+                    400, "invalid_value", f"{name} must be finite, got {value}", param=name
+                )
+        made = await asyncio.shield(self._started(self._calls.report(key, report)))
+        return Response(as_json({"outcome_id": made}), media_type="application/json")
+
+    async def _close(self, request: Request, key: str) -> Response:
+        body = Body(await self._body(request))
+        kind, detail = body.text("kind", "ended"), body.text("detail")
+        await asyncio.shield(self._started(self._calls.close(key, kind, detail)))
+        return Response(as_json({"closed": True}), media_type="application/json")
+
+    async def _models(self, request: Request) -> Response:
+        """The one model, under whatever name it is asked for: agents compact by its length."""
+        length = self._calls.max_model_len
+        model = {"id": self._calls.model, "object": "model", "created": 0,
+                 "owned_by": "rlstreams", "max_model_len": length}  # fmt: skip
+        is_one = "model" in request.path_params
+        body = model if is_one else {"object": "list", "data": [model]}
+        return Response(as_json(body), media_type="application/json")
+
+    async def _health(self, _: Request) -> Response:
+        return Response(as_json({"status": "ok"}), media_type="application/json")
+
+    async def _body(self, request: Request) -> bytes:
+        """The body; one that says that it is too long is not read.
+
+        Raises:
+            CallRefusedError: 413.
+        """
+        said = request.headers.get("content-length", "0")
+        size = int(said) if said.isdecimal() else 0
+        pieces: list[bytes] = []
+        if size <= self._max_body:
+            size = 0
+            async for piece in request.stream():
+                pieces.append(piece)
+                if (size := size + len(piece)) > self._max_body:
+                    break
+        if size > self._max_body:
+            told = f"the body has {size} bytes or more, the limit is {self._max_body}"
+            raise CallRefusedError(413, "request_too_large", told)
+        return b"".join(pieces)
+
+    def _started(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that no client ends by hanging up."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: its client may be gone
+
+
+_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+async def _all(calls: Sequence[asyncio.Task[CallAnswer]]) -> list[CallAnswer]:
+    """All answers; raises the first refusal, and the others end by themselves."""
+    return await asyncio.gather(*map(asyncio.shield, calls))
+
+
+def _headers(answers: Sequence[CallAnswer]) -> dict[str, str]:
+    overruled = answers[0].overruled
+    return {"x-rlstreams-call": answers[0].call_id} | (
+        {_OVERRULED: as_json(dict(overruled))} if overruled else {}
+    )
+
+
+def _refused(err: Exception) -> CallRefusedError:
+    """What a client is told of an error; an own one is logged, with no word of the request."""
+    if isinstance(err, CallRefusedError):
+        return err
+    _LOG.error("a call failed", exc_info=err)
+    return CallRefusedError(500, "internal_error", f"{type(err).__name__}", retry_after_s=1.0)
+
+
+def _refusal(dialect: Dialect, refused: CallRefusedError) -> Response:
+    headers = _retry_headers(refused)
+    if refused.status == 413:
+        headers["connection"] = "close"
+    body = as_json(dialect.error(refused))
+    return Response(body, refused.status, headers, media_type="application/json")
+
+
+def _retry_headers(refused: CallRefusedError) -> dict[str, str]:
+    """Whether a client may try again, in a header that both clients obey."""
+    if refused.retry_after_s is None:
+        return {"x-should-retry": "false"}
+    wait_s = max(refused.retry_after_s, 0.0)
+    return {"x-should-retry": "true", "retry-after": str(math.ceil(wait_s)),
+            "retry-after-ms": str(math.ceil(wait_s * 1000))}  # fmt: skip
+
+
+def _not_there(request: Request, err: Exception) -> Response:
+    assert isinstance(err, HTTPException)
+    told = f"{request.method} is nothing that this address answers; see /v1/models"
+    return _refusal(_CHAT, CallRefusedError(err.status_code, "not_found", told))

@@ -1,0 +1,227 @@
+"""What of a request reaches the prompt, written in one way: by it calls are told apart and found.
+
+Clients write the same dialogue in several ways: JSON with another order of keys or other spaces,
+`content` as null, as "" or as a list of parts, `developer` for `system`, ids of tool calls made
+anew. None of this reaches the prompt, so none of it makes another request. All else does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Message, Parsed, Tool
+
+CALL_ID_BYTES = 16
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_ROLES = {"developer": "system", "function": "tool"}
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def plain(message: Message, field: str = "message") -> dict[str, Any]:
+    """A message as templates take it: `content` is text, arguments of tools are objects.
+
+    Raises:
+        CallRefusedError: 400; a role, a part or arguments that cannot be; names `field`.
+    """
+    given = message.get("role")
+    role = _ROLES.get(given, given) if isinstance(given, str) else None
+    if role not in ROLES:
+        raise _bad(f"{field}.role", f"must be one of {', '.join(ROLES)}, got {given!r}")
+    made: dict[str, Any] = {"role": role, "content": text_of(message.get("content"), field)}
+    if role == "assistant":
+        if isinstance(thought := _thought(message), str) and thought:
+            made["reasoning_content"] = thought
+        if calls := message.get("tool_calls"):
+            if not isinstance(calls, Sequence) or isinstance(calls, str):
+                raise _bad(f"{field}.tool_calls", f"must be a list, got {type(calls).__name__}")
+            made["tool_calls"] = [
+                _tool_call(call, f"{field}.tool_calls[{n}]") for n, call in enumerate(calls)
+            ]
+    if role == "tool":
+        made["tool_call_id"] = str(message.get("tool_call_id") or "")
+    if isinstance(name := message.get("name"), str) and name:
+        made["name"] = name
+    return made
+
+
+def _thought(message: Message) -> object:
+    return message.get("reasoning_content") or message.get("reasoning")
+
+
+def text_of(content: object, field: str) -> str:
+    """The text of a content: null is none, parts are lines.
+
+    Raises:
+        CallRefusedError: 400; it holds what is no text.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise _bad(f"{field}.content", f"must be text or a list of parts, got {content!r:.60}")
+    texts = []
+    for number, part in enumerate(content):
+        place = f"{field}.content[{number}]"
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind == "refusal":
+            texts.append(part.get("refusal"))
+        elif kind in _TEXT_PARTS:
+            texts.append(part.get("text"))
+        else:
+            raise _bad(f"{place}.type", f"{kind!r} is not served: the model reads text alone")
+        if not isinstance(texts[-1], str):
+            raise _bad(f"{place}.text", f"must be text, got {texts[-1]!r:.60}")
+    return "\n".join(texts)
+
+
+def _tool_call(call: object, field: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise _bad(field, f"must be a call of a function, got {call!r:.60}")
+    if not isinstance(name := function.get("name"), str) or not name:
+        raise _bad(f"{field}.function.name", f"must be a name, got {name!r:.60}")
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": name, "arguments": _arguments(function.get("arguments"))},
+    }
+
+
+def _arguments(given: object) -> object:
+    """An object, if they are one in JSON: a model's own mistake stays the text that it is."""
+    if not isinstance(given, str):
+        return {} if given is None else given
+    try:
+        parsed = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return given
+    return parsed if isinstance(parsed, dict) else given
+
+
+def plain_tool(tool: Tool, field: str = "tool") -> dict[str, Any]:
+    """A tool's declaration with what templates show of it.
+
+    Raises:
+        CallRefusedError: 400; it is no function with a name.
+    """
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping):
+        kind = tool.get("type") if isinstance(tool, Mapping) else tool
+        raise _bad(f"{field}.type", f"{kind!r:.60} is not served: declare a function")
+    if not isinstance(name := function.get("name"), str) or not name:
+        raise _bad(f"{field}.function.name", f"must be a name, got {name!r:.60}")
+    shown = ("name", "description", "parameters")
+    return {
+        "type": "function",
+        "function": {key: function[key] for key in shown if function.get(key) is not None},
+    }
+
+
+class Matcher:
+    """Tells requests of a session apart, and finds the call that one of them continues."""
+
+    def __init__(
+        self, leave_out: Sequence[re.Pattern[str]] = (), *, ids_matter: bool = False
+    ) -> None:
+        """
+        Args:
+            leave_out: what in texts that the agent wrote makes no difference, a date for example;
+                by default everything makes one.
+            ids_matter: the template writes the ids of tool calls into the prompt.
+        """
+        self._leave_out = tuple(leave_out)
+        self._ids_matter = ids_matter
+
+    def request_hash(self, request: CallRequest) -> str:
+        """SHA-256 of the canonical request, hexadecimal. What the run overrules is no part of it.
+
+        Raises:
+            CallRefusedError: 400; as `plain`.
+        """
+        return _digest(
+            {
+                "messages": list(self._canonical(request.messages)),
+                "tools": [plain_tool(tool) for tool in request.tools],
+                "max_tokens": request.max_tokens,
+                "stop": list(request.stop),
+                "constrained": request.constrained,
+                "choice": request.choice,
+            }
+        )
+
+    def chain(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[bytes, ...]:
+        """A digest of each beginning of a dialogue: of its first 0, 1, ... and of all its messages.
+
+        Two beginnings with one digest say the same, with the same tools. What an answer thought is
+        left out, and spaces around its text: agents send back neither for sure, and of a call
+        that is found the recorded tokens are used, not the text.
+        """
+        digest = hashlib.sha256(_json([plain_tool(tool) for tool in tools])).digest()
+        digests = [digest]
+        for message in self._canonical(messages):
+            if message["role"] == "assistant":
+                message.pop("reasoning_content", None)
+                message["content"] = message["content"].strip()
+            digest = hashlib.sha256(digest + _json(message)).digest()
+            digests.append(digest)
+        return tuple(digests)
+
+    def _canonical(self, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+        """Messages in one spelling; a tool call is called by its number in the dialogue."""
+        numbers: dict[str, str] = {}
+        count = 0
+        for index, message in enumerate(messages):
+            made = plain(message, f"messages[{index}]")
+            if made["role"] != "assistant":
+                for pattern in self._leave_out:
+                    made["content"] = pattern.sub("", made["content"])
+            for call in () if self._ids_matter else made.get("tool_calls", ()):
+                numbers[call["id"]] = call["id"] = f"#{count}"
+                count += 1
+            if made["role"] == "tool":
+                made["tool_call_id"] = numbers.get(made["tool_call_id"], made["tool_call_id"])
+            yield made
+
+
+def call_id(session_id: str, request_hash: str, occurrence: int) -> str:
+    """The id of a call: the same in every start of the agent; hexadecimal."""
+    named = f"{session_id}\n{request_hash}\n{occurrence}".encode()
+    return hashlib.sha256(named).digest()[:CALL_ID_BYTES].hex()
+
+
+def answer_message(parsed: Parsed) -> dict[str, Any]:
+    """An answer as the message that an agent sends back with its next request."""
+    made: dict[str, Any] = {"role": "assistant", "content": parsed.content or None}
+    if parsed.reasoning:
+        made["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in parsed.tool_calls
+        ]
+    else:
+        made["content"] = parsed.content
+    return made
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(_json(value)).hexdigest()
+
+
+def _json(value: object) -> bytes:
+    """In one spelling. Half of a surrogate pair is text for JSON, and none for UTF-8."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _bad(field: str, why: str) -> CallRefusedError:
+    return CallRefusedError(400, "invalid_value", f"{field} {why}", param=field)

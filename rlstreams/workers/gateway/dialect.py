@@ -1,0 +1,52 @@
+"""What a dialect is: a request's body to calls, their answers to a body or to a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest
+from rlstreams.workers.gateway.wire import Body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that was read."""
+
+    calls: tuple[CallRequest, ...]  # siblings; one, but for `n` of chat completions
+    is_stream: bool
+    body: Body
+
+
+class Dialect(Protocol):
+    """One API of those that clients speak."""
+
+    keepalive: bytes  # what a stream says while it waits
+
+    def asked(self, data: bytes, headers: Mapping[str, str]) -> Asked:
+        """Read a request; raises CallRefusedError, 400."""
+
+    def answer(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> dict[str, Any]:
+        """The body of an answer."""
+
+    def events(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> Iterator[bytes]:
+        """The same as a stream: of the committed answer, so nothing of it is ever taken back."""
+
+    def error(self, refused: CallRefusedError) -> dict[str, Any]:
+        """The body of a refusal."""
+
+    def failed(self, refused: CallRefusedError) -> bytes:
+        """A refusal in a stream that has begun."""
+
+
+def event(value: Mapping[str, Any], name: str = "") -> bytes:
+    """A server-sent event."""
+    named = f"event: {name}\n" if name else ""
+    return f"{named}data: {as_json(value)}\n\n".encode()
+
+
+def as_json(value: object) -> str:
+    """In ASCII: half of a surrogate pair that a model wrote is no UTF-8."""
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,155 @@
+"""The gateway as a server on the event loop that it is started on, beside the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from rlstreams.workers.gateway.app import KEEPALIVE_S, MAX_BODY_BYTES, Gateway
+from rlstreams.workers.gateway.port import Calls
+
+MAX_CONNECTIONS = 4096
+START_S = 10.0
+_FIRST_WORD_S = 30.0  # a connection that says nothing holds a descriptor
+_LAST_WORDS_S = 2.0  # for answers that are on their way out
+_IDLE_S = 60.0  # an agent's client keeps its connection while a tool runs
+_TOLD = b'{"error":{"message":"too many connections","type":"server_error","code":"overloaded"}}'
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_TOLD), _TOLD)
+)
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        await super().startup(sockets)
+        self.listening.set()
+
+
+class GatewayServer:
+    """A gateway that answers at `url`."""
+
+    def __init__(self, server: uvicorn.Server, task: asyncio.Task[None], gateway: Gateway) -> None:
+        self._server = server
+        self._task = task
+        self._gateway = gateway
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        """Without a path: `OPENAI_BASE_URL` is this and `/v1`, `ANTHROPIC_BASE_URL` is this."""
+
+    async def close(self, deadline_s: float = 10.0) -> int:
+        """Take no more requests, let those under way end, then cut them; idempotent.
+
+        Returns how many calls were cut, since they did not end within `deadline_s`.
+        """
+        self._server.should_exit = True
+        cut = await self._gateway.drain(deadline_s)
+        await asyncio.wait([self._task], timeout=_LAST_WORDS_S)
+        self._server.force_exit = True  # what is left waits for nothing of ours
+        await asyncio.wait([self._task], timeout=_LAST_WORDS_S)
+        return cut
+
+
+async def start(
+    calls: Calls,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    keepalive_s: float = KEEPALIVE_S,
+    max_body: int = MAX_BODY_BYTES,
+    max_connections: int = MAX_CONNECTIONS,
+    deadline_s: float = START_S,
+) -> GatewayServer:
+    """Serve `calls` on the running event loop.
+
+    Args:
+        port: 0: a free one.
+        max_connections: those above it are answered 503 at once; never more than half of the
+            descriptors that this process may open.
+
+    Raises:
+        OSError: the address cannot be listened at; names it.
+        TimeoutError: it does not listen within `deadline_s`.
+    """
+    gateway = Gateway(calls, keepalive_s=keepalive_s, max_body=max_body)
+    most = min(max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    config = uvicorn.Config(
+        gateway.app(),
+        http=_bounded(most),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,  # paths may hold keys
+        server_header=False,
+        backlog=1024,
+        timeout_keep_alive=round(_IDLE_S),
+    )
+    server = _Server(config)
+    listener = _listener(host, port)
+    task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    listening = asyncio.ensure_future(server.listening.wait())
+    await asyncio.wait({task, listening}, timeout=deadline_s, return_when="FIRST_COMPLETED")
+    if not listening.done():
+        listening.cancel()
+        task.cancel()
+        listener.close()
+        raise TimeoutError(f"the gateway does not listen within {deadline_s:g} s")
+    return GatewayServer(server, task, gateway)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as err:
+        listener.close()
+        raise OSError(err.errno, f"cannot listen at {host}:{port}: {err.strerror}") from err
+    return listener
+
+
+def _bounded(most: int) -> type[asyncio.Protocol]:
+    """A protocol that holds `most` connections, and none that says nothing."""
+
+    class Bounded(H11Protocol):
+        """See `_bounded`."""
+
+        def connection_made(self, transport: Any) -> None:  # noqa: ANN401
+            if len(self.connections) >= most:
+                self._is_refused = True
+                transport.write(_FULL)
+                transport.close()
+                return
+            self._is_refused = False
+            super().connection_made(transport)
+            self._silence = self.loop.call_later(_FIRST_WORD_S, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            if not self._is_refused:
+                self._silence.cancel()
+                super().data_received(data)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if not self._is_refused:
+                self._silence.cancel()
+                super().connection_lost(exc)
+
+        def eof_received(self) -> None:
+            if not self._is_refused:
+                super().eof_received()
+
+    return Bounded

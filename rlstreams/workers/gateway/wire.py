@@ -1,0 +1,112 @@
+"""Fields of a request's body, read with errors that name field and value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlstreams.workers.gateway.port import CallRefusedError
+
+# Headers by which agents tell their sub-agents apart: recorded, never used to find a session.
+_HINTS = (
+    "x-claude-code-session-id",
+    "x-claude-code-agent-id",
+    "session-id",
+    "conversation-id",
+    "x-codex-turn-metadata",
+    "x-session-affinity",
+    "x-session-id",
+)
+_LONGEST_HINT = 1024  # characters
+
+
+def bad(field: str, why: str, code: str = "invalid_value") -> CallRefusedError:
+    """A request that no try makes better."""
+    return CallRefusedError(400, code, f"{field} {why}", param=field)
+
+
+class Body:
+    """A JSON object as it came; null is the same as not there."""
+
+    def __init__(self, data: bytes) -> None:
+        """
+        Raises:
+            CallRefusedError: 400; it is no JSON object.
+        """
+        self.data = data
+        try:
+            values = json.loads(data)
+        except (ValueError, RecursionError) as err:
+            raise bad("body", f"is no JSON: {err}", "invalid_json") from err
+        if not isinstance(values, dict):
+            raise bad("body", f"must be a JSON object, got {type(values).__name__}")
+        self.values: dict[str, Any] = {k: v for k, v in values.items() if v is not None}
+
+    def text(self, name: str, default: str = "") -> str:
+        """A text."""
+        value = self.values.get(name, default)
+        if not isinstance(value, str):
+            raise bad(name, f"must be text, got {value!r:.60}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """True or false; false if it is not there."""
+        value = self.values.get(name, False)
+        if not isinstance(value, bool):
+            raise bad(name, f"must be true or false, got {value!r:.60}")
+        return value
+
+    def integer(self, name: str, least: int, most: int | None = None) -> int | None:
+        """A whole number within bounds; None: it is not there."""
+        value = self.values.get(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise bad(name, f"must be a whole number, got {value!r:.60}")
+        if value < least or (most is not None and value > most):
+            to = "or more" if most is None else f"to {most}"
+            raise bad(name, f"must be {least} {to}, got {value}")
+        return value
+
+    def objects(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """A list of objects; empty if it is not there."""
+        value = self.values.get(name, [])
+        if not isinstance(value, list):
+            raise bad(name, f"must be a list, got {value!r:.60}")
+        for number, item in enumerate(value):
+            if not isinstance(item, dict):
+                raise bad(f"{name}[{number}]", f"must be an object, got {item!r:.60}")
+        return value
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """An object; empty if it is not there."""
+        value = self.values.get(name, {})
+        if not isinstance(value, dict):
+            raise bad(name, f"must be an object, got {value!r:.60}")
+        return value
+
+    def stops(self, name: str) -> tuple[str, ...]:
+        """A text or a list of texts that end an answer; empty ones end nothing."""
+        value = self.values.get(name, [])
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise bad(name, f"must be text or a list of texts, got {value!r:.60}")
+        return tuple(text for text in texts if text)
+
+    def requested(self, names: Sequence[str]) -> dict[str, Any]:
+        """Those of these parameters that are there."""
+        return {name: self.values[name] for name in names if name in self.values}
+
+
+def retry_of(headers: Mapping[str, str]) -> int:
+    """Which try of its client a request is, from 0."""
+    count = headers.get("x-stainless-retry-count", "0")
+    return int(count) if count.isdecimal() else 0
+
+
+def hints_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers that name sub-agents."""
+    return {name: headers[name][:_LONGEST_HINT] for name in _HINTS if name in headers}

@@ -1,0 +1,345 @@
+"""From a prompt to a closed session: an agent is started on it, ends, and what it did is judged.
+
+Runs on the engine's event loop. The agent calls the model over HTTP; each call is committed before
+it is answered (`workers.gateway`). So a session that was begun before, here or elsewhere, goes on:
+its agent is started again, and what it asked before is answered from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlstreams.schemas.calls import (
+    ABANDONED,
+    AGENT,
+    ENDED,
+    ENVIRONMENT_FAILED,
+    GRADER,
+    INFRASTRUCTURE,
+    LIMIT,
+)
+from rlstreams.schemas.events import EVALUATE, OutcomeReported, Prompt, Trajectory
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.record import Outgoing, Record
+from rlstreams.streams.log.topics import TRAJECTORIES
+from rlstreams.streams.sessions.chain import (
+    Chain,
+    NoChainError,
+    experts_of,
+    main_chain,
+    segments_of,
+)
+from rlstreams.streams.sessions.session import Session, sampled_tokens
+from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Start
+from rlstreams.workers.config.agents import AgentSection
+from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.gateway.keeper import Keeper
+from rlstreams.workers.gateway.open_session import CallLimits, OpenSession
+from rlstreams.workers.gateway.port import Report
+from rlstreams.workers.gateway.serve import GatewayServer, start
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.dead_letters import Reason, set_aside
+from rlstreams.workers.rollout.sampling import SampleClock
+from rlstreams.workers.sandbox.reward import STOP, RewardError, Sample, Verifier
+
+LAST_WORDS_S = 5.0  # from an agent's word that it is done to its end
+KEY_S = 60.0  # beyond an agent's time that its key holds
+JUDGED = (ENDED, LIMIT)
+REASONS: Mapping[str, Reason] = {
+    AGENT: Reason.AGENT,
+    ENVIRONMENT_FAILED: Reason.ENVIRONMENT,
+    GRADER: Reason.REWARD,
+    INFRASTRUCTURE: Reason.INFRASTRUCTURE,
+    ABANDONED: Reason.ABANDONED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """An agent of the run."""
+
+    section: AgentSection
+    agent: Agent
+    code_hash: str  # SHA-256 of its settings and files
+
+
+@dataclass(slots=True, kw_only=True)
+class Closed:
+    """A session that is over, with what is to be written of it at once."""
+
+    session: OpenSession
+    kind: str
+    detail: str
+    outcome: OutcomeReported | None = None  # the verifier's, to be written
+    judged: OutcomeReported | None = None  # by which it is rewarded
+    chain: Chain | None = None
+    sample_s: float = 0.0
+    num_starts: int = 1
+
+    @property
+    def versions(self) -> set[int]:
+        """None waits for its load: its calls are in the log."""
+        return set()
+
+    def counts(self) -> dict[str, float]:
+        """For the worker's report."""
+        calls = self.session.log.calls
+        mine = [call for call in calls if call.start >= self.session.start + 1 - self.num_starts]
+        return {
+            "samples": 1,
+            "tokens": sum(map(sampled_tokens, mine)),
+            "turns": len(calls),
+            "calls": len(mine),
+            "calls_replayed": len(calls) - len(mine),
+            "sample_s": self.sample_s,
+        }
+
+    def outputs(
+        self, record: Record[Prompt], engine: str, context: Context, judge: str
+    ) -> tuple[Outgoing, ...]:
+        """The records that end it, in one transaction with its prompt's position."""
+        records, log = self.session.records, self.session.log
+        close = records.outgoing(records.closed(log, self.kind, self.detail))
+        said = () if self.outcome is None else (records.outgoing(self.outcome),)
+        if self.kind not in JUDGED or self.chain is None or self.judged is None:
+            reason = REASONS[self.kind]
+            return (close, *said, set_aside(context, record, reason=reason, detail=self.detail))
+        experts, mask = experts_of(self.chain)
+        prompt, at = record.event, record.position
+        trajectory = Trajectory(
+            group_id=prompt.group_id,
+            sample=prompt.sample,
+            attempt=0,
+            group_size=prompt.group_size,
+            purpose=prompt.purpose,
+            row=prompt.row,
+            dataset_epoch=prompt.dataset_epoch,
+            replacement=prompt.replacement,
+            segments=segments_of(self.chain),
+            reward=self.judged.reward,
+            reward_parts=self.judged.parts,
+            reward_note=self.judged.note,
+            routed_experts=experts,
+            routed_experts_mask=mask,
+            engine=engine,
+            worker=context.worker,
+            instance=context.instance,
+            prompt_partition=at.partition,
+            prompt_offset=at.offset,
+            started_at_ms=log.opened.at_ms if log.opened is not None else 0,
+            finished_at_ms=now_ms(),
+            judged_by=judge,
+        )
+        return (close, *said, outgoing(TRAJECTORIES, trajectory))
+
+
+@dataclass(slots=True, kw_only=True)
+class Sessions:
+    """All that a session needs."""
+
+    keeper: Keeper
+    members: Sequence[Member]
+    verifier: Verifier
+    verifier_name: str  # that judges what an agent has not judged itself
+    by_agent: bool  # the agent's own number is the reward
+    sampling: Sampling
+    evaluation: Sampling
+    deadline_s: float
+    clock: SampleClock = field(default_factory=SampleClock)
+    server: GatewayServer | None = None
+
+    async def start(self) -> None:
+        """Listen for agents."""
+        self.server = await start(self.keeper)
+
+    async def close(self) -> None:
+        """Take no more requests, and end what agents keep running."""
+        self.keeper.end()
+        for member in self.members:
+            await member.agent.close()
+        if self.server is not None:
+            await self.server.close(0.0)
+
+    def member_of(self, prompt: Prompt) -> Member:
+        """The agent of a sample: all of a group have the same, drawn by weight."""
+        if len(self.members) == 1:
+            return self.members[0]
+        digest = hashlib.sha256(f"{prompt.seed}/{prompt.group_id}".encode()).digest()
+        drawn = int.from_bytes(digest[:8]) / 2**64 * sum(m.section.weight for m in self.members)
+        for member in self.members:
+            drawn -= member.section.weight
+            if drawn < 0:
+                return member
+        return self.members[-1]
+
+    async def roll_out(self, record: Record[Prompt], log: Session) -> Closed:
+        """Have an agent work on a prompt until its session is over; nothing is written of the end.
+
+        Args:
+            log: what is recorded of the session so far.
+
+        Raises:
+            TimeoutError: not over within `deadline_s`.
+            EngineError: the engine will sample no more.
+        """
+        began_s = time.monotonic()
+        prompt, member = record.event, self.member_of(record.event)
+        try:
+            async with self.clock.limit(self.deadline_s):
+                starts = 0
+                while starts < member.section.starts:
+                    starts += 1
+                    session = self._opened(record, log, member)
+                    try:
+                        kind, detail = await self._played(session, prompt, member)
+                        break
+                    except LostAgentError as err:
+                        kind, detail = INFRASTRUCTURE, str(err)
+                closed = Closed(session=session, kind=kind, detail=detail, num_starts=starts)
+                await self._judge(closed, prompt)
+        except TimeoutError:
+            raise TimeoutError(
+                f"session {log.session_id} of agent {member.section.name!r} was not over within "
+                f"{self.deadline_s:g} s, after {len(log.nodes)} calls"
+            ) from None
+        closed.sample_s = time.monotonic() - began_s
+        return closed
+
+    def _opened(self, record: Record[Prompt], log: Session, member: Member) -> OpenSession:
+        section = member.section
+        session = OpenSession(
+            self.keeper.shared,
+            record,
+            log,
+            CallLimits(max_calls=section.max_calls, max_tokens=section.max_tokens),
+            self.evaluation if record.event.purpose == EVALUATE else self.sampling,
+        )
+        session.begin(section.name, member.code_hash)
+        return session
+
+    async def _played(
+        self, session: OpenSession, prompt: Prompt, member: Member
+    ) -> tuple[str, str]:
+        """How one start of the agent ended: kind and detail."""
+        limit_s = member.section.timeout_s
+        key = self.keeper.open(session, self.deadline_s + KEY_S)
+        assert self.server is not None
+        begun = Start(
+            session_id=session.session_id,
+            task=task_of(prompt, session.session_id),
+            url=self.server.url,
+            key=key,
+        )
+        running = asyncio.ensure_future(member.agent.run(begun))
+        said = asyncio.ensure_future(session.ended.wait())
+        is_lost = False
+        try:
+            async with self.clock.limit(limit_s):
+                first: set[asyncio.Future[Any]] = {running, said, session.broken}
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+                if session.broken.done():
+                    session.broken.result()
+                if not running.done():
+                    await asyncio.wait({running}, timeout=LAST_WORDS_S)
+        except TimeoutError:
+            return LIMIT, f"it was not done within {limit_s:g} s (agent.timeout_s)"
+        except asyncio.CancelledError:
+            is_lost = True
+            raise
+        finally:
+            ending = running.result() if _has_result(running) else None
+            for task in (running, said):
+                task.cancel()
+            await asyncio.wait({running, said})
+            await self.keeper.shut(session, is_lost=is_lost)
+        if ending is None and running.done() and not running.cancelled():
+            running.result()  # raises: it was lost
+        return await self._kind(session, ending or Ending())
+
+    async def _kind(self, session: OpenSession, ending: Ending) -> tuple[str, str]:
+        """What an agent's end means, by what its last request got, too."""
+        trouble = session.trouble
+        if ending.report is not None:
+            outcome = session.records.outcome(ending.report, AGENT)
+            session.said_last = outcome
+        if session.ended.is_set():
+            return session.said
+        if trouble is not None and trouble.is_limit:
+            return LIMIT, trouble.detail
+        if not ending.is_failed:
+            return ENDED, ""
+        if trouble is not None:
+            return INFRASTRUCTURE, f"{trouble.detail}; then: {ending.detail}"
+        return AGENT, ending.detail
+
+    async def _judge(self, closed: Closed, prompt: Prompt) -> None:
+        """Give it its reward, or say why it has none."""
+        if closed.kind not in JUDGED:
+            return
+        log = closed.session.log
+        try:
+            closed.chain = main_chain(log, log.terminal)
+        except NoChainError as err:
+            closed.kind, closed.detail = AGENT, str(err)
+            return
+        returned = closed.session.said_last
+        own = [one for one in log.standing if one.grader == AGENT]
+        if self.by_agent:
+            closed.outcome = closed.judged = returned
+            if returned is None and own:
+                closed.judged = own[-1]
+            if closed.judged is None and closed.kind == LIMIT:
+                report = Report(reward=0.0, parts={"unfinished": 1.0})
+                closed.outcome = closed.judged = closed.session.records.outcome(report, LIMIT)
+            if closed.judged is None:
+                closed.kind = AGENT
+                closed.detail = "it ended, and gave no reward: reward.verifier is 'agent'"
+            return
+        try:
+            judged = await self.verifier.verify(self._sample(closed.chain, log, prompt))
+        except RewardError as err:
+            closed.kind, closed.detail = GRADER, str(err)
+            return
+        report = Report(reward=judged.reward, parts=judged.parts, note=judged.note)
+        closed.outcome = closed.judged = closed.session.records.outcome(report, self.verifier_name)
+
+    def _sample(self, chain: Chain, log: Session, prompt: Prompt) -> Sample:
+        """What a verifier is given: the last answer, and all of them."""
+        decode = self.keeper.shared.tokenizer.decode
+        answers = [
+            [token for segment in call.segments for token in segment.token_ids.numpy().tolist()]
+            for call in chain.calls
+        ]
+        last = chain.calls[-1]
+        return Sample(
+            prompt.text,
+            decode(answers[-1]),
+            prompt.answer,
+            json.loads(prompt.metadata or "{}"),
+            "length" if last.finish_reason == "length" else STOP,
+            answers[-1],
+            [{"author": "policy", "text": decode(ids)} for ids in answers],
+        )
+
+
+def task_of(prompt: Prompt, session_id: str) -> dict[str, object]:
+    """What an agent is told: the row, and which sample it is."""
+    return {
+        "prompt": prompt.text,
+        "answer": prompt.answer,
+        "metadata": json.loads(prompt.metadata or "{}"),
+        "session": session_id,
+        "sample": prompt.sample,
+        "purpose": prompt.purpose,
+        "seed": prompt.seed,
+    }
+
+
+def _has_result(task: asyncio.Future[Ending]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

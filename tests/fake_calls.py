@@ -1,0 +1,122 @@
+"""`Calls` in memory, over no engine: it keeps to the contract of the port."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rlstreams.workers.gateway.canonical import Matcher, call_id
+from rlstreams.workers.gateway.keys import Keys
+from rlstreams.workers.gateway.port import (
+    CallAnswer,
+    CallRefusedError,
+    CallRequest,
+    Message,
+    Parsed,
+    Report,
+    Tool,
+)
+
+CREATED_S = 1_700_000_000
+Says = Callable[[CallRequest], Parsed | CallAnswer]
+
+
+def echo(request: CallRequest) -> Parsed:
+    """The last message's text, after a colon."""
+    return Parsed(content=f"said: {request.messages[-1]['content']}")
+
+
+class FakeCalls:
+    """A session's calls: a repeat of one under way, or a marked retry, is the same call."""
+
+    model = "fake"
+    max_model_len = 1000
+
+    def __init__(self, keys: Keys, says: Says = echo) -> None:
+        self.says = says
+        self.requests: list[CallRequest] = []  # that were sampled
+        self.reports: list[Report] = []
+        self.closed: dict[str, tuple[str, str]] = {}
+        self.gate = asyncio.Event()  # closed: every call waits
+        self.gate.set()
+        self._keys = keys
+        self._count: Counter[tuple[str, int, str]] = Counter()
+        self._under_way: dict[tuple[str, str], asyncio.Future[CallAnswer]] = {}
+        self._answers: dict[tuple[str, str, int], CallAnswer] = {}
+
+    async def call(self, key: str, request: CallRequest) -> CallAnswer:
+        """See Calls."""
+        session, start = self._open(key)
+        if request.constrained:
+            raise CallRefusedError(
+                400, "unsupported_parameter", f"{request.constrained} is not trained on",
+                param=request.constrained,
+            )  # fmt: skip
+        if self._length(request.messages) >= self.max_model_len:
+            raise CallRefusedError(400, "context_length_exceeded", "no room", param="messages")
+        hashed = Matcher().request_hash(request)
+        counted = (session, start, hashed)
+        if (under_way := self._under_way.get((session, hashed))) is not None:
+            return await asyncio.shield(under_way)
+        if request.retry and self._count[counted]:
+            return self._answers[session, hashed, self._count[counted] - 1]
+        occurrence = self._count[counted]
+        if (known := self._answers.get((session, hashed, occurrence))) is not None:
+            self._count[counted] += 1
+            return known
+        work = asyncio.ensure_future(self._sampled(session, hashed, occurrence, request))
+        self._under_way[session, hashed] = work
+        work.add_done_callback(lambda _: self._under_way.pop((session, hashed)))
+        answer = await asyncio.shield(work)
+        self._count[counted] += 1
+        return answer
+
+    async def _sampled(
+        self, session: str, hashed: str, occurrence: int, request: CallRequest
+    ) -> CallAnswer:
+        self.requests.append(request)
+        await self.gate.wait()
+        said = self.says(request)
+        if isinstance(said, Parsed):
+            tokens = tuple(said.content.split()) or ("<eos>",)
+            said = CallAnswer(
+                call_id=call_id(session, hashed, occurrence),
+                created_s=CREATED_S,
+                parsed=said,
+                finish_reason="tool_calls" if said.tool_calls else "stop",
+                prompt_tokens=self._length(request.messages),
+                tokens=tokens,
+                logprobs=tuple(-0.5 for _ in tokens),
+                overruled=dict(request.requested),
+            )
+        self._answers[session, hashed, occurrence] = said
+        return said
+
+    async def report(self, key: str, report: Report) -> str:
+        """See Calls."""
+        self._keys.read(key)
+        self.reports.append(report)
+        return report.outcome_id or hashlib.sha256(repr(report).encode()).hexdigest()[:32]
+
+    async def close(self, key: str, kind: str, detail: str) -> None:
+        """See Calls."""
+        self.closed.setdefault(self._keys.read(key).session_id, (kind, detail))
+
+    def count_tokens(
+        self, key: str, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> int:
+        """See Calls."""
+        self._open(key)
+        return self._length(messages) + len(tools)
+
+    def _open(self, key: str) -> tuple[str, int]:
+        read = self._keys.read(key)
+        if read.session_id in self.closed:
+            raise CallRefusedError(410, "session_closed", f"session {read.session_id} is closed")
+        return read.session_id, read.start
+
+    def _length(self, messages: Sequence[Message]) -> int:
+        """Words of all texts."""
+        return sum(len(str(message["content"]).split()) for message in messages)
