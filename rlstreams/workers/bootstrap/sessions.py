@@ -74,6 +74,7 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
         sampling=sampling_of(config.rollout),
         evaluation=sampling_of(config.evaluation),
         deadline_s=config.rollout.sample_deadline_s,
+        graders=config.outcome.wait_for,
     )
 
 

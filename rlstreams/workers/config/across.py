@@ -79,6 +79,8 @@ def _agent_problems(config: RunConfig) -> Iterator[str]:
     if not config.agent:
         if config.reward.verifier == AGENT:
             yield "[reward.verifier], but there is no table [[agent]]: nobody would give a reward"
+        if config.outcome.wait_for:
+            yield "[outcome.wait_for], but there is no table [[agent]]: outcomes are of sessions"
         return
     names = [agent.name for agent in config.agent]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -259,6 +261,13 @@ def _start_problems(config: RunConfig) -> Iterator[str]:
             "[prompts.group_size]: a sample without siblings has nothing to be compared with, its "
             "advantage is 0 and nothing would be learnt; set at least 2, or "
             'trainer.loss.lone = "reward" to learn from the bare reward'
+        )
+    late_s = config.outcome.deadline_s if config.outcome.wait_for else 0.0
+    if trainer.group_deadline_s < rollout.sample_deadline_s + late_s:
+        yield (
+            "[trainer.group_deadline_s], but [outcome.deadline_s]: a group's clock starts with its "
+            "first scored sample, and would drop it while siblings wait for their graders; set at "
+            f"least {rollout.sample_deadline_s + late_s:g}, or a shorter outcome.deadline_s"
         )
     least_s = GROUP_DEADLINES * rollout.sample_deadline_s
     if trainer.group_deadline_s < least_s:

@@ -29,6 +29,7 @@ from rlstreams.workers.config.operation import (
     Device,
     TrackSection,
 )
+from rlstreams.workers.config.outcome import OutcomeSection
 from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
 from rlstreams.workers.config.trainer import TrainerSection
 
@@ -238,6 +239,7 @@ class RunConfig:
     engine: EngineSection = field(default_factory=EngineSection)
     environment: EnvironmentSection = field(default_factory=EnvironmentSection)
     reward: RewardSection = field(default_factory=RewardSection)
+    outcome: OutcomeSection = field(default_factory=OutcomeSection)
     logprob: LogprobSection = field(default_factory=LogprobSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)
     weights: WeightsSection = field(default_factory=WeightsSection)

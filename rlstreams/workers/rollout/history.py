@@ -18,6 +18,7 @@ from rlstreams.streams.log.record import Partition, Record
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.sessions.fold import SessionLog
 from rlstreams.streams.sessions.session import Session
+from rlstreams.workers.rollout.ends import JUDGED
 
 CLOCKS_MS = 60_000  # by which clocks of two hosts may differ
 DEADLINE_S = 90.0  # a dead worker's transaction is open for 30 s, and the broker may be away
@@ -27,7 +28,7 @@ BATCH = 500
 class _Reading:
     """One partition, being read."""
 
-    def __init__(self, bus: Bus, number: int, since_ms: int) -> None:
+    def __init__(self, bus: Bus, number: int, since_ms: int, *, keeps_judged: bool) -> None:
         spans = {
             Partition(topic.name, number): bus.written_since(
                 Partition(topic.name, number), since_ms
@@ -37,6 +38,7 @@ class _Reading:
         self.ends = {partition: end for partition, (begin, end) in spans.items() if begin < end}
         self.until_s = time.monotonic() + DEADLINE_S
         self.log = SessionLog()
+        self._keeps_judged = keeps_judged
         self.reader: Reader | None = None
         if self.ends:
             self.reader = bus.reader({p: spans[p][0] for p in self.ends})
@@ -56,7 +58,8 @@ class _Reading:
         if not behind:
             self.close()
             for session in list(self.log):
-                if session.is_closed:  # its prompt is done
+                kind = "" if session.closed is None else session.closed.kind
+                if kind and not (self._keeps_judged and kind in JUDGED):  # its prompt is done
                     self.log.forget(session.session_id)
         elif time.monotonic() > self.until_s:
             where = "; ".join(f"{p}: at {at.get(p, 0)} of {end}" for p, end in behind.items())
@@ -73,10 +76,15 @@ class _Reading:
 
 
 class History:
-    """Sessions by partition; belongs to the role's loop."""
+    """Sessions by partition; belongs to the role's loop.
 
-    def __init__(self, bus: Bus) -> None:
+    Args:
+        keeps_judged: a session that closed and waits for its graders is kept.
+    """
+
+    def __init__(self, bus: Bus, *, keeps_judged: bool = False) -> None:
         self._bus = bus
+        self._keeps_judged = keeps_judged
         self._readings: dict[int, _Reading] = {}
 
     def poll(self) -> None:
@@ -90,7 +98,9 @@ class History:
         number = record.position.partition
         if number not in self._readings:
             since_ms = record.event.issued_at_ms - CLOCKS_MS
-            self._readings[number] = _Reading(self._bus, number, since_ms)
+            self._readings[number] = _Reading(
+                self._bus, number, since_ms, keeps_judged=self._keeps_judged
+            )
             self._readings[number].poll(self._bus)
         return self._readings[number].reader is None
 
@@ -98,6 +108,12 @@ class History:
         """Whether its session is over: what came of it was committed with its close."""
         log = self._readings[record.position.partition].log
         return log.is_forgotten(session_of(record.event))
+
+    def is_waiting(self, record: Record[Prompt]) -> bool:
+        """Whether its session is over and waits for its graders."""
+        log = self._readings[record.position.partition].log
+        session = log.get(session_of(record.event))
+        return session is not None and session.is_closed
 
     def take(self, record: Record[Prompt]) -> Session:
         """What is recorded of its session, which goes on with it."""

@@ -11,31 +11,29 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlstreams.schemas.calls import (
-    ABANDONED,
     AGENT,
     ENDED,
-    ENVIRONMENT_FAILED,
     GRADER,
     INFRASTRUCTURE,
     LIMIT,
+    REWARD,
 )
-from rlstreams.schemas.events import EVALUATE, OutcomeReported, Prompt, Trajectory
-from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.schemas.events import EVALUATE, OutcomeReported, Prompt
+from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing, Record
 from rlstreams.streams.log.topics import TRAJECTORIES
 from rlstreams.streams.sessions.chain import (
     Chain,
     NoChainError,
-    experts_of,
     main_chain,
-    segments_of,
 )
 from rlstreams.streams.sessions.session import Session, sampled_tokens
+from rlstreams.streams.sessions.verdict import Verdict
 from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Start
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
@@ -44,20 +42,14 @@ from rlstreams.workers.gateway.open_session import CallLimits, OpenSession
 from rlstreams.workers.gateway.port import Report
 from rlstreams.workers.gateway.serve import GatewayServer, start
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.dead_letters import Reason, set_aside
+from rlstreams.workers.loop.dead_letters import set_aside
+from rlstreams.workers.rollout.ends import JUDGED, REASONS, trajectory_of_session
+from rlstreams.workers.rollout.judged import sample_of_chain
 from rlstreams.workers.rollout.sampling import SampleClock
-from rlstreams.workers.sandbox.reward import STOP, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.reward import RewardError, Sample, Verifier
 
 LAST_WORDS_S = 5.0  # from an agent's word that it is done to its end
 KEY_S = 60.0  # beyond an agent's time that its key holds
-JUDGED = (ENDED, LIMIT)
-REASONS: Mapping[str, Reason] = {
-    AGENT: Reason.AGENT,
-    ENVIRONMENT_FAILED: Reason.ENVIRONMENT,
-    GRADER: Reason.REWARD,
-    INFRASTRUCTURE: Reason.INFRASTRUCTURE,
-    ABANDONED: Reason.ABANDONED,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +73,7 @@ class Closed:
     chain: Chain | None = None
     sample_s: float = 0.0
     num_starts: int = 1
+    is_waiting: bool = False  # its close is in the log, and its graders have not spoken
 
     @property
     def versions(self) -> set[int]:
@@ -110,33 +103,10 @@ class Closed:
         if self.kind not in JUDGED or self.chain is None or self.judged is None:
             reason = REASONS[self.kind]
             return (close, *said, set_aside(context, record, reason=reason, detail=self.detail))
-        experts, mask = experts_of(self.chain)
-        prompt, at = record.event, record.position
-        trajectory = Trajectory(
-            group_id=prompt.group_id,
-            sample=prompt.sample,
-            attempt=0,
-            group_size=prompt.group_size,
-            purpose=prompt.purpose,
-            row=prompt.row,
-            dataset_epoch=prompt.dataset_epoch,
-            replacement=prompt.replacement,
-            segments=segments_of(self.chain),
-            reward=self.judged.reward,
-            reward_parts=self.judged.parts,
-            reward_note=self.judged.note,
-            routed_experts=experts,
-            routed_experts_mask=mask,
-            engine=engine,
-            worker=context.worker,
-            instance=context.instance,
-            prompt_partition=at.partition,
-            prompt_offset=at.offset,
-            started_at_ms=log.opened.at_ms if log.opened is not None else 0,
-            finished_at_ms=now_ms(),
-            judged_by=judge,
-        )
-        return (close, *said, outgoing(TRAJECTORIES, trajectory))
+        judged = self.judged
+        verdict = Verdict(kind=REWARD, reward=judged.reward, parts=judged.parts, note=judged.note)
+        made = trajectory_of_session(record, log, self.chain, verdict, engine, context, judge)
+        return (close, *said, outgoing(TRAJECTORIES, made))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,6 +121,7 @@ class Sessions:
     sampling: Sampling
     evaluation: Sampling
     deadline_s: float
+    graders: Sequence[str] = ()  # that are waited for, after the session
     clock: SampleClock = field(default_factory=SampleClock)
     server: GatewayServer | None = None
 
@@ -209,7 +180,20 @@ class Sessions:
                 f"{self.deadline_s:g} s, after {len(log.nodes)} calls"
             ) from None
         closed.sample_s = time.monotonic() - began_s
+        await self._leave_open(closed)
         return closed
+
+    async def _leave_open(self, closed: Closed) -> None:
+        """Write the close alone, and let its prompt wait, if graders have still to speak."""
+        log, records = closed.session.log, closed.session.records
+        if not self.graders or closed.kind not in JUDGED:
+            return
+        if (outcome := closed.outcome) is not None:
+            log.judge(await records.committed(lambda: outcome))
+            closed.outcome = None
+        event = records.closed(log, closed.kind, closed.detail)
+        log.close(await records.committed(lambda: event))
+        closed.is_waiting = True
 
     def _opened(self, record: Record[Prompt], log: Session, member: Member) -> OpenSession:
         section = member.section
@@ -312,20 +296,7 @@ class Sessions:
     def _sample(self, chain: Chain, log: Session, prompt: Prompt) -> Sample:
         """What a verifier is given: the last answer, and all of them."""
         decode = self.keeper.shared.tokenizer.decode
-        answers = [
-            [token for segment in call.segments for token in segment.token_ids.numpy().tolist()]
-            for call in chain.calls
-        ]
-        last = chain.calls[-1]
-        return Sample(
-            prompt.text,
-            decode(answers[-1]),
-            prompt.answer,
-            json.loads(prompt.metadata or "{}"),
-            "length" if last.finish_reason == "length" else STOP,
-            answers[-1],
-            [{"author": "policy", "text": decode(ids)} for ids in answers],
-        )
+        return sample_of_chain(chain, prompt.text, prompt.answer, prompt.metadata, decode)
 
 
 def task_of(prompt: Prompt, session_id: str) -> dict[str, object]:

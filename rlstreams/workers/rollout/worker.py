@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Mapping, Sequence, Set
+from collections.abc import Coroutine, Hashable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from rlstreams.schemas.events import Event, Prompt
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Outgoing, Partition, Record
@@ -26,8 +26,10 @@ from rlstreams.workers.loop.stage import Finished, StageLoop
 from rlstreams.workers.loop.validation import check_prompt
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.policy.puller import PolicyPuller
+from rlstreams.workers.rollout.ends import outputs_of
 from rlstreams.workers.rollout.episode import Played
 from rlstreams.workers.rollout.history import History
+from rlstreams.workers.rollout.late import LateOutcomes
 from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.rollout.sessions import Closed, Sessions
 from rlstreams.workers.rollout.trajectory import trajectory_of
@@ -66,7 +68,9 @@ class RolloutStage:
         self._engine = engine
         self._sampler = sampler
         self._sessions = sampler if isinstance(sampler, Sessions) else None
-        self._history = History(bus)
+        waited_for = context.config.outcome
+        self._history = History(bus, keeps_judged=bool(waited_for.wait_for))
+        self._late = LateOutcomes(bus, waited_for)
         self._loop = EngineThread()
         self._judge = judged_by(context.config, context.files)
         self.reporter = Reporter(context)
@@ -95,8 +99,9 @@ class RolloutStage:
         Samples that wait for a slow judge leave the engine's room to others, up to `_JUDGED` times.
         """
         capacity = self._engine.capacity
-        judged = min(self._sampler.verifier.num_open, _JUDGED * capacity)
-        return max(0, 2 * capacity + judged - self.num_open)
+        late = len(self._late)
+        judged = min(self._sampler.verifier.num_open + late, _JUDGED * capacity)
+        return max(0, 2 * capacity + judged - self.num_open - late)
 
     def begin(self, record: Record[Event]) -> None:
         """Let a sample wait until the engine holds what it asks for."""
@@ -117,16 +122,24 @@ class RolloutStage:
         self._ended.update(self._loop.ended())
         found = [self._conclude(key) for key in list(self._ended)]
         over, self._over = self._over, []
-        return [*over, *(one for one in found if one is not None)]
+        return [*over, *(one for one in found if one is not None), *self._decided()]
+
+    def _decided(self) -> Iterator[Finished]:
+        """Sessions whose graders have spoken, or were waited for long enough."""
+        for one in self._late.decided(now_ms()):
+            self.reporter.count(late=1)
+            outputs = outputs_of(one, self._engine.name, self._context, self._judge)
+            yield Finished(raw=one.record.raw, outputs=outputs)
 
     def _start_waiting(self) -> None:
         held = self._engine.policy_version
         if held not in self._puller.loads:
             return
-        ready = [r for r in self._waiting if r.event.min_policy_version <= held]
         if self._sessions is not None:
             self._history.poll()
             self._set_over(self._history)
+        ready = [r for r in self._waiting if r.event.min_policy_version <= held]
+        if self._sessions is not None:
             # An agent is a program: no more of them run than calls are sampled at a time.
             room = max(0, self._engine.capacity - len(self._running))
             ready = [record for record in ready if self._history.is_known(record)][:room]
@@ -139,7 +152,14 @@ class RolloutStage:
 
     def _set_over(self, history: History) -> None:
         """What came of a session that is closed is in the log, in its transaction."""
-        over = [r for r in self._waiting if history.is_known(r) and history.is_closed(r)]
+        known = [record for record in self._waiting if history.is_known(record)]
+        for record in known:
+            self._late.listen(record)
+        over = [record for record in known if history.is_closed(record)]
+        late = [record for record in known if history.is_waiting(record)]
+        for record in late:
+            self._late.add(record, history.take(record))
+        self._waiting = [record for record in self._waiting if record not in late]
         self._waiting = [record for record in self._waiting if record not in over]
         self._over += [Finished(raw=record.raw) for record in over]
 
@@ -164,6 +184,9 @@ class RolloutStage:
             return None
         if isinstance(rollout, Closed):
             self.reporter.count(**rollout.counts())
+            if rollout.is_waiting:
+                self._late.add(record, rollout.session.log)
+                return None
             name = self._engine.name
             outputs = rollout.outputs(record, name, self._context, self._judge)
             return Finished(raw=record.raw, outputs=outputs)
@@ -198,7 +221,9 @@ class RolloutStage:
         waiting = [one for one in self._waiting if one.raw.partition not in partitions]
         running = {k for k, one in self._running.items() if one.raw.partition in partitions}
         self.reporter.count(given_up=len(self._waiting) - len(waiting) + len(running))
-        self._history.forget(partition.number for partition in partitions)
+        numbers = {partition.number for partition in partitions}
+        self._history.forget(numbers)
+        self._late.forget(numbers)
         self._waiting = waiting
         for key in running & self._ended.keys():  # there is nothing left of them to cancel
             del self._running[key], self._ended[key]
@@ -241,6 +266,9 @@ class RolloutStage:
         elif self._waiting:
             wanted = min(record.event.min_policy_version for record in self._waiting)
             detail = f"for policy version {wanted}, holds {held}"
+        elif len(self._late):
+            graders = ", ".join(self._late.graders)
+            detail = f"for outcomes of {len(self._late)} sessions by {graders}"
         awaited = [url for url, name in self._engine.servers.items() if name == "starting"]
         absent = f"no answer yet from {', '.join(awaited)}" if awaited else ""
         why = (detail, self._puller.trouble, self._engine.trouble, absent)
@@ -266,6 +294,7 @@ class RolloutStage:
             self._sampler.turns.environment.close()
         self._loop.close()
         self._history.close()
+        self._late.close()
         self._sampler.verifier.close()
         self._puller.close()
 

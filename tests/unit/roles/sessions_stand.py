@@ -105,6 +105,7 @@ def worker_of(
         sampling=sampling or Sampling(max_new_tokens=6),
         evaluation=Sampling(max_new_tokens=6, temperature=0.0),
         deadline_s=DEADLINE_S,
+        graders=stand.config.outcome.wait_for,
     )
     return make_worker(context, context.bus, engine, FileWeightChannel(), sessions)
 
