@@ -11,9 +11,11 @@ import pytest
 
 from rlstreams.schemas.events import DeadLetter, OutcomeReported, SessionClosed, Trajectory
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, OUTCOMES, TRAJECTORIES
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, OUTCOMES, PROMPTS, TRAJECTORIES
 from rlstreams.workers.config.outcome import OutcomeSection
 from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.rollout.worker import RolloutStage
 from tests.call_events import outcome_reported
 from tests.unit.roles.sessions_stand import Client, ScriptedAgent, recorded, worker_of
 from tests.unit.roles.stand import Stand, turn_until
@@ -152,3 +154,47 @@ def test_what_cannot_be_a_reward_is_a_dead_letter(
     loop.close()
     assert detail in run.letters[0].detail
     assert run.trajectories == []
+
+
+def test_a_partition_that_goes_away_is_forgotten_and_its_new_owner_waits(tmp_path: Path) -> None:
+    """Two workers: what the first one has waiting is decided by the second."""
+    run = Waiting(tmp_path)
+    first = run.worker()
+    stage = stage_of(first)
+    turn_until(first, lambda: len(stage._late) == 1)
+    stage.give_up({Partition(PROMPTS.name, 0)})
+    assert len(stage._late) == 0
+    run.say()
+    for _ in range(5):
+        first.turn()
+    assert run.trajectories == []
+    first.close()
+    second = run.worker()
+    turn_until(second, lambda: len(run.trajectories) == 1)
+    second.close()
+    assert len(run.agent.starts) == 1
+
+
+def test_sessions_that_wait_leave_room_to_others_up_to_a_bound(tmp_path: Path) -> None:
+    """Four times the engine's room wait, and no further prompt is taken until some are decided."""
+    run = Waiting(tmp_path, num=64)
+    loop = run.worker()
+    stage = stage_of(loop)
+    capacity = stage._engine.capacity
+    bound = 6 * capacity
+    assert bound < 64
+    turn_until(loop, lambda: len(run.closed) >= bound)
+    for _ in range(10):
+        loop.turn()
+    assert len(run.closed) == bound
+    assert (stage.room(), stage.num_open) == (0, 0)
+    for sample in range(64):
+        run.say(session_id=f"0/{sample}", outcome_id=f"o{sample}")
+    turn_until(loop, lambda: len(run.trajectories) == 64)
+    loop.close()
+
+
+def stage_of(loop: StageLoop) -> RolloutStage:
+    stage = loop._stage
+    assert isinstance(stage, RolloutStage)
+    return stage

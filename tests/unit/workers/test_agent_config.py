@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.across import check_start
 from rlstreams.workers.config.load import check_secrets, load, load_with_origins
 from rlstreams.workers.loop.agreement import user_code_hashes
+from rlstreams.workers.loop.stall import limits_of
 from tests.unit.workers.test_config_load import write
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
@@ -64,3 +67,27 @@ def test_secrets_of_an_agent_are_references(
         check_secrets(load_with_origins([run]))
     monkeypatch.setenv("AGENTS_KEY", "x")
     check_secrets(load_with_origins([run]))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[outcome]\nwait_for = ['human']\n", "outcome.wait_for.*outcomes are of sessions"),
+        (f"{AGENT}[outcome]\nwait_for = ['a', 'a']\n", "outcome.wait_for names 'a' twice"),
+        (f"{AGENT}[outcome]\nwait_for = ['']\n", "outcome.wait_for has an empty name"),
+        (f"{AGENT}[outcome]\nwait_for = ['a']\ndeadline_s = 0\n", "outcome.deadline_s"),
+    ],
+)
+def test_outcomes_that_nobody_can_wait_for(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load([write(tmp_path, text)])
+
+
+def test_a_group_outlives_the_wait_for_its_graders(tmp_path: Path) -> None:
+    """Its clock starts with its first scored sample; and a worker that only waits is not stuck."""
+    config = load([write(tmp_path, f"{AGENT}[outcome]\nwait_for = ['human']\n")])
+    check_start(config)
+    slow = replace(config, outcome=replace(config.outcome, deadline_s=5000.0))
+    with pytest.raises(ConfigError, match=r"trainer\.group_deadline_s.*outcome\.deadline_s"):
+        check_start(slow)
+    assert limits_of(slow).sample_s == limits_of(config).sample_s + 4400.0
