@@ -39,6 +39,7 @@ TOLD_WORKERS = (
 TOLD_SESSIONS = (
     "rlstreams.streams.sessions.fold",
     "rlstreams.streams.audit",  # a fold of its own, as of samples
+    "rlstreams.streams.recording",  # columns of records, valid or not
     "rlstreams.streams.log",
     "rlstreams.workers",
 )

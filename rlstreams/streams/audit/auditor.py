@@ -41,7 +41,6 @@ from rlstreams.streams.log.topics import (
 
 ROLLOUT_GROUP = "rollout"
 LOGPROB_GROUP = "logprob"
-ASSEMBLER_GROUP = "assembler"
 SETTLE_S = 35.0  # longer than any transaction may stay open (30 s)
 READ_DEADLINE_S = 60.0  # longest wait for a single next record
 BATCH = 100  # records of a poll; few enough for memory where each has megabytes
@@ -170,9 +169,6 @@ class Auditor(Closing):
             return Reached(
                 rollout=self._bus.committed(ROLLOUT_GROUP, PROMPTS.name),
                 logprob=self._bus.committed(LOGPROB_GROUP, TRAJECTORIES.name),
-                assembler=self._bus.committed(ASSEMBLER_GROUP, CALLS.name)
-                if CALLS in self._topics
-                else {},
             )
         except NoGroupsError:
             return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.audit.fold import AuditFold
@@ -37,7 +37,6 @@ class Reached:
 
     rollout: Mapping[Partition, Committed]
     logprob: Mapping[Partition, Committed]
-    assembler: Mapping[Partition, Committed] = field(default_factory=dict)  # of `calls`
 
 
 class Classes:
@@ -109,10 +108,6 @@ class Classes:
             return "" if is_past else UNKNOWN
         if not _covers(self._reached.rollout, PROMPTS.name, sample.prompt):
             return "rollout"
-        if sample.trajectory == NOWHERE and self._fold.sessions.waits(
-            sample.name, self._reached.assembler
-        ):
-            return "assembler"
         if sample.trajectory != NOWHERE and not _covers(
             self._reached.logprob, TRAJECTORIES.name, sample.trajectory
         ):

@@ -58,7 +58,6 @@ class Log:
         }
         self.rollout_done: set[int] = set()
         self.logprob_done: set[int] = set()
-        self.assembler_done: set[int] = set()
         self.expired: dict[Partition, int] = {}
         self.hidden: set[tuple[str, int]] = set()
         # Value and headers in place of an event's, by topic and offset.
@@ -132,8 +131,7 @@ class Log:
         topics = list(self.topics)
         for topic in topics[1:] + topics[:1] if steps_last else topics:
             feed(fold, self.records(topic))
-        groups = reached(self.rollout_done, self.logprob_done, self.assembler_done)
-        return Classes(fold, groups).report()
+        return Classes(fold, reached(self.rollout_done, self.logprob_done)).report()
 
 
 def raw_record(topic: str, offset: int, event: Event) -> RawRecord:
@@ -157,16 +155,13 @@ def feed(fold: AuditFold, records: list[RawRecord]) -> None:
         fold.train(step, position)
 
 
-def reached(
-    rollout_done: set[int], logprob_done: set[int], assembler_done: set[int] | None = None
-) -> Reached:
+def reached(rollout_done: set[int], logprob_done: set[int]) -> Reached:
     """Groups that are done with these offsets of partition 0."""
 
     def at(topic: str, done: set[int]) -> dict[Partition, Committed]:
         return {Partition(topic, 0): Committed(offset=0, metadata=encode_done(0, done))}
 
-    assembled = at("calls", assembler_done) if assembler_done else {}
-    return Reached(at("prompts", rollout_done), at("trajectories", logprob_done), assembled)
+    return Reached(at("prompts", rollout_done), at("trajectories", logprob_done))
 
 
 def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:

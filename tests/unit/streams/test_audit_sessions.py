@@ -8,10 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rlstreams.schemas.events import CallCommitted, Event, Trajectory
-from rlstreams.streams.audit.report import BreachKind
-from rlstreams.streams.log.record import Partition
+from rlstreams.schemas.events import CallCommitted, CallFailed, Event, Segment, Trajectory
+from rlstreams.streams.audit.report import Breaches, BreachKind, Named
+from rlstreams.streams.audit.sessions import SessionsAudit
+from rlstreams.streams.log.record import Partition, Position
 from rlstreams.streams.sessions.chain import main_chain, segments_of
 from tests.call_events import (
     answered,
@@ -23,7 +26,7 @@ from tests.call_events import (
     session_opened,
 )
 from tests.factories import dead_letter, trajectory
-from tests.random_sessions import ids
+from tests.random_sessions import ids, played
 from tests.unit.sessions.test_fold import folded
 from tests.unit.streams.audit_log import Log, healthy, kinds
 
@@ -88,6 +91,29 @@ def test_a_session_is_accounted_for(terminal: str | None) -> None:
     assert json.loads(report.to_json())["sessions"] == {"ended": 1}
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_every_path_of_a_session_may_be_its_sample(seed: int) -> None:
+    """As the fold makes it, of whatever tree; and one more token behind it may not."""
+    log = played(seed)
+    session = folded(*log.calls)
+    for terminal in (None, *log.saw):
+        chain = main_chain(session, terminal)
+        segments = segments_of(chain)
+        forged = (*segments, Segment(author="environment", token_ids=ids([1])))
+        for told, expected in ((segments, {}), (forged, {"forged sample": 1})):
+            breaches = Breaches()
+            audit = SessionsAudit(breaches, Named(), {})
+            closed = () if session.is_closed else (session_closed(),)
+            for offset, event in enumerate((*log.calls, *closed)):
+                assert audit.take(event, Position("calls", 0, offset)) or isinstance(
+                    event, CallFailed
+                )
+            audit.trajectory("7/1", trajectory(segments=told), Position("trajectories", 0, 0))
+            audit.check(breaches, [])
+            assert breaches.counts == expected
+
+
 def test_copies_are_no_breach() -> None:
     """Of calls, starts, closes and outcomes, byte for byte."""
     log = delivered()
@@ -98,7 +124,7 @@ def test_copies_are_no_breach() -> None:
         True, {"ended": 1}, 2, 1,
     )  # fmt: skip
     assert "6/0 again at outcomes[0]@1" in report.named_duplicates
-    assert report.duplicates == 5  # two calls, a replay, the close, the outcome
+    assert report.duplicates == 7  # starts, calls, the replay, the close, the outcome
 
 
 def test_failures_are_told_by_kind_and_are_no_breach() -> None:
@@ -108,17 +134,6 @@ def test_failures_are_told_by_kind_and_are_no_breach() -> None:
         log.add("dead-letters", dead_letter(group_id="6", sample=sample, reason="infrastructure"))
     report = log.report()
     assert (report.ok, report.sessions, report.dead_lettered) == (True, {"infrastructure": 1}, 2)
-
-
-def test_who_waits_for_its_graders_is_in_flight() -> None:
-    """The assembler's group is not past the close; once it is, the sample is lost."""
-    log = healthy()
-    opened(log, rewards=0)
-    log.add("trajectories", trajectory(group_id="6", sample=1, routed_experts=None))
-    log.assembler_done = {0}
-    assert log.report().in_flight["assembler"] == 1
-    log.assembler_done = set(range(7))
-    assert kinds(log.report()) == {"lost": 1}
 
 
 def test_what_retention_took_is_no_breach() -> None:
@@ -153,7 +168,9 @@ def _(log: Log) -> None:
     log.add("calls", call("a", finish_reason="length"))
 
 
-@breach("its prompt has 11 tokens, its parent a ends at 8", broken_call=1, forged_sample=1)
+@breach(
+    "its prompt has 11 tokens, 2 are new, its parent a ends at 8", broken_call=1, forged_sample=1
+)
 def _(log: Log) -> None:
     place = next(n for n, e in enumerate(log.topics["calls"]) if getattr(e, "parent", None))
     log.topics["calls"][place] = replace(log.topics["calls"][place], prompt_tokens=11)
