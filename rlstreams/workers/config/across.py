@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlstreams.workers.config.agents import agent_problems
 from rlstreams.workers.config.checks import refuse_first
 from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.config.operation import Device
-from rlstreams.workers.config.reward import AGENT, ENVIRONMENT
+from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import AUTO, START, RunConfig
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 
@@ -33,14 +34,7 @@ def check_across(config: RunConfig) -> None:
     Raises:
         ConfigError: names both fields and their values.
     """
-    checks = (
-        _sample_problems,
-        _agent_problems,
-        _engine_problems,
-        _place_problems,
-        _device_problems,
-    )
-    for problems in checks:
+    for problems in (_sample_problems, _engine_problems, _place_problems, _device_problems):
         refuse_first(problems(config), config)
 
 
@@ -65,6 +59,13 @@ def _sample_problems(config: RunConfig) -> Iterator[str]:
             "fit no micro-batch"
         )
     environment = config.environment
+    yield from agent_problems(
+        config.agent,
+        reward=config.reward,
+        environment=environment,
+        data=config.data,
+        deadline_s=rollout.sample_deadline_s,
+    )
     if config.reward.verifier == ENVIRONMENT and not environment.name:
         yield "[reward.verifier], but environment.name is empty: nobody would give a reward"
     if environment.name and environment.timeout_s >= rollout.sample_deadline_s:
@@ -72,35 +73,6 @@ def _sample_problems(config: RunConfig) -> Iterator[str]:
             "[environment.timeout_s], but [rollout.sample_deadline_s]: a step that hangs would be "
             "blamed on the sample; set a shorter limit of a step"
         )
-
-
-def _agent_problems(config: RunConfig) -> Iterator[str]:
-    """What goes with agents, and what goes with them alone."""
-    if not config.agent:
-        if config.reward.verifier == AGENT:
-            yield "[reward.verifier], but there is no table [[agent]]: nobody would give a reward"
-        return
-    names = [agent.name for agent in config.agent]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield f"agent.name is {twice[0]!r} twice: events and screens tell agents apart by it"
-    if config.environment.name:
-        yield (
-            "[environment.name], and there are tables [[agent]]: an agent answers the policy "
-            "between its turns by itself; keep one of them"
-        )
-    if config.data.is_always_chat:
-        field = "data.system_prompt" if config.data.system_prompt else "data.chat"
-        yield (
-            f"[{field}], and there are tables [[agent]]: an agent gets the row's text and writes "
-            "its own messages; leave it out, and have the agent say it"
-        )
-    for agent in config.agent:
-        if agent.timeout_s >= config.rollout.sample_deadline_s:
-            yield (
-                f"agent.timeout_s is {agent.timeout_s:g} of agent {agent.name!r}, but "
-                "[rollout.sample_deadline_s]: the sample would be set aside before its agent is "
-                "ended and judged; set a shorter limit of the agent"
-            )
 
 
 def _engine_problems(config: RunConfig) -> Iterator[str]:
