@@ -7,6 +7,7 @@ import json
 import logging
 import select
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rlstreams.workers.gateway.port import CallRequest, Parsed
+from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Parsed
 from tests.gateways import DEADLINE_S, Running, Words, gateway
 
 TOOL = {"type": "function", "function": {"name": "look"}}
@@ -131,6 +132,28 @@ def test_an_upgrade_to_another_protocol_is_declined(running: Running) -> None:
     assert (status, answer["error"]["code"]) == (405, "not_found")
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("chat/completions", ": waiting\n\n"),
+        ("messages", "event: ping\ndata: "),
+        ("responses", ": w"),
+    ],
+)
+def test_a_stream_that_waits_says_so_and_later_what_was_overruled(
+    running: Running, path: str, said: str
+) -> None:
+    """Its headers are gone by then: a comment says it."""
+    running.hold()
+    threading.Timer(0.7, lambda: running.hold(False)).start()
+    body = {"messages": USER, "input": "a", "max_tokens": 9, "temperature": 0.25, "stream": True}
+    status, headers, text = ask(running, f"/v1/{path}", body)
+    assert (status, headers["x-rlstreams-overruled"]) == (200, None)
+    assert text.startswith(said)
+    assert ': x-rlstreams-overruled: {"temperature":0.25}\n\n' in text
+    assert "said" in text
+
+
 # --- refusals
 
 BAD = [
@@ -224,6 +247,20 @@ def test_an_outcome_is_reported(running: Running) -> None:
     assert answer["outcome_id"] == ask(running, "/v1/outcome", OUTCOME)[2]["outcome_id"]
     [report, _] = running.calls.reports[-2:]
     assert (report.reward, report.parts, report.note) == (1.0, {"format": 0.5}, "n")
+
+
+def test_who_may_try_again_is_told_when(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(_: CallRequest) -> Parsed:
+        raise CallRefusedError(429, "busy", "no room", retry_after_s=1.25)
+
+    monkeypatch.setattr(running.calls, "says", busy)
+    kinds = {"chat/completions": "rate_limit_error", "messages": "rate_limit_error"}
+    for path, kind in kinds.items():
+        body = {"messages": [{"role": "user", "content": "busy"}], "max_tokens": 5}
+        status, headers, answer = ask(running, f"/v1/{path}", body)
+        assert (status, answer["error"]["type"]) == (429, kind)
+        told = [headers[name] for name in ("x-should-retry", "retry-after", "retry-after-ms")]
+        assert told == ["true", "2", "1250"]
 
 
 # --- limits
