@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rlstreams.workers.gateway.canonical import Matcher, call_id
 from rlstreams.workers.gateway.keys import Keys
@@ -65,7 +66,7 @@ class FakeCalls:
         occurrence = self._count[counted]
         if (known := self._answers.get((session, hashed, occurrence))) is not None:
             self._count[counted] += 1
-            return known
+            return replace(known, is_replayed=True)
         work = asyncio.ensure_future(self._sampled(session, hashed, occurrence, request))
         self._under_way[session, hashed] = work
         work.add_done_callback(lambda _: self._under_way.pop((session, hashed)))

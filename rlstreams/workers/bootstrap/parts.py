@@ -165,15 +165,12 @@ def _rollout(context: Context) -> Pausable:
     from rlstreams.workers.rollout.verifiers import make_verifier
     from rlstreams.workers.rollout.worker import make_worker
 
-    config = context.config.rollout
+    config, log, engine = context.config.rollout, context.log, _engine(context)
     if context.config.agent:
-        return _agents(context)
-    log = context.log
-    engine = _engine(context)
+        from rlstreams.workers.bootstrap.sessions import make_agents_role
 
-    def note(what: str) -> None:
-        log.warning("user_code", what=what)
-
+        return make_agents_role(context, engine, _channel(context), run_secret(context))
+    note = lambda what: log.warning("user_code", what=what)  # noqa: E731
     sampler = Sampler(
         engine=engine,
         verifier=make_verifier(context.config.reward, note),
@@ -185,15 +182,6 @@ def _rollout(context: Context) -> Pausable:
         deadline_s=config.sample_deadline_s,
     )
     return make_worker(context, context.bus, engine, _channel(context), sampler)
-
-
-def _agents(context: Context) -> Pausable:
-    from rlstreams.workers.bootstrap.sessions import make_sessions
-    from rlstreams.workers.rollout.worker import make_worker
-
-    engine = _engine(context)
-    sessions = make_sessions(context, engine, run_secret(context))
-    return make_worker(context, context.bus, engine, _channel(context), sessions)
 
 
 def _server(context: Context) -> Pausable:

@@ -21,13 +21,25 @@ from rlstreams.workers.gateway.rendering import make_renderer
 from rlstreams.workers.gateway.shared import Shared
 from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.runtime import Pausable
 from rlstreams.workers.model.folder import eos_ids_of
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.sampling import sampling_of
 from rlstreams.workers.rollout.sessions import Member, Sessions
 from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.weights.channel import WeightChannel
 
 FOLDER = "agents"  # below the run's: tasks and output of agents that run
+
+
+def make_agents_role(
+    context: Context, engine: Engine, channel: WeightChannel, secret: str
+) -> Pausable:
+    """The rollout role, whose samples are what agents do; arguments and errors of
+    `make_sessions`."""
+    sessions = make_sessions(context, engine, secret)
+    return make_worker(context, context.bus, engine, channel, sessions)
 
 
 def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:

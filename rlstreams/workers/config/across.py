@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlstreams.workers.config.agents import agent_problems
 from rlstreams.workers.config.checks import refuse_first
 from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.config.operation import Device
-from rlstreams.workers.config.reward import AGENT, ENVIRONMENT
+from rlstreams.workers.config.outcome import late_problems, outcome_problems
+from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import AUTO, START, RunConfig
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 
@@ -33,14 +35,7 @@ def check_across(config: RunConfig) -> None:
     Raises:
         ConfigError: names both fields and their values.
     """
-    checks = (
-        _sample_problems,
-        _agent_problems,
-        _engine_problems,
-        _place_problems,
-        _device_problems,
-    )
-    for problems in checks:
+    for problems in (_sample_problems, _engine_problems, _place_problems, _device_problems):
         refuse_first(problems(config), config)
 
 
@@ -65,6 +60,14 @@ def _sample_problems(config: RunConfig) -> Iterator[str]:
             "fit no micro-batch"
         )
     environment = config.environment
+    yield from agent_problems(
+        config.agent,
+        reward=config.reward,
+        environment=environment,
+        data=config.data,
+        deadline_s=rollout.sample_deadline_s,
+    )
+    yield from outcome_problems(config.outcome, has_agents=bool(config.agent))
     if config.reward.verifier == ENVIRONMENT and not environment.name:
         yield "[reward.verifier], but environment.name is empty: nobody would give a reward"
     if environment.name and environment.timeout_s >= rollout.sample_deadline_s:
@@ -72,37 +75,6 @@ def _sample_problems(config: RunConfig) -> Iterator[str]:
             "[environment.timeout_s], but [rollout.sample_deadline_s]: a step that hangs would be "
             "blamed on the sample; set a shorter limit of a step"
         )
-
-
-def _agent_problems(config: RunConfig) -> Iterator[str]:
-    """What goes with agents, and what goes with them alone."""
-    if not config.agent:
-        if config.reward.verifier == AGENT:
-            yield "[reward.verifier], but there is no table [[agent]]: nobody would give a reward"
-        if config.outcome.wait_for:
-            yield "[outcome.wait_for], but there is no table [[agent]]: outcomes are of sessions"
-        return
-    names = [agent.name for agent in config.agent]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield f"agent.name is {twice[0]!r} twice: events and screens tell agents apart by it"
-    if config.environment.name:
-        yield (
-            "[environment.name], and there are tables [[agent]]: an agent answers the policy "
-            "between its turns by itself; keep one of them"
-        )
-    if config.data.is_always_chat:
-        field = "data.system_prompt" if config.data.system_prompt else "data.chat"
-        yield (
-            f"[{field}], and there are tables [[agent]]: an agent gets the row's text and writes "
-            "its own messages; leave it out, and have the agent say it"
-        )
-    for agent in config.agent:
-        if agent.timeout_s >= config.rollout.sample_deadline_s:
-            yield (
-                f"agent.timeout_s is {agent.timeout_s:g} of agent {agent.name!r}, but "
-                "[rollout.sample_deadline_s]: the sample would be set aside before its agent is "
-                "ended and judged; set a shorter limit of the agent"
-            )
 
 
 def _engine_problems(config: RunConfig) -> Iterator[str]:
@@ -262,13 +234,7 @@ def _start_problems(config: RunConfig) -> Iterator[str]:
             "advantage is 0 and nothing would be learnt; set at least 2, or "
             'trainer.loss.lone = "reward" to learn from the bare reward'
         )
-    late_s = config.outcome.deadline_s if config.outcome.wait_for else 0.0
-    if trainer.group_deadline_s < rollout.sample_deadline_s + late_s:
-        yield (
-            "[trainer.group_deadline_s], but [outcome.deadline_s]: a group's clock starts with its "
-            "first scored sample, and would drop it while siblings wait for their graders; set at "
-            f"least {rollout.sample_deadline_s + late_s:g}, or a shorter outcome.deadline_s"
-        )
+    yield from late_problems(config.outcome, trainer.group_deadline_s, rollout.sample_deadline_s)
     least_s = GROUP_DEADLINES * rollout.sample_deadline_s
     if trainer.group_deadline_s < least_s:
         yield (

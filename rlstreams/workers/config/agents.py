@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rlstreams.workers.config.checks import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from rlstreams.workers.config.data import DataSection
+from rlstreams.workers.config.reward import AGENT, EnvironmentSection, RewardSection
 from rlstreams.workers.config.user_code import Option, located
 
 
@@ -56,3 +58,39 @@ class AgentSection(Section, section="agent"):
             yield f"agent.env is set, but agent {self.name!r} has no `command`"
         if self.options and not self.python:
             yield f"agent.options is set, but agent {self.name!r} has no `python`"
+
+
+def agent_problems(
+    agents: Sequence[AgentSection],
+    *,
+    reward: RewardSection,
+    environment: EnvironmentSection,
+    data: DataSection,
+    deadline_s: float,
+) -> Iterator[str]:
+    """What goes with agents, and what goes with them alone; as `worded` completes it."""
+    if not agents:
+        if reward.verifier == AGENT:
+            yield "[reward.verifier], but there is no table [[agent]]: nobody would give a reward"
+        return
+    names = [agent.name for agent in agents]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"agent.name is {twice[0]!r} twice: events and screens tell agents apart by it"
+    if environment.name:
+        yield (
+            "[environment.name], and there are tables [[agent]]: an agent answers the policy "
+            "between its turns by itself; keep one of them"
+        )
+    if data.is_always_chat:
+        field = "data.system_prompt" if data.system_prompt else "data.chat"
+        yield (
+            f"[{field}], and there are tables [[agent]]: an agent gets the row's text and writes "
+            "its own messages; leave it out, and have the agent say it"
+        )
+    for agent in agents:
+        if agent.timeout_s >= deadline_s:
+            yield (
+                f"agent.timeout_s is {agent.timeout_s:g} of agent {agent.name!r}, but "
+                "[rollout.sample_deadline_s]: the sample would be set aside before its agent is "
+                "ended and judged; set a shorter limit of the agent"
+            )

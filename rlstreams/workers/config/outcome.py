@@ -23,3 +23,24 @@ class OutcomeSection(Section, section="outcome"):
             yield f"outcome.wait_for names {twice[0]!r} twice"
         if "" in self.wait_for:
             yield "outcome.wait_for has an empty name: no outcome has such a grader"
+
+    @property
+    def late_s(self) -> float:
+        """How long a sample may wait after its session; 0: nobody is waited for."""
+        return self.deadline_s if self.wait_for else 0.0
+
+
+def outcome_problems(outcome: OutcomeSection, *, has_agents: bool) -> Iterator[str]:
+    """What goes with agents alone."""
+    if outcome.wait_for and not has_agents:
+        yield "[outcome.wait_for], but there is no table [[agent]]: outcomes are of sessions"
+
+
+def late_problems(outcome: OutcomeSection, group_s: float, sample_s: float) -> Iterator[str]:
+    """What would drop a group before its graders have spoken."""
+    if outcome.wait_for and group_s < sample_s + outcome.late_s:
+        yield (
+            "[trainer.group_deadline_s], but [outcome.deadline_s]: a group's clock starts with its "
+            "first scored sample, and would drop it while siblings wait for their graders; set at "
+            f"least {sample_s + outcome.late_s:g}, or a shorter outcome.deadline_s"
+        )

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,20 +21,24 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlstreams.workers.gateway.chat import Chat
 from rlstreams.workers.gateway.dialect import Asked, Dialect, as_json
 from rlstreams.workers.gateway.keys import key_of
+from rlstreams.workers.gateway.messages import Messages, dialogue
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Calls, Report
-from rlstreams.workers.gateway.wire import Body
+from rlstreams.workers.gateway.responses import Responses
+from rlstreams.workers.gateway.wire import Body, bad
 
 KEEPALIVE_S = 5.0  # clients and what is between give a silent stream up
 MAX_BODY_BYTES = 32 << 20  # a dialogue of a million tokens is 4 MB
 _OVERRULED = "x-rlstreams-overruled"
 _LOG = logging.getLogger(__name__)
-_CHAT = Chat()
+_CHAT, _RESPONSES, _MESSAGES = Chat(), Responses(), Messages()
+_MODELS = ("", "/{model:path}")
+_OUTCOME = frozenset(field.name for field in fields(Report))
 T = TypeVar("T")
 
 
@@ -55,21 +60,22 @@ class Gateway:
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
-        v1 = [
-            self._route("/chat/completions", _CHAT, partial(self._answer, dialect=_CHAT)),
-            self._route("/outcome", _CHAT, self._report),
-            self._route("/close", _CHAT, self._close),
-            Route("/models", self._models),
-            Route("/models/{model:path}", self._models),
-        ]
-        return Starlette(
-            routes=[
-                Route("/health", self._health),
-                Mount("/v1", routes=v1),
-                Mount("/sessions/{key}/v1", routes=v1),
-            ],
-            exception_handlers={HTTPException: _not_there},
+        posted: tuple[tuple[str, Dialect, Any], ...] = (
+            ("chat/completions", _CHAT, partial(self._answer, dialect=_CHAT)),
+            ("responses", _RESPONSES, partial(self._answer, dialect=_RESPONSES)),
+            ("messages", _MESSAGES, partial(self._answer, dialect=_MESSAGES)),
+            ("messages/count_tokens", _MESSAGES, self._count),
+            ("outcome", _CHAT, self._report),
+            ("close", _CHAT, self._close),
         )
+        routes = [Route("/health", self._health)]
+        for prefix in ("/v1", "/sessions/{key}/v1"):
+            for path, dialect, handler in posted:
+                routes.append(self._route(f"{prefix}/{path}", dialect, handler))
+            routes += [Route(f"{prefix}/models{more}", self._models) for more in _MODELS]
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
+        app.router.redirect_slashes = False
+        return app
 
     async def drain(self, deadline_s: float) -> int:
         """Let calls under way end; returns how many did not within `deadline_s` and are cut."""
@@ -129,18 +135,26 @@ class Gateway:
         for chunk in dialect.events(asked, answers, self._calls.model):
             yield chunk
 
+    async def _count(self, request: Request, key: str) -> Response:
+        """Tokens of a prompt; an agent asks before each turn, and nothing of it is recorded."""
+        messages, tools = dialogue(Body(await self._body(request)))
+        count = self._calls.count_tokens(key, messages, tools)
+        return Response(as_json({"input_tokens": count}), media_type="application/json")
+
     async def _report(self, request: Request, key: str) -> Response:
         body = Body(await self._body(request))
+        if unknown := sorted(body.values.keys() - _OUTCOME):
+            raise bad(
+                f"outcome.{unknown[0]}", f"is no field; there are {', '.join(sorted(_OUTCOME))}"
+            )
         try:
             report = msgspec.convert(body.values, Report)
         except msgspec.ValidationError as err:
-            raise CallRefusedError(400, "invalid_value", f"outcome: {err}") from err
+            raise bad("outcome", f"cannot be: {err}") from err
         values = {"reward": report.reward, **{f"parts.{k}": v for k, v in report.parts.items()}}
         for name, value in values.items():
             if not math.isfinite(value):
-                raise CallRefusedError(
-                    400, "invalid_value", f"{name} must be finite, got {value}", param=name
-                )
+                raise bad(name, f"must be finite, got {value}")
         made = await asyncio.shield(self._started(self._calls.report(key, report)))
         return Response(as_json({"outcome_id": made}), media_type="application/json")
 

@@ -135,7 +135,8 @@ def _deltas(answer: CallAnswer, asked: Asked) -> Iterator[dict[str, Any]]:
     said = {"content": message["content"]} if message["content"] else {}
     thought = message.get("reasoning_content")
     wants_logprobs = asked.body.flag("logprobs")
-    yield {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+    begun = {"role": "assistant", "content": None if message["content"] is None else ""}
+    yield {"delta": begun, "finish_reason": None}
     if thought:
         yield {"delta": {"reasoning_content": thought}, "finish_reason": None}
     if said or wants_logprobs:

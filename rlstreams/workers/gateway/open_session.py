@@ -16,8 +16,6 @@ import itertools
 import json
 from dataclasses import dataclass, replace
 
-import zstandard
-
 from rlstreams.schemas.calls import (
     ABANDONED,
     AGENT,
@@ -215,8 +213,8 @@ class OpenSession:
             finish_reason=answer.finish_reason,
             attempt=sampled.attempt,
             dialect=request.dialect,
-            request=zstandard.compress(request.body),
-            response=zstandard.compress(json.dumps(answer_message(answer.parsed)).encode()),
+            request=self._shared.packed(request.body),
+            response=self._shared.packed(json.dumps(answer_message(answer.parsed)).encode()),
             overruled=json.dumps(answer.overruled) if answer.overruled else "",
             routed_experts=sampled.experts(first_row),
             routed_experts_start=first_row,

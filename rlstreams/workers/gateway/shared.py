@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import zstandard
+
 from rlstreams.workers.engines.base import Engine
 from rlstreams.workers.gateway.canonical import Matcher
 from rlstreams.workers.gateway.port import CallRefusedError, Renderer
@@ -34,6 +36,13 @@ class Shared:
     max_attempts: int = 3
     matcher: Matcher = field(default_factory=Matcher)
     num_live: int = 0
+    _packer: zstandard.ZstdCompressor = field(
+        default_factory=lambda: zstandard.ZstdCompressor(level=1)
+    )
+
+    def packed(self, text: bytes) -> bytes:
+        """By zstd; one packer for all, since making one costs more than a request does."""
+        return self._packer.compress(text)
 
     @contextmanager
     def place(self) -> Iterator[None]:

@@ -36,11 +36,10 @@ class StuckError(DeadlineError):
 def limits_of(config: RunConfig) -> Limits:
     """How long the work of a run may take: for its roles, for `up` and for the monitor."""
     sample_s = config.rollout.sample_deadline_s + judging_s(config.reward)
-    late_s = config.outcome.deadline_s if config.outcome.wait_for else 0.0
     return Limits(
         groups_per_step=config.trainer.groups_per_step,
         stall_s=config.deadlines.stall_s,
-        sample_s=sample_s * config.rollout.max_attempts + late_s,
+        sample_s=sample_s * config.rollout.max_attempts + config.outcome.late_s,
         pull_s=config.weights.pull_deadline_s,
         save_s=config.deadlines.checkpoint_s,
         turns_s=max(map(_turns_s, config.devices), default=0.0),

@@ -141,7 +141,7 @@ class Sessions:
         """The agent of a sample: all of a group have the same, drawn by weight."""
         if len(self.members) == 1:
             return self.members[0]
-        digest = hashlib.sha256(f"{prompt.seed}/{prompt.group_id}".encode()).digest()
+        digest = hashlib.sha256(prompt.group_id.encode()).digest()
         drawn = int.from_bytes(digest[:8]) / 2**64 * sum(m.section.weight for m in self.members)
         for member in self.members:
             drawn -= member.section.weight
@@ -156,14 +156,12 @@ class Sessions:
             log: what is recorded of the session so far.
 
         Raises:
-            TimeoutError: not over within `deadline_s`.
             EngineError: the engine will sample no more.
         """
-        began_s = time.monotonic()
+        began_s, starts = time.monotonic(), 0
         prompt, member = record.event, self.member_of(record.event)
         try:
             async with self.clock.limit(self.deadline_s):
-                starts = 0
                 while starts < member.section.starts:
                     starts += 1
                     session = self._opened(record, log, member)
@@ -175,10 +173,11 @@ class Sessions:
                 closed = Closed(session=session, kind=kind, detail=detail, num_starts=starts)
                 await self._judge(closed, prompt)
         except TimeoutError:
-            raise TimeoutError(
+            told = (
                 f"session {log.session_id} of agent {member.section.name!r} was not over within "
-                f"{self.deadline_s:g} s, after {len(log.nodes)} calls"
-            ) from None
+                f"{self.deadline_s:g} s (rollout.sample_deadline_s), after {len(log.nodes)} calls"
+            )
+            closed = Closed(session=session, kind=INFRASTRUCTURE, detail=told, num_starts=starts)
         closed.sample_s = time.monotonic() - began_s
         await self._leave_open(closed)
         return closed
@@ -275,9 +274,9 @@ class Sessions:
         returned = closed.session.said_last
         own = [one for one in log.standing if one.grader == AGENT]
         if self.by_agent:
-            closed.outcome = closed.judged = returned
-            if returned is None and own:
-                closed.judged = own[-1]
+            closed.judged = returned or (own[-1] if own else None)
+            is_new = returned is not None and returned.outcome_id not in log.outcomes
+            closed.outcome = returned if is_new else None
             if closed.judged is None and closed.kind == LIMIT:
                 report = Report(reward=0.0, parts={"unfinished": 1.0})
                 closed.outcome = closed.judged = closed.session.records.outcome(report, LIMIT)

@@ -81,6 +81,7 @@ def worker_of(
     by_agent: bool = False,
     sampling: Sampling | None = None,
     asked: Asked | None = None,
+    deadline_s: float = DEADLINE_S,
     **section: Any,
 ) -> StageLoop:
     context = stand.context("rollout")
@@ -104,7 +105,7 @@ def worker_of(
         by_agent=by_agent,
         sampling=sampling or Sampling(max_new_tokens=6),
         evaluation=Sampling(max_new_tokens=6, temperature=0.0),
-        deadline_s=DEADLINE_S,
+        deadline_s=deadline_s,
         graders=stand.config.outcome.wait_for,
     )
     return make_worker(context, context.bus, engine, FileWeightChannel(), sessions)

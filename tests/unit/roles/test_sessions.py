@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ from tests.unit.roles.sessions_stand import (
     recorded,
     worker_of,
 )
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, make_prompt, turn_until
 from tests.unit.roles.test_turns import EndsTurns
 
 
@@ -302,6 +303,37 @@ def test_an_agent_that_takes_too_long_is_ended_and_judged(tmp_path: Path) -> Non
     assert (closed.kind, gone) == ("limit", ["0/0"])
     assert "agent.timeout_s" in closed.detail
     assert len(ended.trajectories) == 1
+
+
+def test_a_session_that_is_not_over_in_time_is_closed_and_set_aside(tmp_path: Path) -> None:
+    async def waits(client: Client) -> None:
+        await client.say("1")
+        await asyncio.sleep(3600)
+
+    ended = Ended(tmp_path, waits, deadline_s=0.5)
+    (closed,), (letter,) = recorded(ended.stand).closed, ended.letters
+    assert closed.kind == letter.reason == "infrastructure"
+    assert "rollout.sample_deadline_s" in letter.detail
+
+
+def test_all_samples_of_a_group_have_the_same_agent(tmp_path: Path) -> None:
+    """Drawn by weight: they are compared with each other."""
+    loop = worker_of(Stand(tmp_path), EndsTurns(), ScriptedAgent(three_turns))
+    sessions = loop._stage._sessions
+    (member,) = sessions.members
+    names = {"often": 3.0, "rarely": 1.0}
+    sessions.members = [
+        replace(member, section=replace(member.section, name=name, weight=weight))
+        for name, weight in names.items()
+    ]
+    drawn = {
+        group: {sessions.member_of(make_prompt(str(group), n, 4)).section.name for n in range(4)}
+        for group in range(400)
+    }
+    assert {len(found) for found in drawn.values()} == {1}
+    often = sum(found == {"often"} for found in drawn.values())
+    assert 260 < often < 340
+    loop.close()
 
 
 def test_an_agent_that_says_that_it_is_done_need_not_end_by_itself(tmp_path: Path) -> None:
