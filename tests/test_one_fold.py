@@ -1,4 +1,4 @@
-"""One fold of samples, one of workers, one ledger in `up`; and the lives told of them are true."""
+"""One fold of samples, of workers, of sessions, one ledger in `up`; and the lives are true."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ TOLD_WORKERS = (
     "rlstreams.show.health.health",  # dates reports by its own clock
     "rlstreams.workers",
 )
+TOLD_SESSIONS = (
+    "rlstreams.streams.sessions.fold",
+    "rlstreams.streams.audit",  # a fold of its own, as of samples
+    "rlstreams.streams.recording",  # columns of records, valid or not
+    "rlstreams.streams.log",
+    "rlstreams.workers",
+)
 
 
 def askers(modules: Sequence[Module], events: Sequence[str], told: Sequence[str]) -> list[str]:
@@ -71,6 +78,12 @@ def test_one_class_folds_samples_and_one_folds_workers() -> None:
     stages = ("Prompt", "Trajectory", "ScoredTrajectory", "DeadLetter", "GroupsDropped")
     assert askers(MODULES, stages, TOLD_SAMPLES) == []
     assert askers(MODULES, ("WorkerReport", "PolicyLoaded", "PullRequested"), TOLD_WORKERS) == []
+
+
+def test_one_class_folds_sessions() -> None:
+    """Which record of a session counts, and what its calls continue, is decided in one place."""
+    events = ("SessionOpened", "CallCommitted", "CallReplayed", "SessionClosed", "OutcomeReported")
+    assert askers(MODULES, events, TOLD_SESSIONS) == []
 
 
 def test_one_ledger_in_the_supervisor() -> None:

@@ -15,6 +15,7 @@ from rlstreams.streams.log.errors import ConfigError
 if TYPE_CHECKING:
     from rlstreams.streams.lineage.fold import Lineage
     from rlstreams.streams.run.run_log import RunLog
+    from rlstreams.streams.sessions.session import Session
     from rlstreams.words.sample_detail import SampleDetail
     from rlstreams.words.spelling import Spelling
 
@@ -66,6 +67,8 @@ def run(args: Namespace) -> int:
     with opened(names, args.config.overrides) as source:
         log, spelled = source.log, spelling(args.tokenizer, source.model_path)
         details = [sample_detail(one, spelled) for one in _lineages(log, args, wanted, spelled)]
+        is_whole = bool(details) and (args.full or len(details) == 1)
+        sessions = log.sessions(*(str(one.lineage.sample) for one in details)) if is_whole else []
         name, num_unreadable, problems = log.name, log.num_unreadable, log.problems
     for problem in problems:
         print(f"{name}: {problem}", file=sys.stderr)
@@ -79,7 +82,19 @@ def run(args: Namespace) -> int:
         return 1
     is_group = len(wanted) == 1 and len(known) > 1
     _show(known, args, _title(name, args, wanted), is_group=is_group)
+    _show_sessions(sessions)
     return 1 if missing else 0
+
+
+def _show_sessions(sessions: Sequence[Session]) -> None:
+    from rlstreams.debug.inspect.session_text import session_lines
+    from rlstreams.streams.sessions.figures import session_figures
+    from rlstreams.words.screen import visible
+
+    for session in sessions:
+        print()
+        for line in session_lines(session_figures(session)):
+            print(visible(line))
 
 
 def _lineages(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rlstreams.schemas import DecodeError, decode
 from rlstreams.show.health.stall_watch import StallClock
-from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Outgoing, RawRecord
 from rlstreams.streams.log.topics import SCHEMAS, TOPICS
@@ -80,7 +80,7 @@ class Vandal:
             open_bus(self._config) as bus,
             bus.producer("vandal") as producer,
         ):
-            for topic in TOPICS:
+            for topic in existing(bus, TOPICS):
                 newest = () if topic is SCHEMAS else _newest(bus, topic.name)
                 producer.commit([_unreadable(raw, draw) for raw in newest])
             self._written.add(number)

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import (
     AbortedError,
     BrokerError,
@@ -112,6 +113,27 @@ def test_open_and_aborted_records_are_not_read(cluster: Cluster):
         assert {P0: 0} == bus.ends("t")
         transaction.abort()
         assert [b"behind"] == values(read(reader, 1))
+
+
+def test_what_was_written_since_a_time_is_found_with_what_is_still_open(cluster: Cluster):
+    """The end lies behind an open transaction, so who reads that far knows how it ended."""
+    cluster.create("t", 2)
+    bus = cluster.bus()
+    with bus.producer("p") as producer:
+        producer.commit([record(b"old", partition=1)])
+        time.sleep(0.05)
+        at_ms = now_ms()
+        producer.commit([record(b"young", partition=1)])
+        transaction = cluster.begin("raw")
+        transaction.send("t", 1, b"k", b"open", {})
+        begin, end = bus.written_since(P1, at_ms)
+        assert (begin, end) == (2, 5)
+        assert bus.ends("t")[P1] == 4
+        assert bus.written_since(P1, at_ms + 3600_000) == (5, 5)
+        assert bus.written_since(P0, at_ms) == (0, 0)
+        transaction.commit()
+        with bus.reader({P1: begin}) as reader:
+            assert [b"young", b"open"] == values(read(reader, 2))
 
 
 def test_a_record_that_is_too_large_refuses_its_transaction(cluster: Cluster):

@@ -240,6 +240,10 @@ class MemoryBus(Closing):
         """See `Bus`."""
         return {p: self._range(p)[1] for p in self._partitions(topic)}
 
+    def written_since(self, partition: Partition, at_ms: int) -> tuple[int, int]:
+        """See `Bus`."""
+        return self._log.written_since(named(self._run, partition), at_ms)
+
     def _range(self, partition: Partition) -> tuple[int, int]:
         return self._log.range(named(self._run, partition))
 

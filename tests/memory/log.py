@@ -181,6 +181,17 @@ class MemoryLog:
             log = self._log(partition)
             return log.begin, log.stable
 
+    def written_since(self, partition: Partition, at_ms: int) -> tuple[int, int]:
+        """First offset of a message of that time or later, and the end, transactions or not."""
+        with self.changed:
+            log = self._log(partition)
+            young = (
+                offset
+                for offset, (message, _) in enumerate(log.entries, log.begin)
+                if message is not None and message.timestamp_ms >= at_ms
+            )
+            return next(young, log.end), log.end
+
     def read(self, partition: Partition, offset: int) -> tuple[Message | None, int]:
         """The next committed message from `offset` on, and the offset after it.
 

@@ -70,7 +70,7 @@ def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
     the configuration the thing to change.
     """
     wanted, down = config.broker.replication, facts.assigned - facts.brokers
-    is_new = len(facts.topics) < len(TOPICS)
+    is_new = any(not t.is_later and t.name not in facts.topics for t in TOPICS)
     if wanted > facts.num_brokers:  # before the run has topics; else a node may be gone on purpose
         down |= facts.fenced
     weak = [

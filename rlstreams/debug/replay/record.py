@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlstreams.schemas.events import TrainerStarted
-from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError, OffsetGoneError
 from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
@@ -153,7 +153,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _manifest(bus: Bus, config: RunConfig) -> Manifest:
-    names = [topic.name for topic in ORDER]
+    names = [topic.name for topic in existing(bus, ORDER)]
     ids = bus.topic_ids(names)
     return Manifest(
         run=config.run.id,

@@ -22,12 +22,14 @@ from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.ledger import UnreadStep
 from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
 from rlstreams.streams.ledger import DISOWNABLE
-from rlstreams.streams.log.bus import Bus, Closing
+from rlstreams.streams.log.bus import Bus, Closing, existing
 from rlstreams.streams.log.errors import ConfigError, NoGroupsError
 from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import (
+    CALLS,
     DEAD_LETTERS,
+    OUTCOMES,
     POLICY_PULLS,
     POLICY_VERSIONS,
     PROMPTS,
@@ -49,6 +51,8 @@ _TOPICS: tuple[Topic, ...] = (
     DEAD_LETTERS,
     SCORED,
     TRAJECTORIES,
+    OUTCOMES,
+    CALLS,
     POLICY_PULLS,
     POLICY_VERSIONS,
     PROMPTS,
@@ -63,6 +67,8 @@ _MAY_HEAL = frozenset(
         BreachKind.UNPUBLISHED,
         BreachKind.FALSE_VERSION,
         BreachKind.FORGED_SCORE,
+        BreachKind.FORGED_SAMPLE,
+        BreachKind.UNDELIVERED,
     }
 )
 
@@ -104,8 +110,9 @@ class Auditor(Closing):
         self._hanging = hanging
         # Of `steps`, read ahead for its versions.
         self._later: list[tuple[Event | UnreadStep, Position]] = []
+        self._topics = existing(bus, _TOPICS)
         self._reached = self._ask_reached()
-        beginnings = {topic: bus.beginnings(topic.name) for topic in (STEPS, *_TOPICS)}
+        beginnings = {topic: bus.beginnings(topic.name) for topic in (STEPS, *self._topics)}
         expired = {p: n for firsts in beginnings.values() for p, n in firsts.items() if n}
         self._fold = AuditFold(expired, bus.schemas())
         self._stack = ExitStack()
@@ -122,7 +129,7 @@ class Auditor(Closing):
         """
         self._reached = self._ask_reached()
         steps = self._bus.ends(STEPS.name)
-        ends = self._ends(_TOPICS)
+        ends = self._ends(self._topics)
         for step, position in chain(self._later, self._steps(steps)):
             self._fold.train(step, position)
         self._later = []
@@ -142,7 +149,7 @@ class Auditor(Closing):
         report = self._report()
         while _may_heal(report) and time.monotonic() < deadline:
             time.sleep(0.2)
-            self._read(self._ends(_TOPICS))
+            self._read(self._ends(self._topics))
             report = self._report()
         return report.with_breaches(hanging)
 

@@ -55,6 +55,7 @@ class Classes:
         self._breaches = fold.breaches.copy()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._num_unproven = 0
+        self._undelivered: list[str] = []
 
     def report(self) -> AuditReport:
         """Where every sample is by now."""
@@ -68,6 +69,7 @@ class Classes:
         self._check_numbers()
         self._ledger.check_closed_set(self._breaches)
         self._fold.check_scores(self._breaches)
+        self._fold.sessions.check(self._breaches, self._undelivered)
         void = self._ledger.void + self._fold.versions.check(self._breaches)
         return self._report([str(position) for position in void])
 
@@ -123,6 +125,7 @@ class Classes:
             return self._lost(sample, "rolled out, log-prob worker is past it, no score")
         if number is None and any(p.topic == TRAJECTORIES.name for p in self._fold.expired):
             return "expired", ""
+        self._undelivered.append(sample.name)
         return self._lost(sample, "issued, rollout worker is past it, no trajectory")
 
     def _waits(self, place: int) -> bool:
@@ -223,6 +226,9 @@ class Classes:
             named_void=tuple(void[:EXAMPLES_PER_KIND]),
             unreadable=fold.unreadable.count,
             named_unreadable=tuple(fold.unreadable.names),
+            sessions=fold.sessions.by_kind,
+            calls=fold.sessions.num_calls,
+            replayed=fold.sessions.num_replays,
             trainer_state=ledger.trainer_state,
             breaches=tuple(self._breaches.kept),
             breach_counts=dict(self._breaches.counts),

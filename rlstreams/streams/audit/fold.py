@@ -34,6 +34,7 @@ from rlstreams.streams.audit.samples import (
     Sample,
     Samples,
 )
+from rlstreams.streams.audit.sessions import SessionsAudit
 from rlstreams.streams.audit.staleness import Staleness
 from rlstreams.streams.audit.versions import Versions
 from rlstreams.streams.log.codec import decoded
@@ -90,6 +91,7 @@ class AuditFold:
         self.dense_up_to: int | None = None
         self.duplicates = Named()
         self.unreadable = Named()
+        self.sessions = SessionsAudit(self.breaches, self.duplicates, self.expired)
         self._nameless: set[Origin] = set()  # of dead letters that name no sample
         self.by_headers: set[tuple[str, Sample]] = set()  # stages of which no record was read
         # Scores that are not of their sample's first trajectory, by place: the sample, the place
@@ -192,6 +194,8 @@ class AuditFold:
 
     def _event(self, raw: RawRecord) -> None:
         event = decoded(raw, self._schemas).event
+        if self.sessions.take(event, raw.position):
+            return
         if isinstance(event, PolicyLoaded):
             self.versions.loaded(event)
         elif isinstance(event, PolicyPublished):
@@ -229,6 +233,10 @@ class AuditFold:
             self._others[place] = facts
             return
         sample.facts = facts
+        if sample.name in self.sessions.heard:
+            whole = decoded(raw, self._schemas).event
+            assert isinstance(whole, Trajectory), "its projection was read"
+            self.sessions.trajectory(sample.name, whole, raw.position)
         for author, version, text, load_id in zip(authors, versions, hashes, loads, strict=True):
             if author == POLICY:
                 self.versions.used((worker, load_id), (version, text), sample, finished_ms)

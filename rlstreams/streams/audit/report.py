@@ -47,6 +47,12 @@ class BreachKind(StrEnum):
     MIXED_CODE = "mixed code"  # [G3] samples of one group were judged by different code
     FORGED_SCORE = "forged score"  # [G6] not of the trajectory that it names
     UNKNOWN_LOAD = "unknown load"  # [G5] tokens of weights that the worker had not confirmed
+    UNOPENED_CALL = "unopened call"  # [G6] a call of a session that nobody opened
+    LATE_CALL = "late call"  # [G6] behind the close of its session
+    CALL_TWICE = "call twice"  # [G6] one call id, two contents
+    BROKEN_CALL = "broken call"  # [G3] its prompt is not what its parent and its new ids make
+    FORGED_SAMPLE = "forged sample"  # [G3] its tokens are no path of its session
+    UNDELIVERED = "undelivered session"  # [G1] judged, and neither sample nor dead letter
     HANGING = "hanging transaction"  # open beyond its timeout: nobody reads past it
     BAD_ID = "bad id"  # neither a group number nor an evaluation
 
@@ -150,12 +156,15 @@ class AuditReport:
     redone: tuple[StepsRedone, ...] = ()  # by restarted trainers, from the log
     drifted: int = 0  # redone steps with different weights, which then got a number of their own
     unproven: int = 0  # trained samples whose record retention has removed
-    duplicates: int = 0  # later records of a sample that already had one; every reader skips them
+    duplicates: int = 0  # later records of a sample or a call that had one; every reader skips them
     named_duplicates: tuple[str, ...] = ()  # the first few of them
     void: int = 0  # events of a superseded epoch
     named_void: tuple[str, ...] = ()  # where the first few of them lie
     unreadable: int = 0  # records that could not be decoded
     named_unreadable: tuple[str, ...] = ()  # where the first few of them lie, and why
+    sessions: Mapping[str, int] = field(default_factory=dict)  # of agents, by how they closed
+    calls: int = 0  # of sessions, sampled
+    replayed: int = 0  # requests that were answered from the log
     trainer_state: str = ""  # as its newest heartbeat says; "done" when the run has ended
     breaches: tuple[Breach, ...] = ()  # the first few of each kind
     breach_counts: Mapping[str, int] = field(default_factory=dict)
@@ -215,7 +224,11 @@ class AuditReport:
             ("  unread", self.unread, "whose end may be in a step that cannot be read"),
             ("  expired", self.expired, "evaluations that retention removed"),
             ("unproven", self.unproven, "trained records that retention removed"),
-            ("duplicates", self.duplicates, "later records of a sample, skipped by every reader"),
+            (
+                "duplicates",
+                self.duplicates,
+                "later records of a sample or call, skipped by every reader",
+            ),
             (
                 "void",
                 self.void,
@@ -223,6 +236,10 @@ class AuditReport:
             ),
             ("unreadable", self.unreadable, "records"),
             ("drifted", self.drifted, "redone steps with different weights"),
+        ]
+        extras += [
+            ("sessions", sum(self.sessions.values()), _parts(self.sessions)),
+            ("  calls", self.calls, f"and {self.replayed:,} answered from the log"),
         ]
         rows += [row for row in extras if row[1]]
         lines = [f"audit of run {self.run}, from its topics alone"]

@@ -244,14 +244,32 @@ class KafkaBus(Closing):
         """See `Bus`."""
         return self._offsets(topic, OffsetSpec.latest())
 
-    def _offsets(self, topic: str, spec: Any) -> Mapping[Partition, int]:  # noqa: ANN401
+    def written_since(self, partition: Partition, at_ms: int) -> tuple[int, int]:
+        """See `Bus`."""
+        end, begin = (
+            self._offsets(
+                partition.topic, spec, [partition.number], isolation=IsolationLevel.READ_UNCOMMITTED
+            )[partition]
+            for spec in (OffsetSpec.latest(), OffsetSpec.for_timestamp(at_ms))
+        )
+        return (end if begin < 0 else begin), end  # below 0: nothing is as young
+
+    def _offsets(
+        self,
+        topic: str,
+        spec: Any,  # noqa: ANN401
+        numbers: Sequence[int] = (),
+        *,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> Mapping[Partition, int]:
+        """By partition; without numbers of all of them."""
         name = self._name(topic)
-        tps = [TopicPartition(name, number) for number in range(self.partitions(topic))]
+        tps = [TopicPartition(name, n) for n in numbers or range(self.partitions(topic))]
 
         def ask() -> Mapping[Partition, int]:
             futures = self._admin.list_offsets(
                 dict.fromkeys(tps, spec),
-                isolation_level=IsolationLevel.READ_COMMITTED,
+                isolation_level=isolation,
                 request_timeout=ASK_S,
             )
             return {

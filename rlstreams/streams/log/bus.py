@@ -7,13 +7,15 @@ Topics, groups and transactional ids are named without the run's prefix; the bus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
 from rlstreams.schemas import SchemaTexts
+from rlstreams.streams.log.errors import TopicMismatchError
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position, RawRecord
+from rlstreams.streams.log.topics import Topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +203,14 @@ class Bus(Closing, Protocol):
         after it has answered the commit.
         """
 
+    def written_since(self, partition: Partition, at_ms: int) -> tuple[int, int]:
+        """The offsets of what was written at or after a time, by the clocks of its writers: the
+        first, and the end of all that there is.
+
+        That end may lie beyond the last stable one: a reader that reaches it has seen how every
+        transaction of now ended, also of a writer that is gone.
+        """
+
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
         """The group's positions, after pending transactions on them are settled.
 
@@ -209,3 +219,16 @@ class Bus(Closing, Protocol):
         Raises:
             NoGroupsError: of a recording.
         """
+
+
+def existing(bus: Bus, topics: Iterable[Topic]) -> tuple[Topic, ...]:
+    """Those of the topics that a run or a recording has: of an older release it may be without a
+    later one. Another that is missing is left for whoever asks for it to name."""
+    return tuple(topic for topic in topics if not topic.is_later or _is_there(bus, topic))
+
+
+def _is_there(bus: Bus, topic: Topic) -> bool:
+    try:
+        return bus.partitions(topic.name) > 0
+    except TopicMismatchError:
+        return False

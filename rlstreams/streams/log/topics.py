@@ -54,6 +54,7 @@ class Topic:
     read_by: tuple[str, ...]
     retention: Retention
     single_partition: bool = True
+    is_later: bool = False  # runs and recordings of older releases are without it
     # Events with another key: compaction keeps the last record of each key.
     other_keys: Mapping[type[Event], str] = field(default_factory=dict, compare=False)
 
@@ -78,18 +79,20 @@ CALLS = Topic(
     events=(SessionOpened, CallCommitted, CallReplayed, CallFailed, SessionClosed),
     key="session_id",
     written_by=("rollout",),
-    read_by=("rollout", "report", "recorder"),
+    read_by=("rollout", "audit", "views", "recorder"),
     retention=Retention.PAYLOAD,
     single_partition=False,
+    is_later=True,
 )
 OUTCOMES = Topic(
     name="outcomes",
     events=(OutcomeReported,),
     key="session_id",
     written_by=("rollout", "operator"),
-    read_by=("rollout", "report", "recorder"),
+    read_by=("rollout", "audit", "views", "recorder"),
     retention=Retention.PAYLOAD,
     single_partition=False,
+    is_later=True,
 )
 TRAJECTORIES = Topic(
     name="trajectories",

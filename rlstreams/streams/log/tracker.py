@@ -10,6 +10,7 @@ markers, aborted records) count as done. It also keeps the tries of the oldest o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from types import MappingProxyType
 
 from rlstreams.streams.log.bus import Polled
 from rlstreams.streams.log.done_set import (
@@ -88,6 +89,11 @@ class PartitionTracker:
         """The commit of `after((), inherited + 1)` is done: the oldest record may be begun."""
         self.tries, self.is_noted = self.inherited + 1, True
 
+    def progress(self) -> None:
+        """The commit of `after((), 0)` is done: what its owners began came forward."""
+        self.inherited = self.tries = 0
+        self.is_isolated = False
+
     def _is_past(self, gone: Set[int]) -> bool:
         return bool(self._open) and min(self._open) in gone
 
@@ -141,14 +147,22 @@ class Tracker:
         return new
 
     def after(
-        self, finished: Iterable[RawRecord], begun: Iterable[Partition] = ()
+        self,
+        finished: Iterable[RawRecord],
+        begun: Iterable[Partition] = (),
+        held: Mapping[Partition, bool] = MappingProxyType({}),
     ) -> Mapping[Partition, Committed]:
         """What to commit, for each partition that `finished` touches.
 
         Args:
             begun: partitions whose oldest record is to be begun next; that counts as our try.
+            held: partitions whose position is committed as it is: only their owner can do that;
+                whether their work came forward, so that nobody died of it in vain.
         """
-        positions = {}
+        positions = {
+            partition: self._partitions[partition].after((), 0 if is_progress else None)
+            for partition, is_progress in held.items()
+        }
         for partition in begun:
             tracker = self._partitions[partition]
             positions[partition] = tracker.after((), tracker.inherited + 1)
@@ -156,8 +170,15 @@ class Tracker:
             positions[partition] = self._partitions[partition].after(records)
         return positions
 
-    def commit(self, finished: Iterable[RawRecord], begun: Iterable[Partition] = ()) -> None:
-        """The commit of `after(finished, begun)` is done."""
+    def commit(
+        self,
+        finished: Iterable[RawRecord],
+        begun: Iterable[Partition] = (),
+        held: Mapping[Partition, bool] = MappingProxyType({}),
+    ) -> None:
+        """The commit of `after(finished, begun, held)` is done."""
+        for partition in (p for p, is_progress in held.items() if is_progress):
+            self._partitions[partition].progress()
         for partition in begun:
             self._partitions[partition].note()
         for partition, records in _by_partition(finished).items():

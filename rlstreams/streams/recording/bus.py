@@ -55,6 +55,10 @@ class RecordingBus(Closing):
         """Where recording stopped."""
         return {p: span[1] for p, span in self._spans(topic)}
 
+    def written_since(self, partition: Partition, at_ms: int) -> tuple[int, int]:
+        """All of it: times are no index of a recording."""
+        return dict(self._spans(partition.topic))[partition]
+
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
         """Raises NoGroupsError: what a group committed is not recorded."""
         self._topic(topic)

@@ -24,7 +24,7 @@ from rlstreams.streams.recording.writer import RecordingWriter
 
 # Downstream first; the schemas before all, for they explain the rest.
 _FIRST = (t.SCHEMAS, t.STEPS, t.DEAD_LETTERS, t.POLICY_VERSIONS, t.SCORED, t.TRAJECTORIES)
-ORDER = (*_FIRST, t.PROMPTS, t.POLICY_PULLS, t.CONTROL, t.WORKER_EVENTS)
+ORDER = (*_FIRST, t.OUTCOMES, t.CALLS, t.PROMPTS, t.POLICY_PULLS, t.CONTROL, t.WORKER_EVENTS)
 DONE = "done"
 _BATCH = 100  # records of a poll; few enough for memory where each has megabytes
 _ASK_EVERY_S = 5.0
@@ -141,4 +141,6 @@ class Recorder(Closing):
         return sum(max(0, end - positions.get(p, 0)) for p, end in self._ends.items())
 
     def _offsets(self, ask: Callable[[str], Mapping[Partition, int]]) -> dict[Partition, int]:
-        return {p: at for topic in ORDER for p, at in ask(topic.name).items()}
+        begun_with = self._writer.manifest.topics
+        names = [topic.name for topic in ORDER if topic.name in begun_with]
+        return {p: at for name in names for p, at in ask(name).items()}

@@ -15,7 +15,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlstreams.schemas.events import Event, Prompt, ScoredTrajectory, StepsRedone, Trajectory
+from rlstreams.schemas.events import (
+    CallCommitted,
+    Event,
+    Prompt,
+    ScoredTrajectory,
+    StepsRedone,
+    Trajectory,
+)
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.recording.manifest import DamagedError, ForeignFileError
 
@@ -74,13 +81,14 @@ class Facts:
 
     group_id: str | None = None
     sample: int | None = None
+    session: str | None = None  # of an agent, where the event has no sample
     step: int | None = None
     version: int | None = None  # what it made, announced or loaded; the newest that sampled it
 
     @property
     def name(self) -> str | None:
         """Of the sample: `17/3`."""
-        return None if self.sample is None else f"{self.group_id}/{self.sample}"
+        return self.session if self.sample is None else f"{self.group_id}/{self.sample}"
 
 
 def facts_of(event: Event | None) -> Facts:
@@ -89,6 +97,8 @@ def facts_of(event: Event | None) -> Facts:
     versions: list[Any]
     if isinstance(subject, Trajectory):
         versions = [s.policy_version for s in subject.segments if s.author == "policy"]
+    elif isinstance(subject, CallCommitted):
+        versions = [s.policy_version for s in subject.segments]
     elif isinstance(subject, Prompt):
         versions = [subject.min_policy_version]
     else:
@@ -97,6 +107,7 @@ def facts_of(event: Event | None) -> Facts:
     return Facts(
         group_id=getattr(subject, "group_id", None),
         sample=getattr(subject, "sample", None),
+        session=getattr(subject, "session_id", None),
         step=step,
         version=max(versions, default=None),
     )

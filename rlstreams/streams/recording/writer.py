@@ -26,7 +26,6 @@ from rlstreams.streams.recording.manifest import (
     MANIFEST_FILE,
     SUFFIX,
     Manifest,
-    RecordedTopic,
     RecordingError,
     load,
     recorded_file,
@@ -250,8 +249,8 @@ def _begun(folder: Path, wanted: Manifest) -> Manifest | None:
         old, new = getattr(found, name), getattr(wanted, name)
         if old != new:
             raise RecordingError(f"{folder} holds a recording with {name} {old!r}, this is {new!r}")
-    for name, topic in wanted.topics.items():
-        if found.topics.get(name, RecordedTopic(id="", partitions=0)).id != topic.id:
+    for name, topic in found.topics.items():  # one that was made later is not recorded here
+        if name in wanted.topics and wanted.topics[name].id != topic.id:
             raise RecordingError(f"{folder}: topic {name} was made anew since it was begun")
     return found
 

@@ -23,14 +23,16 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.lineage.fold import Lineage, LineageFold, SampleId, is_group
-from rlstreams.streams.log.bus import Bus, Closing
+from rlstreams.streams.log.bus import Bus, Closing, existing
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.partitioner import partition_of
 from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.streams.log.topics import (
+    CALLS,
     DEAD_LETTERS,
+    OUTCOMES,
     POLICY_PULLS,
     POLICY_VERSIONS,
     PROMPTS,
@@ -40,6 +42,8 @@ from rlstreams.streams.log.topics import (
     TRAJECTORIES,
     Topic,
 )
+from rlstreams.streams.sessions.fold import SessionLog
+from rlstreams.streams.sessions.session import Session
 
 E = TypeVar("E", bound=Event)
 
@@ -94,7 +98,8 @@ class RunLog(Closing):
         Args:
             kind: says the topic; each partition comes in its order, and how they follow each other
                 is the log's own, and the same each time.
-            groups: only events of these groups; for topics whose key is the group.
+            groups: only events of these groups, of `calls` and `outcomes` of these sessions; for
+                topics with such a key.
             with_copies: also what does not count.
             skip_unreadable: count what cannot be decoded in `num_unreadable`, and go on.
 
@@ -104,7 +109,7 @@ class RunLog(Closing):
             ValueError: no event of ours; `groups` for a topic that has another key.
         """
         topic = topic_of(kind)
-        if groups is not None and topic.key != "group_id":
+        if groups is not None and topic.key not in ("group_id", "session_id"):
             raise ValueError(f"{topic.name} is keyed by {topic.key}: it cannot be read by group")
         gate = _gate(topic)
         for record in self.read_topic(topic, groups, skip_unreadable=skip_unreadable):
@@ -158,6 +163,21 @@ class RunLog(Closing):
                 if is_new and prompt.event.replaces in fold.dropped_groups:
                     fold.apply(prompt)
         return fold.lineages()
+
+    def sessions(self, *names: str) -> list[Session]:
+        """Agents' sessions, with their trees of calls and their outcomes; those that are there.
+
+        Args:
+            names: ids, of a sample's session its name, as 12/3; none: all sessions of the run.
+
+        Raises:
+            DeadlineError: a partition did not deliver up to its end.
+        """
+        sessions = SessionLog()
+        for topic in (CALLS, OUTCOMES):
+            for record in self.read_topic(topic, names or None, skip_unreadable=True):
+                sessions.apply(record.event, record.position.offset)
+        return list(sessions)
 
     def follow(
         self,
@@ -228,10 +248,12 @@ class RunLog(Closing):
                 self.num_unreadable += 1
 
     def _offsets(self, topics: Collection[Topic]) -> dict[Partition, int]:
-        return {p: at for topic in topics for p, at in self.bus.beginnings(topic.name).items()}
+        there = existing(self.bus, topics)
+        return {p: at for topic in there for p, at in self.bus.beginnings(topic.name).items()}
 
     def _ends(self, topics: Collection[Topic]) -> dict[Partition, int]:
-        return {p: at for topic in topics for p, at in self.bus.ends(topic.name).items()}
+        there = existing(self.bus, topics)
+        return {p: at for topic in there for p, at in self.bus.ends(topic.name).items()}
 
 
 def _gate(topic: Topic) -> Callable[[Event], bool]:
@@ -270,6 +292,8 @@ class BusLog(RunLog):
     def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
         """See `RunLog`; a group's records lie in one partition, the others are not read."""
         keys = None if groups is None else {group.encode() for group in groups}
+        if not existing(self.bus, (topic,)):
+            return
         ends = self.bus.ends(topic.name)
         with self.bus.reader() as reader:
             for partition, begin in sorted(self.bus.beginnings(topic.name).items()):
@@ -291,8 +315,9 @@ class BusLog(RunLog):
 def _may_hold(partition: Partition, keys: Collection[bytes], num_partitions: int) -> bool:
     """Whether records with one of these keys can lie in this partition.
 
-    `prompts` chooses partitions itself (training groups by number), so all of its may.
+    `prompts` chooses partitions itself (training groups by number), and sessions lie where
+    their prompts do, so all of theirs may.
     """
-    if partition.topic == PROMPTS.name:
+    if partition.topic in (PROMPTS.name, CALLS.name, OUTCOMES.name):
         return True
     return any(partition.number == partition_of(key, num_partitions) for key in keys)

@@ -165,13 +165,12 @@ def _rollout(context: Context) -> Pausable:
     from rlstreams.workers.rollout.verifiers import make_verifier
     from rlstreams.workers.rollout.worker import make_worker
 
-    config = context.config.rollout
-    log = context.log
-    engine = _engine(context)
+    config, log, engine = context.config.rollout, context.log, _engine(context)
+    if context.config.agent:
+        from rlstreams.workers.bootstrap.sessions import make_agents_role
 
-    def note(what: str) -> None:
-        log.warning("user_code", what=what)
-
+        return make_agents_role(context, engine, _channel(context), run_secret(context))
+    note = lambda what: log.warning("user_code", what=what)  # noqa: E731
     sampler = Sampler(
         engine=engine,
         verifier=make_verifier(context.config.reward, note),

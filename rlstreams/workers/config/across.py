@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlstreams.workers.config.agents import agent_problems
 from rlstreams.workers.config.checks import refuse_first
 from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.config.operation import Device
+from rlstreams.workers.config.outcome import late_problems, outcome_problems
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import AUTO, START, RunConfig
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
@@ -58,6 +60,14 @@ def _sample_problems(config: RunConfig) -> Iterator[str]:
             "fit no micro-batch"
         )
     environment = config.environment
+    yield from agent_problems(
+        config.agent,
+        reward=config.reward,
+        environment=environment,
+        data=config.data,
+        deadline_s=rollout.sample_deadline_s,
+    )
+    yield from outcome_problems(config.outcome, has_agents=bool(config.agent))
     if config.reward.verifier == ENVIRONMENT and not environment.name:
         yield "[reward.verifier], but environment.name is empty: nobody would give a reward"
     if environment.name and environment.timeout_s >= rollout.sample_deadline_s:
@@ -224,6 +234,7 @@ def _start_problems(config: RunConfig) -> Iterator[str]:
             "advantage is 0 and nothing would be learnt; set at least 2, or "
             'trainer.loss.lone = "reward" to learn from the bare reward'
         )
+    yield from late_problems(config.outcome, trainer.group_deadline_s, rollout.sample_deadline_s)
     least_s = GROUP_DEADLINES * rollout.sample_deadline_s
     if trainer.group_deadline_s < least_s:
         yield (
@@ -348,8 +359,9 @@ def length_warning(config: RunConfig, longest: int | None) -> str:
     if turns == 1 or sampled <= budget:
         return ""
     room = ", the model's longest sequence" if sampled == longest else ""
+    field = "the most of agent.max_calls" if config.agent else "environment.max_turns"
     return (
-        f"environment.max_turns is {turns} and rollout.max_new_tokens is {each}: a sample may have "
+        f"{field} is {turns} and rollout.max_new_tokens is {each}: a sample may have "
         f"{sampled:,} tokens{room}, but trainer.micro_batch_tokens is {budget}. "
         "One that is longer is a micro-batch of its own, and takes the memory of its length; a "
         "sample that finds none is dropped, reason memory"

@@ -49,14 +49,22 @@ _PATHS = frozenset(
 _WORDS = {"logprob.reference": START}  # what stands for a path and is none
 _SECRET = re.compile(
     r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"
-    r"|^engine\.env\.(?i:.*(token|secret|password|key))$"
+    r"|^(engine|agent)\.env\.(?i:.*(token|secret|password|key))$"
     # Of code that we do not know: an `end_token` or an `answer_key` is no secret.
-    r"|^(reward|environment)\.options\.(?i:(.*[_-])?(secret|password|passphrase"
+    r"|^(reward|environment|agent)\.options\.(?i:(.*[_-])?(secret|password|passphrase"
     r"|(api|access|private)[_-]?key|(api|access|auth|bearer)[_-]?token)|token)$"
 )
 _REFERENCES = ("env:", "file:")
-_REFERRING = ("broker.options.", "engine.env.", "reward.options.", "environment.options.")
-_PARTS = "reward.parts"
+_REFERRING = (
+    *("broker.options.", "engine.env.", "reward.options."),
+    *("environment.options.", "agent.env.", "agent.options."),
+)
+_PARTS, _AGENTS = "reward.parts", "agent"
+# Arrays of tables with free tables in them, and the section whose rules hold for those.
+_ARRAYS = {
+    _PARTS: {"options": "reward.options"},
+    _AGENTS: {n: f"agent.{n}" for n in ("env", "options")},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,13 +211,14 @@ def is_secret(name: str) -> bool:
 
 
 def _singly(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:  # noqa: ANN401
-    """A field as shown, the one whose rules hold for it, and its value; of parts their options."""
-    if name != _PARTS:
+    """A field as shown, the one whose rules hold for it, and its value; of arrays their tables."""
+    if name not in _ARRAYS:
         yield name, name, value
         return
     for number, part in enumerate(value):
-        for key, inner in part.get("options", {}).items():
-            yield f"{name}[{number}].options.{key}", f"reward.options.{key}", inner
+        for table, rule in _ARRAYS[name].items():
+            for key, inner in part.get(table, {}).items():
+                yield f"{name}[{number}].{table}.{key}", f"{rule}.{key}", inner
 
 
 def _checked(tree: Tree, layer: Layer, folder: Path) -> Layer:
@@ -255,7 +264,7 @@ def _entries(tree: Tree, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _check(kind: Any, name: str, value: Any, layer: Layer) -> None:  # noqa: ANN401
-    if name != _PARTS:
+    if name not in _ARRAYS:
         _refuse_plain(name, value, layer)
     item = item_of(kind)
     if item is not None and isinstance(value, list):
@@ -271,7 +280,7 @@ def _check(kind: Any, name: str, value: Any, layer: Layer) -> None:  # noqa: ANN
             f"{layer.at(name)}: {name} must be {wanted(kind)}, got {value!r}{_where_in(why)}"
             f"{meant(str(value), choices)}"
         )
-    if name == _PARTS:  # known to be tables by now
+    if name in _ARRAYS:  # known to be tables by now
         _refuse_plain(name, value, layer)
 
 
@@ -301,8 +310,9 @@ def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
         return _absolute(value, folder)
     if name in ("reward.verifier", "reward.options.parse", "environment.name"):
         return _verifier(value, folder)
-    if name == _PARTS:
-        return [_located_part(part, folder) for part in value]
+    if name in _ARRAYS:
+        located = _located_part if name == _PARTS else _located_agent
+        return [located(table, folder) for table in value]
     if takes_references(name) and isinstance(value, str) and value.startswith("file:"):
         return f"file:{_absolute(value.removeprefix('file:'), folder)}"
     return value
@@ -313,6 +323,21 @@ def _located_part(part: Tree, folder: Path) -> Tree:
     if "options" in part:
         items = part["options"].items()
         located["options"] = {key: _located(f"reward.options.{key}", v, folder) for key, v in items}
+    return located
+
+
+def _located_agent(agent: Tree, folder: Path) -> Tree:
+    """Files that a command names are those beside the configuration, if they are there."""
+    located = dict(agent)
+    if "python" in agent:
+        located["python"] = _verifier(agent["python"], folder)
+    if "command" in agent:
+        words = [(word, _absolute(word, folder)) for word in agent["command"]]
+        located["command"] = [file if Path(file).is_file() else word for word, file in words]
+    for table, rule in _ARRAYS[_AGENTS].items():
+        if table in agent:
+            items = agent[table].items()
+            located[table] = {key: _located(f"{rule}.{key}", v, folder) for key, v in items}
     return located
 
 

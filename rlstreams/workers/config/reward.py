@@ -11,6 +11,7 @@ from rlstreams.workers.config.user_code import Option
 
 SUM = "sum"
 ENVIRONMENT = "environment"  # its numbers are the rewards
+AGENT = "agent"  # its own number is the reward
 JUDGE = "judge"  # a model behind a server
 JUDGE_PATIENCE_S = 300.0  # for a server that is away or too busy
 
@@ -29,7 +30,7 @@ class RewardPart(Section, section="reward.parts"):
     """As `reward.options`."""
 
     def _problems(self) -> Iterator[str]:
-        if self.verifier in (SUM, ENVIRONMENT):
+        if self.verifier in (SUM, ENVIRONMENT, AGENT):
             yield f"reward.parts.verifier must not be `{self.verifier}`: name a verifier"
 
     @property
@@ -44,9 +45,9 @@ class RewardSection(Section, section="reward"):
 
     verifier: str = "exact"
     """`exact`, `numeric`, `choice`, `pattern`, `math-verify`, `reasoning-gym`, `json-schema`,
-    `judge` (a model that you serve), `sum`, `environment` (its numbers alone), or your
-    `file.py:function` or `module:function`, called with (prompt, completion, answer, metadata) in
-    a separate process."""
+    `judge` (a model that you serve), `sum`, `environment` or `agent` (its own numbers alone), or
+    your `file.py:function` or `module:function`, called with (prompt, completion, answer, metadata)
+    in a separate process."""
     options: dict[str, Option] = field(default_factory=dict)
     """Keyword arguments for the verifier; secrets (`api_key`, `token`) as `env:NAME` or
     `file:PATH`."""

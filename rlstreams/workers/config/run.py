@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.config.checks import (
     AutoDeviceName,
     DeviceName,
@@ -28,6 +29,7 @@ from rlstreams.workers.config.operation import (
     Device,
     TrackSection,
 )
+from rlstreams.workers.config.outcome import OutcomeSection
 from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
 from rlstreams.workers.config.trainer import TrainerSection
 
@@ -237,6 +239,7 @@ class RunConfig:
     engine: EngineSection = field(default_factory=EngineSection)
     environment: EnvironmentSection = field(default_factory=EnvironmentSection)
     reward: RewardSection = field(default_factory=RewardSection)
+    outcome: OutcomeSection = field(default_factory=OutcomeSection)
     logprob: LogprobSection = field(default_factory=LogprobSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)
     weights: WeightsSection = field(default_factory=WeightsSection)
@@ -246,6 +249,8 @@ class RunConfig:
     demo: DemoSection = field(default_factory=DemoSection)
     devices: tuple[Device, ...] = ()
     """GPUs that roles share by turns, one table `[[devices]]` each."""
+    agent: tuple[AgentSection, ...] = ()
+    """Agents, one table `[[agent]]` each: a sample is what one does, and not one answer."""
 
     def shared_device(self, role: str) -> Device | None:
         """The device that `role` has by turns; None: it has its own."""
@@ -277,6 +282,8 @@ class RunConfig:
     @property
     def num_turns(self) -> int:
         """Of the policy in one sample, at most."""
+        if self.agent:
+            return max(agent.max_calls for agent in self.agent)
         return self.environment.max_turns if self.environment.name else 1
 
     @property

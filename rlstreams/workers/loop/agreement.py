@@ -32,6 +32,7 @@ COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
         "rollout",
         "reward",
         "environment",
+        "agent",
         "prompts.evaluate_temperature",
         "prompts.evaluate_max_tokens",
         "model.dtype",
@@ -76,6 +77,7 @@ _JUDGED_WITH = (
     "environment.options",
     "environment.max_turns",
     "environment.role",
+    "agent",
 )
 HELD_OUT = "held_out"
 _LOOPBACK = ("127.", "localhost", "::1")
@@ -119,6 +121,9 @@ def user_code_hashes(config: RunConfig) -> dict[str, str]:
     ]
     called += [
         (f"reward.parts {part.label!r}", "", part.verifier, part.options) for part in reward.parts
+    ]
+    called += [
+        (f"agent {agent.name!r}", "python", agent.python, agent.options) for agent in config.agent
     ]
     found: dict[str, str] = {}
     for section, field, name, options in called:

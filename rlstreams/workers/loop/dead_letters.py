@@ -31,6 +31,9 @@ class Reason(StrEnum):
     DEADLINE = "deadline"  # not rolled out within `rollout.sample_deadline_s`
     REWARD = "reward"  # the verifier raised, hung, died or returned no number
     ENVIRONMENT = "environment"  # it raised, hung, died, or answered nonsense
+    AGENT = "agent"  # its own code failed, or it made no call
+    INFRASTRUCTURE = "infrastructure"  # engine, gateway or machine failed it
+    ABANDONED = "abandoned"  # it said that it will not go on
     SCORING = "scoring"  # refused or failed by the scorer, alone in its window
     NUMERICS = "numerics"  # a step with it is not finite, also with it alone
     MEMORY = "memory"  # a step with it alone does not fit in the trainer's memory

@@ -4,6 +4,10 @@ A transaction takes everything that is ready, and runs in the background; what f
 waits for the next one. An aborted transaction is sent again after a pause; after MAX_ABORTS in a
 row the process ends. If the broker says that one of the records can never be written, those of that
 transaction travel alone, and the one that is refused again becomes a dead letter (`transaction`).
+
+Records that somebody waits for (`Awaited`) come between: they belong to an input that is not
+finished yet, and their transaction holds the unchanged position of its partition, so that a worker
+that has lost the partition cannot commit them.
 """
 
 from __future__ import annotations
@@ -35,6 +39,19 @@ class Finished:
         self.num_bytes = len(outputs[0]) if len(outputs) == 1 else sum(map(len, outputs))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """Records of an input under way; somebody goes on once they are committed, and not before.
+
+    They are dropped, and nobody is called, when the input's partition goes to another member.
+    """
+
+    raw: RawRecord
+    outputs: tuple[Outgoing, ...]
+    committed: Callable[[], None]  # called on the role's thread, once
+    is_progress: bool = True  # work that nobody does again, should this owner die
+
+
 # The dead letter that takes the place of refused outputs: (input, why).
 SetAside = Callable[[RawRecord, str], Finished]
 
@@ -44,6 +61,7 @@ class _Transaction:
     commit: Commit
     batch: Sequence[Finished]  # the front of what is ready
     num_announced: int
+    awaited: Sequence[Awaited]  # the front of those
     begun: Collection[Partition]
 
 
@@ -63,6 +81,7 @@ class PendingCommits:
         self._tracker = tracker
         self._set_aside = set_aside
         self._announced: list[Outgoing] = []
+        self._awaited: list[Awaited] = []
         self._ready: list[Finished] = []
         self._under_way: _Transaction | None = None
         self._num_alone = 0  # records, from the front, that travel alone: one was refused
@@ -86,9 +105,13 @@ class PendingCommits:
         self._ready += finished
         self.num_bytes += sum(done.num_bytes for done in finished)
 
-    def announce(self, records: Sequence[Outgoing]) -> None:
-        """Records that are not about an input, to be committed no later than what is ready now."""
+    def announce(self, records: Sequence[Outgoing], awaited: Sequence[Awaited] = ()) -> None:
+        """Records that finish no input, to be committed no later than what is ready now.
+
+        Those that somebody waits for come behind the others of the same transaction.
+        """
         self._announced += records
+        self._awaited += awaited
 
     def start(self, begun: Collection[Partition] = (), *, is_due: bool = True) -> bool:
         """Start a transaction of all that is there and still ours; `settle` says when it is over.
@@ -100,21 +123,26 @@ class PendingCommits:
         Returns:
             Whether it has finished records, and no more are left.
         """
-        has_more = bool(self._announced or begun)
+        self._keep_ours()
+        has_more = bool(self._announced or self._awaited or begun)
         if not (has_more or (self._ready and is_due)) or time.monotonic() < self._not_before_s:
             return False
-        self._keep_ours()
         batch = [] if self._num_alone and has_more else self._first_batch()
         if not (batch or has_more):
             return False
-        outputs = [*self._announced, *(output for done in batch for output in done.outputs)]
-        positions = self._tracker.after([done.raw for done in batch], begun)
+        awaited = self._awaited[:]
+        outputs = [
+            *self._announced,
+            *(output for one in awaited for output in one.outputs),
+            *(output for done in batch for output in done.outputs),
+        ]
+        positions = self._tracker.after([done.raw for done in batch], begun, _held(awaited))
         try:
             commit = self._producer.start(outputs, positions, self._consumer)
         except AbortedError as err:
             self._count_abort(err)
             return False
-        self._under_way = _Transaction(commit, batch, len(self._announced), begun)
+        self._under_way = _Transaction(commit, batch, len(self._announced), awaited, begun)
         return bool(batch) and len(batch) == len(self._ready)
 
     def settle(self, timeout_s: float) -> bool:
@@ -161,9 +189,10 @@ class PendingCommits:
         if len(ready) != len(self._ready):
             self._ready, self._is_set_aside = ready, False
             self.num_bytes = sum(done.num_bytes for done in ready)
+        self._awaited = [one for one in self._awaited if self._tracker.holds(one.raw)]
 
     def _succeeded(self, sent: _Transaction) -> None:
-        self._tracker.commit([done.raw for done in sent.batch], sent.begun)
+        self._tracker.commit([done.raw for done in sent.batch], sent.begun, _held(sent.awaited))
         self._num_aborts = 0
         del self._announced[: sent.num_announced]
         if sent.batch:
@@ -171,6 +200,9 @@ class PendingCommits:
             self.num_bytes -= sum(done.num_bytes for done in sent.batch)
             self._num_alone = max(0, self._num_alone - len(sent.batch))
             self._is_set_aside = False
+        del self._awaited[: len(sent.awaited)]
+        for one in sent.awaited:
+            one.committed()
 
     def _refused(self, sent: _Transaction, err: RefusedError) -> None:
         if not sent.batch:
@@ -192,6 +224,14 @@ class PendingCommits:
             raise BrokerError(
                 f"{self._num_aborts} transactions in a row were aborted: {err}"
             ) from err
+
+
+def _held(awaited: Sequence[Awaited]) -> dict[Partition, bool]:
+    """The partitions that records belong to, and whether work of them came forward."""
+    held: dict[Partition, bool] = {}
+    for one in awaited:
+        held[one.raw.partition] = held.get(one.raw.partition, False) or one.is_progress
+    return held
 
 
 def commit(producer: Producer, records: Sequence[Outgoing]) -> Sequence[Position]:

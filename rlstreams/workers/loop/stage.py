@@ -37,6 +37,7 @@ from rlstreams.streams.log.record import Committed, Outgoing, Partition, RawReco
 from rlstreams.streams.log.topics import DEAD_LETTERS
 from rlstreams.streams.log.tracker import MAX_TRIES, Tracker
 from rlstreams.streams.views.outputs import committed_by_outputs
+from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, dead_letter, refusal, sample_of
 from rlstreams.workers.loop.pending import Finished, PendingCommits
@@ -96,6 +97,7 @@ class StageLoop:
         topic: what it reads.
         reporter: of the stage.
         interval_s: finished records wait at most this long for their transaction.
+        asked: what the stage's other thread waits to see committed, of inputs under way.
     """
 
     def __init__(
@@ -107,8 +109,10 @@ class StageLoop:
         *,
         reporter: Reporter,
         interval_s: float,
+        asked: Asked | None = None,
     ) -> None:
         self.is_paused = False
+        self._asked = asked
         self._context = context
         self._schemas = bus.schemas()
         self._stage = stage
@@ -139,7 +143,9 @@ class StageLoop:
         self._poll()
         to_note = self._begin_waiting()
         self._pending.add(self._stage.finished())
-        self._pending.announce(self._stage.announcements())
+        announced = self._stage.announcements()
+        # Behind those: a record that is asked for names no load that nobody can read of.
+        self._pending.announce(announced, self._asked.take() if self._asked else ())
         now = time.monotonic()
         is_due = now >= self._next_commit or self._drain_until is not None
         if self._pending.start(to_note, is_due=is_due):
@@ -204,6 +210,9 @@ class StageLoop:
         timeout_s = IDLE_S
         if self._pending.has_ready:
             timeout_s = min(IDLE_S, max(0.0, self._next_commit - time.monotonic()))
+        if self._asked is not None:  # who asks wakes us up, which nobody can do in a poll
+            self._asked.wait(timeout_s)
+            timeout_s = 0.0
         reach(CrashPoint.POLL_BEFORE)
         polled = self._consumer.poll(max(0, room), timeout_s, max_bytes=max(1, max_bytes))
         reach(CrashPoint.POLL_AFTER)

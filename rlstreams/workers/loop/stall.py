@@ -39,7 +39,7 @@ def limits_of(config: RunConfig) -> Limits:
     return Limits(
         groups_per_step=config.trainer.groups_per_step,
         stall_s=config.deadlines.stall_s,
-        sample_s=sample_s * config.rollout.max_attempts,
+        sample_s=sample_s * config.rollout.max_attempts + config.outcome.late_s,
         pull_s=config.weights.pull_deadline_s,
         save_s=config.deadlines.checkpoint_s,
         turns_s=max(map(_turns_s, config.devices), default=0.0),

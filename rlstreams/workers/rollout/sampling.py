@@ -25,11 +25,11 @@ from rlstreams.workers.config.run import RolloutSection
 from rlstreams.workers.engines.base import (
     Engine,
     FinishReason,
-    GeneratedSegment,
     PromptTooLongError,
     SampleRequest,
     Sampling,
 )
+from rlstreams.workers.engines.turn import whole_turn
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.episode import EnvironmentSegment, Played, Turn, turn_of
@@ -217,23 +217,15 @@ class Sampler:
         played.waits_for = f"engine {self.engine.name}"
         if self.turns is not None:
             played.waits_for += f", in turn {len(played.turns) + 1}"
-        segments: list[GeneratedSegment] = []
-        while not segments or segments[-1].finish_reason is FinishReason.ABORT:
-            request = SampleRequest(
-                sample_id=f"{prompt.group_id}/{prompt.sample}/{played.attempt}",
-                group_id=prompt.group_id,
-                token_ids=np.concatenate([given, *(s.token_ids for s in segments)]),
-                prompt_tokens=len(given),
-                sampling=self._sampling_of(prompt),
-                seed=prompt.seed,
-            )
-            begun = len(segments)
-            async for segment in self.engine.generate(request):
-                segments.append(segment)
-            if len(segments) == begun:
-                raise EngineError(
-                    f"engine {self.engine.name} ended request {request.sample_id} without a segment"
-                )
+        request = SampleRequest(
+            sample_id=f"{prompt.group_id}/{prompt.sample}/{played.attempt}",
+            group_id=prompt.group_id,
+            token_ids=given,
+            prompt_tokens=len(given),
+            sampling=self._sampling_of(prompt),
+            seed=prompt.seed,
+        )
+        segments = await whole_turn(self.engine, request)
         sampled = [token for segment in segments for token in segment.token_ids.tolist()]
         played.turns.append(turn_of(segments, self.tokenizer.decode(sampled)))
         return played.turns[-1]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from rlstreams.schemas.events import EVALUATE, NO_VERSION, Prompt, Segment, Tensor, Trajectory
+from rlstreams.schemas.events import EVALUATE, Prompt, Segment, Tensor, Trajectory
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Position
+from rlstreams.streams.sessions.experts import row_versions, stitched
 from rlstreams.workers.config.run import RolloutSection
 from rlstreams.workers.engines.base import Experts, GeneratedSegment
 from rlstreams.workers.loop.context import Context
@@ -71,63 +73,28 @@ def trajectory_of(
 
 def stitch_experts(
     said: Sequence[AnySegment], num_prompt: int
-) -> tuple[Experts | None, np.ndarray[tuple[int], np.dtype[np.uint8]] | None]:
-    """Routed experts of the whole sample, and which rows are recorded (None: all of them).
-
-    A token's row belongs to the version under which the token was first passed: that of the next
-    tokens that the policy sampled. A later request returns rows of all tokens before it once more,
-    under its own weights: a row that came first stays, and one of another version is not taken for
-    one that is missing. Rows of an environment's tokens, and of the last token of a turn, come with
-    the request of the turn that follows.
+) -> tuple[Experts | None, npt.NDArray[np.uint8] | None]:
+    """Routed experts of the whole sample, and which rows are recorded; see `stitched`.
 
     Args:
         said: everything behind the prompt.
         num_prompt: tokens of the prompt.
 
-    Returns:
-        `[tokens - 1, layers, top_k]` and uint8 `[tokens - 1]`; None, None if nothing was captured.
-
     Raises:
         ValueError: rows outside the sample, or segments that disagree on layers, top_k or dtype.
     """
-    sampled = [segment for segment in said if isinstance(segment, GeneratedSegment)]
-    parts = [(s.policy_version, s.routed_experts_start, s.routed_experts) for s in sampled]
-    rows = [(version, at, part) for version, at, part in parts if part is not None and len(part)]
-    if not rows:
-        return None, None
-    first = rows[0][2]
-    versions = _row_versions(said, num_prompt)
-    num_rows = len(versions)
-    whole = np.zeros((num_rows, *first.shape[1:]), first.dtype)
-    seen = np.zeros(num_rows, np.uint8)
-    for version, start, part in rows:
-        if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
-            raise ValueError(
-                f"routed_experts of one sample are {first.dtype} {first.shape[1:]} "
-                f"and {part.dtype} {part.shape[1:]}"
-            )
-        if start < 0 or start + len(part) > num_rows:
-            raise ValueError(
-                f"routed_experts rows {start} to {start + len(part)} of a sample with {num_rows}"
-            )
-        here = slice(start, start + len(part))
-        fresh = np.flatnonzero((seen[here] == 0) & (versions[here] == version))
-        whole[start + fresh] = part[fresh]
-        seen[start + fresh] = 1
-    return whole, None if seen.all() else seen
-
-
-def _row_versions(said: Sequence[AnySegment], num_prompt: int) -> np.ndarray[Any, Any]:
-    """The version that first passed each token but the last, int64 [tokens - 1]."""
-    versions = np.full(num_prompt + sum(len(s.token_ids) for s in said) - 1, NO_VERSION, np.int64)
-    done = 0  # rows that have an owner
-    end = num_prompt
-    for segment in said:
-        end += len(segment.token_ids)
-        if isinstance(segment, GeneratedSegment) and len(segment.token_ids):
-            versions[done : end - 1] = segment.policy_version
-            done = end - 1
-    return versions
+    ends = itertools.accumulate((len(s.token_ids) for s in said), initial=num_prompt)
+    *_, num_tokens = spans = list(ends)
+    sampled = [
+        (segment, end)
+        for segment, end in zip(said, spans[1:], strict=True)
+        if isinstance(segment, GeneratedSegment)
+    ]
+    versions = row_versions(
+        num_tokens, [(s.policy_version, end) for s, end in sampled if len(s.token_ids)]
+    )
+    parts = [(s.policy_version, s.routed_experts_start, s.routed_experts) for s, _ in sampled]
+    return stitched(versions, [(v, at, rows) for v, at, rows in parts if rows is not None])
 
 
 def _segment(segment: AnySegment, loads: Mapping[int, Load], config: RolloutSection) -> Segment:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.nearest import meant
 from rlstreams.workers.config.reward import (
+    AGENT,
     ENVIRONMENT,
     JUDGE,
     JUDGE_PATIENCE_S,
@@ -71,7 +72,7 @@ def make_verifier(section: RewardSection, note: Callable[[str], None] = lambda _
                     for field in [f"reward.parts {part.label!r}"]
                 ]
             )
-        elif section.verifier == ENVIRONMENT:
+        elif section.verifier in (ENVIRONMENT, AGENT):
             judge = _unfinished
         else:
             judge = judge_of(section.verifier, section.options, "reward.verifier")
@@ -106,7 +107,7 @@ class _Sum:
 
 
 async def _unfinished(_: Sample) -> Judgement:
-    """Of a sample that ended before its environment gave a number."""
+    """Of a sample that ended before its environment, or agent, gave a number."""
     return Judgement(reward=0.0, parts={"unfinished": 1.0})
 
 
@@ -129,7 +130,7 @@ def _user_code(
     elif (found := located(verifier)) is not None:
         file, module, function = found
     else:
-        known = [*QUICK_VERIFIERS, *CHILD_VERIFIERS, SUM, ENVIRONMENT]
+        known = [*QUICK_VERIFIERS, *CHILD_VERIFIERS, SUM, ENVIRONMENT, AGENT]
         half = "; name its function too" if verifier.endswith(".py") else ""
         raise ConfigError(
             f"{field} must be one of {', '.join(known)}, or `file.py:function` or "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Coroutine, Hashable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 from rlstreams.schemas.events import Event, Prompt
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Outgoing, Partition, Record
@@ -15,6 +16,7 @@ from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
 from rlstreams.workers.engines.base import Engine, PromptTooLongError
 from rlstreams.workers.engines.thread import EngineThread
 from rlstreams.workers.loop.agreement import judged_by
+from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import set_aside
@@ -24,14 +26,19 @@ from rlstreams.workers.loop.stage import Finished, StageLoop
 from rlstreams.workers.loop.validation import check_prompt
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.policy.puller import PolicyPuller
+from rlstreams.workers.rollout.ends import outputs_of
 from rlstreams.workers.rollout.episode import Played
+from rlstreams.workers.rollout.history import History
+from rlstreams.workers.rollout.late import LateOutcomes
 from rlstreams.workers.rollout.sampling import Sampler
+from rlstreams.workers.rollout.sessions import Closed, Sessions
 from rlstreams.workers.rollout.trajectory import trajectory_of
 from rlstreams.workers.sandbox.reward import RewardError
 from rlstreams.workers.sandbox.user_code import EditedCodeError, UserCodeError
 from rlstreams.workers.weights.channel import WeightChannel
 
 START_S = 10.0
+Rolling = Sampler | Sessions
 CLOSE_S = 40.0  # a server that is ours is given time to end
 _JUDGED = 4  # times the engine's capacity: samples that only wait for their reward
 # Why a sample is set aside; any other error ends the worker.
@@ -55,11 +62,15 @@ class RolloutStage:
     """
 
     def __init__(
-        self, context: Context, bus: Bus, engine: Engine, channel: WeightChannel, sampler: Sampler
+        self, context: Context, bus: Bus, engine: Engine, channel: WeightChannel, sampler: Rolling
     ) -> None:
         self._context = context
         self._engine = engine
         self._sampler = sampler
+        self._sessions = sampler if isinstance(sampler, Sessions) else None
+        waited_for = context.config.outcome
+        self._history = History(bus, keeps_judged=bool(waited_for.wait_for))
+        self._late = LateOutcomes(bus, waited_for)
         self._loop = EngineThread()
         self._judge = judged_by(context.config, context.files)
         self.reporter = Reporter(context)
@@ -68,13 +79,19 @@ class RolloutStage:
         )
         self._waiting: list[Record[Prompt]] = []
         self._running: dict[Hashable, Record[Prompt]] = {}  # begun and not finished
-        self._ended: dict[Hashable, asyncio.Task[Played]] = {}  # of these, and not concluded
+        self._ended: dict[
+            Hashable, asyncio.Task[Played | Closed]
+        ] = {}  # of these, and not concluded
+        self._over: list[Finished] = []  # whose session was closed before
         self._num_sampled = 0
         self._may_begin = True  # False: it has no turn on its device, or its turn ends
         self._handover = Handover(
             lambda: self._loop.submit(self._sleep()), lambda: self._loop.submit(self._wake())
         )
         self._loop.wait(engine.start(), START_S, f"engine {engine.name}")
+        if self._sessions is not None:
+            self._sessions.keeper.shared.loads = lambda: self._puller.loads
+            self._loop.wait(self._sessions.start(), START_S, "the gateway of agents")
 
     def room(self) -> int:
         """Room for twice the engine's capacity: while it is full, as many samples wait.
@@ -82,8 +99,9 @@ class RolloutStage:
         Samples that wait for a slow judge leave the engine's room to others, up to `_JUDGED` times.
         """
         capacity = self._engine.capacity
-        judged = min(self._sampler.verifier.num_open, _JUDGED * capacity)
-        return max(0, 2 * capacity + judged - self.num_open)
+        late = len(self._late)
+        judged = min(self._sampler.verifier.num_open + late, _JUDGED * capacity)
+        return max(0, 2 * capacity + judged - self.num_open - late)
 
     def begin(self, record: Record[Event]) -> None:
         """Let a sample wait until the engine holds what it asks for."""
@@ -103,19 +121,53 @@ class RolloutStage:
             self._start_waiting()
         self._ended.update(self._loop.ended())
         found = [self._conclude(key) for key in list(self._ended)]
-        return [one for one in found if one is not None]
+        over, self._over = self._over, []
+        return [*over, *(one for one in found if one is not None), *self._decided()]
+
+    def _decided(self) -> Iterator[Finished]:
+        """Sessions whose graders have spoken, or were waited for long enough."""
+        for one in self._late.decided(now_ms()):
+            self.reporter.count(late=1)
+            outputs = outputs_of(one, self._engine.name, self._context, self._judge)
+            yield Finished(raw=one.record.raw, outputs=outputs)
 
     def _start_waiting(self) -> None:
         held = self._engine.policy_version
         if held not in self._puller.loads:
             return
+        if self._sessions is not None:
+            self._history.poll()
+            self._set_over(self._history)
         ready = [r for r in self._waiting if r.event.min_policy_version <= held]
+        if self._sessions is not None:
+            # An agent is a program: no more of them run than calls are sampled at a time.
+            room = max(0, self._engine.capacity - len(self._running))
+            ready = [record for record in ready if self._history.is_known(record)][:room]
         begun: dict[Hashable, Record[Prompt]] = {id(record): record for record in ready}
         if begun:
             reach(CrashPoint.FORWARD_BEFORE)
             self._running |= begun
             self._waiting = [record for record in self._waiting if id(record) not in begun]
-            self._loop.start({k: self._sampler.roll_out(one.event) for k, one in begun.items()})
+            self._loop.start({key: self._rolled(record) for key, record in begun.items()})
+
+    def _set_over(self, history: History) -> None:
+        """What came of a session that is closed is in the log, in its transaction."""
+        known = [record for record in self._waiting if history.is_known(record)]
+        for record in known:
+            self._late.listen(record)
+        over = [record for record in known if history.is_closed(record)]
+        late = [record for record in known if history.is_waiting(record)]
+        for record in late:
+            self._late.add(record, history.take(record))
+        self._waiting = [record for record in self._waiting if record not in late]
+        self._waiting = [record for record in self._waiting if record not in over]
+        self._over += [Finished(raw=record.raw) for record in over]
+
+    def _rolled(self, record: Record[Prompt]) -> Coroutine[Any, Any, Played | Closed]:
+        if self._sessions is None:
+            assert isinstance(self._sampler, Sampler)
+            return self._sampler.roll_out(record.event)
+        return self._sessions.roll_out(record, self._history.take(record))
 
     def _conclude(self, key: Hashable) -> Finished | None:
         """None: it was given up, or has to wait."""
@@ -130,6 +182,15 @@ class RolloutStage:
         del self._running[key], self._ended[key]
         if task.cancelled():
             return None
+        if isinstance(rollout, Closed):
+            self.reporter.count(**rollout.counts())
+            if rollout.is_waiting:
+                self._late.add(record, rollout.session.log)
+                return None
+            name = self._engine.name
+            outputs = rollout.outputs(record, name, self._context, self._judge)
+            return Finished(raw=record.raw, outputs=outputs)
+        assert isinstance(self._sampler, Sampler)
         self.reporter.count(**rollout.counts(in_turns=self._sampler.turns is not None))
         trajectory = trajectory_of(
             *(record.event, record.position, rollout, loads, self._engine.name, self._context),
@@ -160,6 +221,9 @@ class RolloutStage:
         waiting = [one for one in self._waiting if one.raw.partition not in partitions]
         running = {k for k, one in self._running.items() if one.raw.partition in partitions}
         self.reporter.count(given_up=len(self._waiting) - len(waiting) + len(running))
+        numbers = {partition.number for partition in partitions}
+        self._history.forget(numbers)
+        self._late.forget(numbers)
         self._waiting = waiting
         for key in running & self._ended.keys():  # there is nothing left of them to cancel
             del self._running[key], self._ended[key]
@@ -202,11 +266,19 @@ class RolloutStage:
         elif self._waiting:
             wanted = min(record.event.min_policy_version for record in self._waiting)
             detail = f"for policy version {wanted}, holds {held}"
+        elif len(self._late):
+            graders = ", ".join(self._late.graders)
+            detail = f"for outcomes of {len(self._late)} sessions by {graders}"
         awaited = [url for url, name in self._engine.servers.items() if name == "starting"]
         absent = f"no answer yet from {', '.join(awaited)}" if awaited else ""
         why = (detail, self._puller.trouble, self._engine.trouble, absent)
         self.reporter.state(state, "; ".join(filter(None, why)))
         return [*self._puller.news(), *self.reporter.due()]
+
+    @property
+    def asked(self) -> Asked | None:
+        """What agents' calls wait to see committed; None: there are no agents."""
+        return None if self._sessions is None else self._sessions.keeper.shared.asked
 
     @property
     def num_open(self) -> int:
@@ -215,20 +287,27 @@ class RolloutStage:
 
     def close(self) -> None:
         """Give up open samples; they stay in flight."""
+        if self._sessions is not None:
+            self._loop.wait(self._sessions.close(), CLOSE_S, "ending agents")
         self._loop.wait(self._engine.close(), CLOSE_S, f"closing engine {self._engine.name}")
-        if self._sampler.turns is not None:
+        if isinstance(self._sampler, Sampler) and self._sampler.turns is not None:
             self._sampler.turns.environment.close()
         self._loop.close()
+        self._history.close()
+        self._late.close()
         self._sampler.verifier.close()
         self._puller.close()
 
 
 def make_worker(
-    context: Context, bus: Bus, engine: Engine, channel: WeightChannel, sampler: Sampler
+    context: Context, bus: Bus, engine: Engine, channel: WeightChannel, sampler: Rolling
 ) -> StageLoop:
     """The role, ready to run."""
     stage = RolloutStage(context, bus, engine, channel, sampler)
     interval_s = context.config.rollout.commit_interval_s
     return StageLoop(
-        context, bus, stage, PROMPTS.name, reporter=stage.reporter, interval_s=interval_s
+        *(context, bus, stage, PROMPTS.name),
+        reporter=stage.reporter,
+        interval_s=interval_s,
+        asked=stage.asked,
     )

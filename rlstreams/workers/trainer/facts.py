@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.ledger import Ledger
-from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS, TOPICS
@@ -47,7 +47,7 @@ def make_claim(
     config = context.config
     if ledger.claim is None:
         _check_fresh(context, bus)
-    names = [topic.name for topic in TOPICS]
+    names = [topic.name for topic in existing(bus, TOPICS)]
     event = TrainerStarted(
         run=config.run.id,
         epoch=ledger.epoch + 1,

@@ -12,6 +12,7 @@ from rlstreams.workers.config.load import load
 
 THREE = load([], ["--broker.replication=3", "--broker.bootstrap=a:1"])
 ALL = (1, 2, 3)
+OLDER = tuple(topic.name for topic in TOPICS if not topic.is_later)
 
 
 def facts(
@@ -40,6 +41,7 @@ def facts(
         (facts((1, 3), (1, 3)), Level.WARN, "there is no answer from 2", "start 2"),
         (facts((1,), (1,)), Level.FAIL, "answer from 2, 3", "start 2, 3"),
         (facts((1, 3), (1, 3), ()), Level.FAIL, "no answer from 2", "start 2; leave"),
+        (facts((1, 3), (1, 3), OLDER), Level.WARN, "there is no answer from 2", "start 2"),
         (facts(ALL, (1, 3)), Level.OK, "brokers are 3", ""),
         (facts(ALL, (3,)), Level.FAIL, "writes are refused: run.prompts[0]", "have caught up"),
     ],

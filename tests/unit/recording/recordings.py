@@ -30,6 +30,10 @@ TOPIC_OF = {
     "WorkerReport": "worker-events",
     "ControlState": "control",
     "DeviceLease": "control",
+    **dict.fromkeys(
+        ("SessionOpened", "CallCommitted", "CallReplayed", "CallFailed", "SessionClosed"), "calls"
+    ),
+    "OutcomeReported": "outcomes",
 }
 
 

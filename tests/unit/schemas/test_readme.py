@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlstreams.schemas import encode
 from rlstreams.schemas.avro import FOLDER
 from tests.factories import one_of_each
 from tests.newer_release import newer_text, newer_value
 from tests.plain_events import to_plain
+from tests.random_sessions import played
 from tests.readme_blocks import schemas_page
 
 
@@ -39,6 +44,22 @@ def test_split_records_are_joined():
     values = [b"a0", b"b0", b"a1", b"b1"]
     records = [*zip(values, headers, strict=True), (b"whole", {})]
     assert [b"a0a1", b"b0b1", b"whole"] == list(schemas_page()["whole_values"](records))
+
+
+@cache
+def _page():
+    page = schemas_page()
+    return page, page["load_schemas"](FOLDER)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32))
+def test_what_the_model_saw(seed: int):
+    """By the page's own function, of whatever tree."""
+    (page, schemas), log = _page(), played(seed)
+    read = [page["read_event"](b"".join(encode(event)), schemas)[1] for event in log.committed]
+    calls = {call["call_id"]: call for call in read}
+    assert {name: page["tokens_of"](calls, name) for name in calls} == log.saw
 
 
 def test_a_raw_tensor_is_one_numpy_call():

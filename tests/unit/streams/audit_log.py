@@ -46,6 +46,8 @@ class Log:
             name: []
             for name in (
                 "steps",
+                "calls",
+                "outcomes",
                 "dead-letters",
                 "scored-trajectories",
                 "trajectories",

@@ -37,6 +37,7 @@ from tests.unit.streams.audit_log import (
     kinds,
     step_of,
 )
+from tests.unit.streams.test_audit_sessions import BREACHES as SESSIONS
 
 OTHER = "b2" * 32
 LOADED_MS = policy_loaded(1).loaded_at_ms
@@ -338,7 +339,8 @@ def test_a_breach_is_named(break_it: Break, expected: Mapping[str, int], says: s
 
 
 def test_every_kind_has_an_example() -> None:
-    """But for two, which need a bus."""
-    shown = {kind.replace("and dead ", "and dead-") for _, counts, _ in BREACHES for kind in counts}
+    """But for two, which need a bus; those of sessions are beside it."""
+    every = [*BREACHES, *SESSIONS]
+    shown = {kind.replace("and dead ", "and dead-") for _, counts, _ in every for kind in counts}
     others = {BreachKind.HANGING.value, BreachKind.UNREADABLE_STEP.value}
     assert {kind.value for kind in BreachKind} == shown | others

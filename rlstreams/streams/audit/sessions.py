@@ -1,0 +1,272 @@
+"""The audit's own account of agents' sessions and calls.
+
+It shares no code with the fold of sessions (`streams/sessions`), for it checks that one. Calls are
+read before trajectories. Of a call stay its content's digest, its end, and the digest of all tokens
+up to it; a session's sample has to be one of these paths. Which one depends on the outcome that was
+there when it was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlstreams.schemas import encode
+from rlstreams.schemas.calls import ENDED, LIMIT, REWARD
+from rlstreams.schemas.events import (
+    CallCommitted,
+    CallReplayed,
+    Event,
+    OutcomeReported,
+    Segment,
+    SessionClosed,
+    SessionOpened,
+    TensorError,
+    Trajectory,
+)
+from rlstreams.streams.audit.report import Breaches, BreachKind, Named
+from rlstreams.streams.log.record import Partition, Position
+
+JUDGED = (ENDED, LIMIT)  # how a session closes whose outcome is a reward
+
+
+class Path:
+    """The tokens up to some place of a sample, as a digest.
+
+    Of authors, ids, versions, weight hashes and log-probs. Tokens of the environment count as one
+    with those beside them; those behind the policy's last one are none of the sample.
+    """
+
+    def __init__(self, before: Path | None = None) -> None:
+        self._sha: Any = hashlib.sha256() if before is None else before._sha.copy()
+        self._environment: bytes = b"" if before is None else before._environment
+        self._has_policy: bool = before is not None and before._has_policy
+
+    @property
+    def digest(self) -> int:
+        """A number of 64 bits."""
+        end = b"" if self._has_policy else self._environment
+        return int.from_bytes(hashlib.sha256(self._sha.digest() + end).digest()[:8])
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether something is behind the policy's last token."""
+        return self._has_policy and bool(self._environment)
+
+    def add(self, segments: Iterable[Segment]) -> Path:
+        """Go on with these; raises TensorError."""
+        for one in segments:
+            ids = one.token_ids.numpy().astype("<i4").tobytes()
+            if one.author == "environment":
+                self._environment += ids
+            elif ids:
+                self._hash("environment", self._environment)
+                self._environment = b""
+                self._has_policy |= one.author == "policy"
+                numbers = one.behavior_logprobs
+                told = b"" if numbers is None else numbers.numpy().astype("<f4").tobytes()
+                self._hash(f"{one.author} {one.policy_version} {one.weight_hash}", ids + told)
+        return self
+
+    def _hash(self, name: str, content: bytes) -> None:
+        if content:
+            self._sha.update(f"{name} {len(content)}\n".encode() + content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What stays of a call that counts."""
+
+    content: int  # digest of the whole record
+    end: int  # tokens of prompt and answer
+    path: Path | None  # up to it; None: its prompt is not known, or cannot be read
+
+
+@dataclass(slots=True, eq=False)
+class Heard:
+    """One session."""
+
+    starts: set[int] = field(default_factory=set)
+    calls: dict[str, _Call] = field(default_factory=dict)
+    replays: set[tuple[int, str]] = field(default_factory=set)
+    kind: str = ""  # how it closed; "": it is open
+    closed_at: Position | None = None
+    outcomes: set[str] = field(default_factory=set)
+    is_judged: bool = False  # some outcome is a reward
+    samples: frozenset[int] = frozenset()  # digests of its paths, once it is closed
+
+
+_NONE = Heard()
+
+
+class SessionsAudit:
+    """Takes records of `calls` and `outcomes`, and the trajectories of samples with a session.
+
+    Args:
+        breaches: what is final is added here.
+        duplicates: copies are named here.
+        expired: first offset left by retention: what a session lacks there is no breach.
+    """
+
+    def __init__(
+        self, breaches: Breaches, duplicates: Named, expired: Mapping[Partition, int]
+    ) -> None:
+        self._breaches = breaches
+        self._duplicates = duplicates
+        self._expired = expired
+        self.heard: dict[str, Heard] = {}
+        self._written: dict[str, tuple[int | None, Position]] = {}  # trajectories by sample
+
+    def take(self, event: Event, position: Position) -> bool:
+        """Take a record; False: it is of no session."""
+        match event:
+            case SessionOpened():
+                starts = self._of(event.session_id).starts
+                self._once(event.start in starts, event.session_id, position)
+                starts.add(event.start)
+            case CallCommitted():
+                self._call(self._of(event.session_id), event, position)
+            case CallReplayed():
+                self._replay(self._of(event.session_id), event, position)
+            case SessionClosed():
+                heard = self._of(event.session_id)
+                if self._once(bool(heard.kind), event.session_id, position):
+                    heard.kind, heard.closed_at = event.kind or "unknown", position
+                    paths = (call.path for call in heard.calls.values())
+                    heard.samples = frozenset(path.digest for path in paths if path is not None)
+                    contents = {name: call.content for name, call in heard.calls.items()}
+                    heard.calls = {n: _Call(content, 0, None) for n, content in contents.items()}
+            case OutcomeReported():
+                heard = self._of(event.session_id)
+                if self._once(event.outcome_id in heard.outcomes, event.session_id, position):
+                    heard.outcomes.add(event.outcome_id)
+                    heard.is_judged |= event.kind == REWARD
+            case _:
+                return False
+        return True
+
+    def _of(self, session_id: str) -> Heard:
+        return self.heard.setdefault(session_id, Heard())
+
+    def _once(self, is_there: bool, name: str, position: Position) -> bool:
+        """Whether it is the first record of its kind."""
+        if is_there:
+            self._duplicates.add(f"{name} again at {position}")
+        return not is_there
+
+    def _call(self, heard: Heard, event: CallCommitted, position: Position) -> None:
+        name, content = event.session_id, _content(event)
+        first = heard.calls.get(event.call_id)
+        if not self._once(first is not None, name, position):
+            if first is not None and first.content != content:
+                detail = f"{position} has another content than the first of {event.call_id}"
+                self._breaches.add(BreachKind.CALL_TWICE, name, detail)
+            return
+        if self._is_late(heard, event, position):
+            return
+        if not heard.starts and not self._is_expired(position):
+            detail = f"call {event.call_id} at {position}, and no start of its agent before it"
+            self._breaches.add(BreachKind.UNOPENED_CALL, name, detail)
+        end = event.prompt_tokens + sum(len(segment.token_ids) for segment in event.segments)
+        path, problem = _path(heard, event)
+        heard.calls[event.call_id] = _Call(content, end, path)
+        if problem and not self._is_expired(position):
+            detail = f"call {event.call_id} at {position}: {problem}"
+            self._breaches.add(BreachKind.BROKEN_CALL, name, detail)
+
+    def _replay(self, heard: Heard, event: CallReplayed, position: Position) -> None:
+        key = (event.start, event.call_id)
+        if self._once(key in heard.replays, event.session_id, position) and not self._is_late(
+            heard, event, position
+        ):
+            heard.replays.add(key)
+
+    def _is_late(self, heard: Heard, event: CallCommitted | CallReplayed, at: Position) -> bool:
+        if heard.kind:
+            detail = f"{type(event).__name__} at {at}, closed at {heard.closed_at}"
+            self._breaches.add(BreachKind.LATE_CALL, event.session_id, detail)
+        return bool(heard.kind)
+
+    def _is_expired(self, position: Position) -> bool:
+        return bool(self._expired.get(Partition(position.topic, position.partition)))
+
+    def trajectory(self, name: str, event: Trajectory, position: Position) -> None:
+        """Take the first trajectory of a sample with a session."""
+        try:
+            path = Path().add(event.segments)
+            self._written[name] = None if path.is_too_long else path.digest, position
+        except TensorError:
+            self._written[name] = None, position
+
+    def check(self, breaches: Breaches, ended: Iterable[str]) -> None:
+        """Breaches that only the whole shows.
+
+        Args:
+            ended: samples whose prompt is done with, and that nobody has next.
+        """
+        for name, (digest, position) in self._written.items():
+            heard = self.heard[name]
+            if heard.closed_at is None:
+                detail = f"the sample at {position} is of a session that is not closed"
+                breaches.add(BreachKind.FORGED_SAMPLE, name, detail)
+            elif digest not in heard.samples and not self._is_expired(heard.closed_at):
+                detail = f"the sample at {position} is no path of its calls"
+                breaches.add(BreachKind.FORGED_SAMPLE, name, detail)
+        for name in ended:
+            heard = self.heard.get(name, _NONE)
+            if heard.kind in JUDGED and heard.is_judged:
+                detail = f"{heard.kind} at {heard.closed_at}, judged, and no sample or dead letter"
+                breaches.add(BreachKind.UNDELIVERED, name, detail)
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """Sessions by how they closed; `open`: those that are not."""
+        counts = Counter(heard.kind or "open" for heard in self.heard.values())
+        return dict(sorted(counts.items()))
+
+    @property
+    def num_calls(self) -> int:
+        """Sampled calls."""
+        return sum(len(heard.calls) for heard in self.heard.values())
+
+    @property
+    def num_replays(self) -> int:
+        """Requests that were answered from the log."""
+        return sum(len(heard.replays) for heard in self.heard.values())
+
+
+def _path(heard: Heard, event: CallCommitted) -> tuple[Path | None, str]:
+    """The tokens up to the end of a call, and why its prompt is not known."""
+    num_new, parent = len(event.new_ids), heard.calls.get(event.parent or "")
+    fits = parent is not None and parent.end > 0 and parent.end + num_new == event.prompt_tokens
+    before = parent.path if parent is not None and fits else None
+    if fits and before is None:
+        return None, ""  # told of the parent
+    if not fits and num_new != event.prompt_tokens:
+        end = "is not there before it" if parent is None else f"ends at {parent.end}"
+        return None, (
+            f"its prompt has {event.prompt_tokens} tokens, {num_new} are new, "
+            f"its parent {event.parent} {end}"
+        )
+    try:
+        return Path(before).add(_added(event, is_root=before is None)), ""
+    except TensorError as err:
+        return None, str(err)
+
+
+def _added(event: CallCommitted, *, is_root: bool) -> Iterator[Segment]:
+    author = "prompt" if is_root else "environment"
+    yield Segment(author=author, token_ids=event.new_ids)
+    is_learnt = event.is_trained and not event.constrained
+    for one in event.segments:
+        yield one if is_learnt else Segment(author="environment", token_ids=one.token_ids)
+
+
+def _content(event: CallCommitted) -> int:
+    value = hashlib.sha256()
+    for piece in encode(event):
+        value.update(piece)
+    return int.from_bytes(value.digest()[:8])

@@ -1,0 +1,76 @@
+"""Routed experts of a whole sample, from what its requests returned. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rlstreams.schemas.events import NO_VERSION
+
+Rows: TypeAlias = npt.NDArray[Any]  # uint8 or uint16 [rows, layers, top_k]
+Part: TypeAlias = tuple[int, int, Rows]  # policy version, row of the first, rows
+
+
+def stitched(
+    versions: npt.NDArray[np.int64], parts: Sequence[Part]
+) -> tuple[Rows | None, npt.NDArray[np.uint8] | None]:
+    """Rows of the whole sample, and which of them are recorded (None: all of them).
+
+    A token's row belongs to the version under which the token was first passed. A later request
+    returns rows of all tokens before it once more, under its own weights: a row that came first
+    stays, and one of another version is not taken for one that is missing.
+
+    Args:
+        versions: whose row it is, int64 [tokens - 1]; see `row_versions`.
+        parts: in the order in which they came.
+
+    Returns:
+        `[tokens - 1, layers, top_k]` and uint8 `[tokens - 1]`; None, None if nothing was captured.
+
+    Raises:
+        ValueError: rows outside the sample, or parts that disagree on layers, top_k or dtype.
+    """
+    there = [part for part in parts if len(part[2])]
+    if not there:
+        return None, None
+    first = there[0][2]
+    num_rows = len(versions)
+    whole = np.zeros((num_rows, *first.shape[1:]), first.dtype)
+    seen = np.zeros(num_rows, np.uint8)
+    for version, start, rows in there:
+        if rows.shape[1:] != first.shape[1:] or rows.dtype != first.dtype:
+            raise ValueError(
+                f"routed_experts of one sample are {first.dtype} {first.shape[1:]} "
+                f"and {rows.dtype} {rows.shape[1:]}"
+            )
+        if start < 0 or start + len(rows) > num_rows:
+            raise ValueError(
+                f"routed_experts rows {start} to {start + len(rows)} of a sample with {num_rows}"
+            )
+        here = slice(start, start + len(rows))
+        fresh = np.flatnonzero((seen[here] == 0) & (versions[here] == version))
+        whole[start + fresh] = rows[fresh]
+        seen[start + fresh] = 1
+    return whole, None if seen.all() else seen
+
+
+def row_versions(num_tokens: int, sampled: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    """The version that first passed each token but the last, int64 [tokens - 1].
+
+    Rows of tokens that no policy sampled, and of the last token of a turn, come with the request of
+    the turn that follows.
+
+    Args:
+        num_tokens: of the sample, its prompt included.
+        sampled: version and end, in tokens of the sample, of each segment of the policy that has
+            tokens, in order.
+    """
+    versions = np.full(max(0, num_tokens - 1), NO_VERSION, np.int64)
+    done = 0  # rows that have an owner
+    for version, end in sampled:
+        versions[done : end - 1] = version
+        done = end - 1
+    return versions

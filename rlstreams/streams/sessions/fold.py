@@ -1,0 +1,101 @@
+"""Agents' sessions: the one fold of `calls` and `outcomes`.
+
+Each topic comes in the order of its partition, in any order between the two, and the end is the
+same. Of a call id, of a start, of a close and of an outcome id the first record counts; a copy of
+one changes nothing. Behind the first close no call counts.
+
+What is kept of a session is dropped by `forget`; only that it was there is remembered, so that a
+copy does not begin it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from rlstreams.schemas.events import (
+    CallCommitted,
+    CallFailed,
+    CallReplayed,
+    Event,
+    OutcomeReported,
+    SessionClosed,
+    SessionOpened,
+)
+from rlstreams.streams.log.record import NO_PLACE
+from rlstreams.streams.sessions.session import Session
+
+OfSession: TypeAlias = (
+    SessionOpened | CallCommitted | CallReplayed | CallFailed | SessionClosed | OutcomeReported
+)
+_TAKES: dict[type[OfSession], Callable[[Session, Any, int], bool]] = {
+    SessionOpened: lambda session, event, _: session.open(event),
+    CallCommitted: Session.commit,
+    CallReplayed: lambda session, event, _: session.replay(event),
+    CallFailed: lambda session, event, _: session.fail(event),
+    SessionClosed: lambda session, event, _: session.close(event),
+    OutcomeReported: lambda session, event, _: session.judge(event),
+}
+_BITS = 256  # samples of a group that are remembered as bits
+
+
+class SessionLog:
+    """All sessions of a run, or of some of its partitions. `apply` takes every event."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Session] = {}  # by id, in the order in which they were met
+        self.num_forgotten = 0
+        self._forgotten: dict[str, int] = {}  # by group, a bit for each sample
+        self._others: set[str] = set()  # forgotten ones whose id is not that of a sample
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self.sessions.values())
+
+    def get(self, session_id: str) -> Session | None:
+        """What is kept of a session; None: unknown, or forgotten."""
+        return self.sessions.get(session_id)
+
+    def apply(self, event: Event, offset: int = NO_PLACE) -> bool:
+        """Take one event, and where in its partition its record lies if that is known.
+
+        Returns:
+            False: it changes nothing: a copy, a call behind the close, a session that was
+            forgotten, an event of another topic.
+        """
+        if not isinstance(event, OfSession):
+            return False
+        session = self._session(event.session_id, event, offset)
+        return session is not None and _TAKES[type(event)](session, event, offset)
+
+    def forget(self, session_id: str) -> None:
+        """Drop what is kept of a session; later records of it change nothing."""
+        if self.sessions.pop(session_id, None) is None:
+            return
+        self.num_forgotten += 1
+        group, bit = _bit(session_id)
+        if bit:
+            self._forgotten[group] = self._forgotten.get(group, 0) | bit
+        else:
+            self._others.add(session_id)
+
+    def is_forgotten(self, session_id: str) -> bool:
+        """Whether it was there, and was dropped."""
+        group, bit = _bit(session_id)
+        return bool(self._forgotten.get(group, 0) & bit) if bit else session_id in self._others
+
+    def _session(self, session_id: str, event: OfSession, offset: int) -> Session | None:
+        found = self.sessions.get(session_id)
+        if found is None:
+            if self.is_forgotten(session_id):
+                return None
+            found = self.sessions[session_id] = Session(session_id=session_id)
+        if found.first_offset == NO_PLACE and not isinstance(event, OutcomeReported):
+            found.first_offset = offset
+        return found
+
+
+def _bit(session_id: str) -> tuple[str, int]:
+    """Group and bit of a sample's session; bit 0: of another id."""
+    group, _, number = session_id.rpartition("/")
+    is_small = number.isascii() and number.isdecimal() and str(int(number[:4])) == number
+    return group, 1 << int(number) if group and is_small and int(number) < _BITS else 0

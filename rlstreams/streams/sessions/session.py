@@ -1,0 +1,234 @@
+"""One session: the starts of its agent, its tree of calls, how it closed, what was said of it.
+
+A call that continues an earlier one records only the tokens that the earlier one has not, so what
+the model saw is the path from the root:
+
+    root   P P P P | a a a            P: its prompt, a: what was sampled
+    child          :       n n | b b  n: new ids, b: what was sampled
+
+The child's prompt is `P P P P a a a n n`: 9 tokens. `prompt_tokens` says so too, and where the two
+disagree the link does not hold: the call is a root whose prompt is not known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlstreams.schemas.events import (
+    CallCommitted,
+    CallFailed,
+    CallReplayed,
+    OutcomeReported,
+    SessionClosed,
+    SessionOpened,
+)
+from rlstreams.streams.log.record import NO_PLACE
+from rlstreams.streams.tokens import Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Node:
+    """A call in its session's tree."""
+
+    call: CallCommitted
+    offset: int  # of its record; NO_PLACE: not told
+    parent: Node | None  # None: a root
+    number: int  # how many calls were committed before it
+    depth: int  # calls above it
+    end: int  # tokens of its prompt and its answer
+    problem: str = ""  # why its prompt is not known, in words; "": it is
+
+    @property
+    def path(self) -> tuple[Node, ...]:
+        """From the root to this call."""
+        found, node = [self], self.parent
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        return tuple(reversed(found))
+
+    @property
+    def root(self) -> Node:
+        """The first call of its path."""
+        return self.path[0]
+
+
+def sampled_tokens(call: CallCommitted) -> int:
+    """Tokens of its answer."""
+    return sum(len(segment.token_ids) for segment in call.segments)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Session:
+    """What is known of one session; the fold alone changes it."""
+
+    session_id: str
+    first_offset: int = NO_PLACE  # of its first record in `calls`; NO_PLACE: not told
+    opened: SessionOpened | None = None  # the first record: it has the identity
+    starts: dict[int, SessionOpened] = field(default_factory=dict)  # by number
+    nodes: dict[str, Node] = field(default_factory=dict)  # by call id, in commit order
+    failed: dict[CallFailed, None] = field(default_factory=dict)  # in order
+    closed: SessionClosed | None = None
+    outcomes: dict[str, OutcomeReported] = field(default_factory=dict)  # by id, as they came
+    replays: dict[tuple[int, str], CallReplayed] = field(default_factory=dict)  # start, call id
+    num_copies: int = 0  # records of a call, a start, a close or an outcome that is there
+    num_strays: int = 0  # replays of calls that are not there
+    num_late: int = 0  # calls, replays and failures behind the close
+    _by_request: dict[tuple[str, int], CallCommitted] = field(default_factory=dict)
+    _asked: Counter[tuple[int, str]] = field(default_factory=Counter)  # by start, request hash
+    _superseded: set[str] = field(default_factory=set)
+
+    @property
+    def calls(self) -> list[CallCommitted]:
+        """In commit order."""
+        return [node.call for node in self.nodes.values()]
+
+    @property
+    def num_starts(self) -> int:
+        """How often its agent was started: the number of the next start."""
+        return 1 + max(self.starts, default=-1)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no call follows."""
+        return self.closed is not None
+
+    @property
+    def standing(self) -> list[OutcomeReported]:
+        """Outcomes that no later one took the place of, as they came."""
+        return [o for name, o in self.outcomes.items() if name not in self._superseded]
+
+    @property
+    def terminal(self) -> str | None:
+        """The call whose answer was judged, as the newest standing reward that names one says."""
+        named = [o.call_id for o in self.standing if o.call_id is not None and o.kind == "reward"]
+        return named[-1] if named else None
+
+    def recorded(self, request_hash: str, occurrence: int) -> CallCommitted | None:
+        """The call that this request was answered by, when it came for the n-th time in a start."""
+        return self._by_request.get((request_hash, occurrence))
+
+    def occurrences(self, start: int, request_hash: str) -> int:
+        """How often a start has had this request answered, sampled or from the log: the occurrence
+        that the next one has."""
+        return self._asked[start, request_hash]
+
+    def tokens_of(self, call_id: str) -> Ints:
+        """Prompt and answer of a call, int32 [tokens]: what the model saw, and what it said.
+
+        Raises:
+            KeyError: the session has no such call.
+            ValueError: its prompt is not known; says why.
+            schemas.TensorError: a tensor that cannot be read.
+        """
+        node = self.nodes[call_id]
+        if node.problem:
+            raise ValueError(f"call {call_id} of session {self.session_id}: {node.problem}")
+        return np.concatenate([part for step in node.path for part in _added(step.call)])
+
+    def open(self, event: SessionOpened) -> bool:
+        """Take a start of its agent; False: it is there."""
+        if event.start in self.starts:
+            return self._is_copy()
+        self.opened = self.opened or event
+        self.starts[event.start] = event
+        return True
+
+    def commit(self, event: CallCommitted, offset: int = NO_PLACE) -> bool:
+        """Take a call; False: it is there, or the session is closed."""
+        if event.call_id in self.nodes:
+            return self._is_copy()
+        if self._is_late():
+            return False
+        parent, problem = self._link(event)
+        self.nodes[event.call_id] = Node(
+            call=event,
+            offset=offset,
+            parent=parent,
+            number=len(self.nodes),
+            depth=0 if parent is None else parent.depth + 1,
+            end=event.prompt_tokens + sampled_tokens(event),
+            problem=problem,
+        )
+        self._by_request.setdefault((event.request_hash, event.occurrence), event)
+        self._asked[event.start, event.request_hash] += 1
+        return True
+
+    def _link(self, event: CallCommitted) -> tuple[Node | None, str]:
+        """The parent, and why the prompt is not known."""
+        num_new, whole = len(event.new_ids), event.prompt_tokens
+        parent = None if event.parent is None else self.nodes.get(event.parent)
+        # A parent without tokens is none: every prompt begins with nothing.
+        if parent is not None and parent.end and parent.end + num_new == whole:
+            return parent, parent.problem and f"its parent's: {parent.problem}"
+        if num_new == whole:
+            return None, ""
+        if event.parent is None:
+            return None, f"a root of {whole} prompt tokens has {num_new} of them"
+        if parent is None:
+            return None, f"its parent {event.parent} is not there before it"
+        return None, (
+            f"its prompt has {whole} tokens, its parent {event.parent} ends at {parent.end} "
+            f"and {num_new} are new"
+        )
+
+    def replay(self, event: CallReplayed) -> bool:
+        """Take an answer from the log; False: it is there, of no call, or behind the close.
+
+        The call that a start sampled was its answer then, and is not one more.
+        """
+        name = (event.start, event.call_id)
+        node = self.nodes.get(event.call_id)
+        if node is None:
+            self.num_strays += 1
+            return False
+        if name in self.replays or node.call.start == event.start:
+            return self._is_copy()
+        if self._is_late():
+            return False
+        self.replays[name] = event
+        self._asked[event.start, node.call.request_hash] += 1
+        return True
+
+    def fail(self, event: CallFailed) -> bool:
+        """Take a refusal; False: it is there, or the session is closed."""
+        if event in self.failed:
+            return self._is_copy()
+        if self._is_late():
+            return False
+        self.failed[event] = None
+        return True
+
+    def close(self, event: SessionClosed) -> bool:
+        """Take its end; False: it has one."""
+        if self.closed is not None:
+            return self._is_copy()
+        self.closed = event
+        return True
+
+    def judge(self, event: OutcomeReported) -> bool:
+        """Take an outcome, also behind the close; False: it is there."""
+        if event.outcome_id in self.outcomes:
+            return self._is_copy()
+        if event.supersedes in self.outcomes:  # only an earlier one: no two replace each other
+            self._superseded.add(event.supersedes)
+        self.outcomes[event.outcome_id] = event
+        return True
+
+    def _is_copy(self) -> bool:
+        self.num_copies += 1
+        return False
+
+    def _is_late(self) -> bool:
+        self.num_late += self.is_closed
+        return self.is_closed
+
+
+def _added(call: CallCommitted) -> Iterator[Ints]:
+    yield call.new_ids.numpy()
+    for segment in call.segments:
+        yield segment.token_ids.numpy()

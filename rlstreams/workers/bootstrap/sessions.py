@@ -1,0 +1,96 @@
+"""From a configuration to the agents of a rollout worker, and the gateway that they call."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import msgspec
+
+from rlstreams.workers.agents.agent import Agent
+from rlstreams.workers.agents.command import CommandAgent
+from rlstreams.workers.agents.python_agent import PythonAgent
+from rlstreams.workers.config.agents import AgentSection
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.reward import AGENT
+from rlstreams.workers.config.user_code import code_hashes
+from rlstreams.workers.engines.base import Engine
+from rlstreams.workers.gateway.keeper import Keeper
+from rlstreams.workers.gateway.keys import Keys
+from rlstreams.workers.gateway.rendering import make_renderer
+from rlstreams.workers.gateway.shared import Shared
+from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.runtime import Pausable
+from rlstreams.workers.model.folder import eos_ids_of
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.sampling import sampling_of
+from rlstreams.workers.rollout.sessions import Member, Sessions
+from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.weights.channel import WeightChannel
+
+FOLDER = "agents"  # below the run's: tasks and output of agents that run
+
+
+def make_agents_role(
+    context: Context, engine: Engine, channel: WeightChannel, secret: str
+) -> Pausable:
+    """The rollout role, whose samples are what agents do; arguments and errors of
+    `make_sessions`."""
+    sessions = make_sessions(context, engine, secret)
+    return make_worker(context, context.bus, engine, channel, sessions)
+
+
+def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
+    """The agents that the configuration names, ready to be started.
+
+    Args:
+        secret: the run's; it seals the agents' keys.
+
+    Raises:
+        ConfigError: an agent that cannot be started, or a verifier that cannot be used.
+    """
+    config, log = context.config, context.log
+    folder = model_folder(config.model.path)
+    data = config.data
+    tokenizer = Tokenizer(folder, template=data.template, options=data.template_options)
+
+    def note(what: str) -> None:
+        log.warning("user_code", what=what)
+
+    def agent_of(section: AgentSection) -> Agent:
+        if section.command:
+            return CommandAgent(section, context.folder / FOLDER / context.worker / section.name)
+        return PythonAgent(section, engine.capacity, note)
+
+    shared = Shared(
+        engine=engine,
+        renderer=make_renderer(tokenizer, eos_ids_of(folder), options=data.template_options),
+        tokenizer=tokenizer,
+        asked=Asked(),
+        loads=dict,  # until the role knows of one
+        worker=context.worker,
+        instance=context.instance,
+        max_attempts=config.rollout.max_attempts,
+    )
+    return Sessions(
+        keeper=Keeper(shared, Keys(secret), config.run.id),
+        members=[
+            Member(section=section, agent=agent_of(section), code_hash=_code_hash(section))
+            for section in config.agent
+        ],
+        verifier=make_verifier(config.reward, note),
+        verifier_name=config.reward.verifier,
+        by_agent=config.reward.verifier == AGENT,
+        sampling=sampling_of(config.rollout),
+        evaluation=sampling_of(config.evaluation),
+        deadline_s=config.rollout.sample_deadline_s,
+        graders=config.outcome.wait_for,
+    )
+
+
+def _code_hash(section: AgentSection) -> str:
+    """SHA-256 of an agent's settings and of the files that its `python` runs."""
+    said = [msgspec.to_builtins(section), sorted(code_hashes(section.python).items())]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

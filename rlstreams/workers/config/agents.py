@@ -1,0 +1,96 @@
+"""The tables of a configuration about agents, which work on a task by calling the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rlstreams.workers.config.checks import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from rlstreams.workers.config.data import DataSection
+from rlstreams.workers.config.reward import AGENT, EnvironmentSection, RewardSection
+from rlstreams.workers.config.user_code import Option, located
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSection(Section, section="agent"):
+    """An agent: it gets a task, calls the model as an OpenAI server, and ends."""
+
+    name: str = "agent"
+    """What events and screens call it."""
+    weight: PositiveFloat = 1.0
+    """Its share of the groups, beside other agents."""
+    command: tuple[str, ...] = ()
+    """A program and its arguments, one process per sample, with `OPENAI_BASE_URL`,
+    `OPENAI_API_KEY` and the task's file in `RLSTREAMS_TASK`; or else `python`."""
+    python: str = ""
+    """Your `file.py:function` or `module:function`, an `async def` of (task, client), in a separate
+    process that many samples share; `client` is an `openai.AsyncOpenAI`."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Further variables of `command`; secrets as `env:NAME` or `file:PATH`."""
+    options: dict[str, Option] = field(default_factory=dict)
+    """Keyword arguments for `python`; secrets (`api_key`, `token`) as `env:NAME` or `file:PATH`."""
+    max_calls: PositiveInt = 64
+    """Model calls of one sample, at most; a further one is refused, and the sample is judged."""
+    max_tokens: NonNegativeInt = 0
+    """Tokens that one sample may have sampled; 0: no limit but the model's length."""
+    timeout_s: PositiveFloat = 240.0
+    """Time limit for one start of the agent; then it is ended, and the sample is judged."""
+    starts: PositiveInt = 3
+    """Starts of the agent within one worker, if its process is lost by no fault of its own."""
+    processes: PositiveInt = 2
+    """Processes that run `python`, in each rollout worker."""
+    memory_mb: NonNegativeInt = 4096
+    """Memory limit of one such process, MB. 0: no limit."""
+
+    def _problems(self) -> Iterator[str]:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.name):
+            yield f"agent.name must be 1 to 64 letters, digits, `-`, `_` or `.`, got {self.name!r}"
+        if bool(self.command) == bool(self.python):
+            both = "both are set" if self.command else "neither is set"
+            yield f"agent {self.name!r}: name `command` or `python`, one of them; {both}"
+        if self.python and located(self.python) is None:
+            yield (
+                "agent.python must be `file.py:function` or `module:function`, got "
+                f"{self.python!r}, of agent {self.name!r}"
+            )
+        if self.env and not self.command:
+            yield f"agent.env is set, but agent {self.name!r} has no `command`"
+        if self.options and not self.python:
+            yield f"agent.options is set, but agent {self.name!r} has no `python`"
+
+
+def agent_problems(
+    agents: Sequence[AgentSection],
+    *,
+    reward: RewardSection,
+    environment: EnvironmentSection,
+    data: DataSection,
+    deadline_s: float,
+) -> Iterator[str]:
+    """What goes with agents, and what goes with them alone; as `worded` completes it."""
+    if not agents:
+        if reward.verifier == AGENT:
+            yield "[reward.verifier], but there is no table [[agent]]: nobody would give a reward"
+        return
+    names = [agent.name for agent in agents]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"agent.name is {twice[0]!r} twice: events and screens tell agents apart by it"
+    if environment.name:
+        yield (
+            "[environment.name], and there are tables [[agent]]: an agent answers the policy "
+            "between its turns by itself; keep one of them"
+        )
+    if data.is_always_chat:
+        field = "data.system_prompt" if data.system_prompt else "data.chat"
+        yield (
+            f"[{field}], and there are tables [[agent]]: an agent gets the row's text and writes "
+            "its own messages; leave it out, and have the agent say it"
+        )
+    for agent in agents:
+        if agent.timeout_s >= deadline_s:
+            yield (
+                f"agent.timeout_s is {agent.timeout_s:g} of agent {agent.name!r}, but "
+                "[rollout.sample_deadline_s]: the sample would be set aside before its agent is "
+                "ended and judged; set a shorter limit of the agent"
+            )

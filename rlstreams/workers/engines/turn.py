@@ -1,0 +1,31 @@
+"""One turn of the policy, whatever interrupts it: an aborted request goes on where it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rlstreams.workers.engines.base import Engine, FinishReason, GeneratedSegment, SampleRequest
+from rlstreams.workers.model.base import EngineError
+
+
+async def whole_turn(engine: Engine, request: SampleRequest) -> list[GeneratedSegment]:
+    """Its segments, one or more; each was sampled under one version.
+
+    Raises:
+        PromptTooLongError: no room for a single token.
+        EngineError: as `Engine.generate`, or it ended the request without a segment.
+    """
+    given = request.token_ids
+    segments: list[GeneratedSegment] = []
+    while not segments or segments[-1].finish_reason is FinishReason.ABORT:
+        begun = len(segments)
+        so_far = np.concatenate([given, *(segment.token_ids for segment in segments)])
+        async for segment in engine.generate(replace(request, token_ids=so_far)):
+            segments.append(segment)
+        if len(segments) == begun:
+            raise EngineError(
+                f"engine {engine.name} ended request {request.sample_id} without a segment"
+            )
+    return segments

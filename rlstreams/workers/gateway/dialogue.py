@@ -1,0 +1,148 @@
+"""A session's dialogue in token ids: what a request's prompt is, and what sampled ids say.
+
+Ids that were sampled are never made anew from text. A prompt begins with all ids of an earlier
+call, prompt and answer, where the request's messages begin with its messages and the renderer can
+prove that the dialogue goes on with just these ids; else the call is a root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rlstreams.schemas.events import CallCommitted
+from rlstreams.streams.sessions.session import Session, sampled_tokens
+from rlstreams.workers.engines.base import Int32s, Sampling
+from rlstreams.workers.gateway.canonical import answer_message
+from rlstreams.workers.gateway.port import CallAnswer, CallRequest
+from rlstreams.workers.gateway.shared import Shared
+
+
+@dataclass(frozen=True, slots=True)
+class PromptIds:
+    """The ids that the policy goes on from."""
+
+    token_ids: Int32s  # all of them
+    new_ids: Int32s  # behind the parent's answer
+    parent: str | None  # the call whose ids they begin with
+    why_root: str  # why there is none, though calls are there
+
+
+class Dialogue:
+    """The calls of a session by their messages."""
+
+    def __init__(self, shared: Shared, log: Session, sampling: Sampling) -> None:
+        self._shared = shared
+        self._log = log
+        self._sampling = sampling
+        self._continued: dict[bytes, str] = {}  # by digest of messages and answer: the call
+
+    def remember(self, request: CallRequest, answer: CallAnswer) -> None:
+        """A later request may go on behind this answer."""
+        said = [*request.messages, answer_message(answer.parsed)]
+        self._continued[self._shared.matcher.chain(said, request.tools)[-1]] = answer.call_id
+
+    def prompt(self, request: CallRequest) -> PromptIds:
+        """The ids that the policy goes on from.
+
+        Raises:
+            CallRefusedError: 400; messages that the template does not take.
+        """
+        parent, why_root = self._parent(request)
+        if parent is None:
+            whole = np.array(
+                self._shared.renderer.render(request.messages, request.tools), np.int32
+            )
+            return PromptIds(whole, whole, None, why_root)
+        named, before, new_ids = parent
+        return PromptIds(np.concatenate([before, new_ids]), new_ids, named, "")
+
+    def _parent(self, request: CallRequest) -> tuple[tuple[str, Int32s, Int32s] | None, str]:
+        """The call that is continued, its ids, and what stands behind them; or why none is."""
+        chain = self._shared.matcher.chain(request.messages, request.tools)
+        named = [(n, self._continued[d]) for n, d in enumerate(chain) if d in self._continued]
+        if not named:
+            return None, "no call's messages begin these" if self._log.nodes else ""
+        num, parent = named[-1]
+        before = self._log.tokens_of(parent)
+        sampled = sampled_tokens(self._log.nodes[parent].call)
+        new_ids = self._shared.renderer.bridge(
+            before[:-sampled].tolist() if sampled else before.tolist(),
+            before[-sampled:].tolist() if sampled else [],
+            request.messages[num:],
+            request.tools,
+        )
+        if new_ids is None:
+            return None, f"{self._shared.renderer.name} cannot continue call {parent} by its ids"
+        return (parent, before, np.array(new_ids, np.int32)), ""
+
+    def read(
+        self,
+        request: CallRequest,
+        prompt_ids: Int32s,
+        sampled_ids: Sequence[int],
+        is_cut: bool,
+        named: str,
+    ) -> CallAnswer:
+        """What is answered, without what only its record knows; a replay says the same."""
+        shared = self._shared
+        parsed = shared.renderer.parse(
+            sampled_ids, request.tools, prompt_ids=prompt_ids.tolist(), call_id=named
+        )
+        places = {word: parsed.content.find(word) for word in request.stop}
+        first = min((at for at in places.values() if at >= 0), default=-1)
+        stopped_by = next((word for word, at in places.items() if at == first >= 0), "")
+        if stopped_by:
+            parsed = replace(parsed, content=parsed.content[:first])
+        ended = "length" if is_cut else "tool_calls" if parsed.tool_calls else "stop"
+        return CallAnswer(
+            call_id=named,
+            created_s=0,
+            parsed=parsed,
+            finish_reason=ended,
+            prompt_tokens=len(prompt_ids),
+            tokens=tuple(shared.tokenizer.token(token) or "" for token in sampled_ids),
+            logprobs=(),
+            stopped_by=stopped_by,
+            overruled=overruled_by(self._sampling, request.requested),
+        )
+
+    def again(self, request: CallRequest, recorded: CallCommitted) -> CallAnswer:
+        """The answer of a record."""
+        num, ids = sampled_tokens(recorded), self._log.tokens_of(recorded.call_id)
+        answer = self.read(
+            request,
+            ids[: len(ids) - num],
+            ids[len(ids) - num :].tolist(),
+            recorded.finish_reason == "length",
+            recorded.call_id,
+        )
+        return replace(answer, **of_record(recorded), is_replayed=True)
+
+
+def overruled_by(sampling: Sampling, requested: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request asked for and the run decides instead."""
+    decided = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+    }
+    return {
+        name: value
+        for name, value in requested.items()
+        if value is not None and decided.get(name) != value
+    }
+
+
+def of_record(recorded: CallCommitted) -> dict[str, Any]:
+    """What of an answer its record alone knows."""
+    logprobs = [s.behavior_logprobs for s in recorded.segments]
+    return {
+        "created_s": recorded.finished_at_ms // 1000,
+        "logprobs": tuple(
+            float(value) for part in logprobs if part is not None for value in part.numpy()
+        ),
+    }

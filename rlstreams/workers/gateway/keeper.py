@@ -1,0 +1,96 @@
+"""`Calls` over a worker's engine: the sessions whose agents run here, by their keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rlstreams.workers.gateway.keys import Keys
+from rlstreams.workers.gateway.open_session import OpenSession
+from rlstreams.workers.gateway.port import (
+    CallAnswer,
+    CallRefusedError,
+    CallRequest,
+    Message,
+    Report,
+    Tool,
+)
+from rlstreams.workers.gateway.shared import Shared
+
+
+class Keeper:
+    """The port `Calls`; lives on the engine's event loop."""
+
+    def __init__(self, shared: Shared, keys: Keys, model: str) -> None:
+        """
+        Args:
+            model: the name that it is served under.
+        """
+        self.shared = shared
+        self._keys = keys
+        self._model = model
+        self._open: dict[str, OpenSession] = {}  # by session id
+        self._is_ending = False
+
+    @property
+    def model(self) -> str:
+        """See Calls."""
+        return self._model
+
+    @property
+    def max_model_len(self) -> int:
+        """See Calls."""
+        return self.shared.engine.max_tokens
+
+    def open(self, session: OpenSession, expires_in_s: float) -> str:
+        """Take requests of a session's new start; returns its agent's key."""
+        self._open[session.session_id] = session
+        expires_s = round(time.time() + expires_in_s)
+        return self._keys.make(session.session_id, session.start, expires_s)
+
+    async def shut(self, session: OpenSession, *, is_lost: bool = False) -> None:
+        """Take no more of them: its start is over; see `OpenSession.close`."""
+        if self._open.get(session.session_id) is session:
+            del self._open[session.session_id]
+        await session.close(is_lost=is_lost)
+
+    def end(self) -> None:
+        """Refuse all requests from now on: the worker ends."""
+        self._is_ending = True
+
+    async def call(self, key: str, request: CallRequest) -> CallAnswer:
+        """See Calls."""
+        return await self._session(key).call(request)
+
+    async def report(self, key: str, report: Report) -> str:
+        """See Calls."""
+        return await self._session(key).report(report)
+
+    async def close(self, key: str, kind: str, detail: str) -> None:
+        """See Calls."""
+        self._session(key).end(kind, detail)
+
+    def count_tokens(
+        self, key: str, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> int:
+        """See Calls."""
+        self._session(key)
+        return len(self.shared.renderer.render(messages, tools))
+
+    def _session(self, key: str) -> OpenSession:
+        """
+        Raises:
+            CallRefusedError: 401, 410 or 503; see `Calls`.
+        """
+        says = self._keys.read(key)
+        if self._is_ending:
+            raise CallRefusedError(503, "ending", "this worker ends; the session goes on elsewhere")
+        session = self._open.get(says.session_id)
+        if session is None or session.start != says.start:
+            raise CallRefusedError(
+                410,
+                "session_closed",
+                f"start {says.start} of session {says.session_id} is over, or runs elsewhere",
+            )
+        session.check_open()
+        return session

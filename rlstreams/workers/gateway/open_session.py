@@ -1,0 +1,356 @@
+"""A session whose agent runs now: each of its requests is one call, sampled once, whoever dies.
+
+What a request becomes:
+
+1. equal to one under way, or marked by its client as another try: it is that call;
+2. recorded, as the n-th of its kind in an earlier start of the agent: answered from the log;
+3. else it is sampled. Its answer leaves when it is committed.
+
+A request that fails is no call: the next try of it is the same occurrence again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from dataclasses import dataclass, replace
+
+from rlstreams.schemas.calls import (
+    ABANDONED,
+    AGENT,
+    ENDED,
+    ENVIRONMENT_FAILED,
+    LIMIT,
+)
+from rlstreams.schemas.events import (
+    CallCommitted,
+    OutcomeReported,
+    Prompt,
+    Tensor,
+)
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.record import Record
+from rlstreams.streams.sessions.session import Session, sampled_tokens
+from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling
+from rlstreams.workers.engines.turn import whole_turn
+from rlstreams.workers.gateway.canonical import answer_message, call_id
+from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
+from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Report
+from rlstreams.workers.gateway.records import Records
+from rlstreams.workers.gateway.sampled import Sampled, sampled_of
+from rlstreams.workers.gateway.shared import BUSY_S, Shared
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.sandbox.reward import Judgement, check_judgement
+
+SAID_KINDS = (ENDED, LIMIT, AGENT, ENVIRONMENT_FAILED, ABANDONED)  # of an end, by the agent
+_SILENT = (401, 410, 429)  # statuses that no record tells of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """Of one session."""
+
+    max_calls: int
+    max_tokens: int  # sampled; 0: no limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why the last request of a session got no answer."""
+
+    is_limit: bool
+    detail: str
+    is_ours: bool = False  # the engine's, or this process's
+
+
+class OpenSession:
+    """One start of a session's agent; lives on the engine's event loop."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        record: Record[Prompt],
+        log: Session,
+        limits: CallLimits,
+        sampling: Sampling,
+    ) -> None:
+        """
+        Args:
+            record: the prompt; its partition is that of all records of the session.
+            log: what is recorded of it so far; grows with each call.
+        """
+        self.log = log
+        self.start = log.num_starts
+        self.trouble: Trouble | None = None
+        self.ended: asyncio.Event = asyncio.Event()
+        """Set once the agent said that it is done."""
+        self.said = ("", "")  # then: kind and detail
+        self.said_last: OutcomeReported | None = None
+        """The reward that the agent ended with; not written yet."""
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with what ends this process: no agent can go on here."""
+        self._shared = shared
+        self._record = record
+        self._limits = limits
+        self._sampling = sampling
+        self._is_closed = False
+        self._ordinals = itertools.count(len(log.nodes))
+        self._under_way: dict[str, asyncio.Task[CallAnswer]] = {}  # by request hash
+        self._writing: set[str] = set()  # of these, what is being committed
+        self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
+        self.records = Records(shared, record, log.session_id, self.start)
+        self._dialogue = Dialogue(shared, log, sampling)
+
+    @property
+    def session_id(self) -> str:
+        """`{group_id}/{sample}`."""
+        return self.log.session_id
+
+    @property
+    def num_under_way(self) -> int:
+        """Requests that wait for their answer."""
+        return len(self._under_way)
+
+    def begin(self, agent: str, agent_hash: str) -> None:
+        """Record that the agent is started; before the first of its calls."""
+        opened = self.records.opened(agent, agent_hash)
+        self.records.note(opened)
+        self.log.open(opened)
+
+    async def call(self, request: CallRequest) -> CallAnswer:
+        """The answer, once it is committed; see `Calls.call`."""
+        self.check_open()
+        request_hash = self._shared.matcher.request_hash(request)
+        task = self._under_way.get(request_hash)
+        if task is None and request.retry > 0 and request_hash in self._answered:
+            return replace(self._answered[request_hash], is_replayed=True)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._answer(request, request_hash))
+            self._under_way[request_hash] = task
+            task.add_done_callback(lambda task: self._is_done(request_hash, task))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # not the client hung up: the session is over
+                raise self._gone() from None
+            raise
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            CallRefusedError: 410; the session is over.
+        """
+        if self._is_closed or self.log.is_closed:
+            raise self._gone()
+
+    def _gone(self) -> CallRefusedError:
+        return CallRefusedError(410, "session_closed", f"session {self.session_id} is over")
+
+    def _is_done(self, request_hash: str, task: asyncio.Task[CallAnswer]) -> None:
+        del self._under_way[request_hash]
+        if not task.cancelled():
+            task.exception()  # seen, should all its clients be gone
+
+    async def close(self, *, is_lost: bool = False) -> None:
+        """Take no more requests; what is sampled is cut, what is being committed is waited for.
+
+        Args:
+            is_lost: it goes on elsewhere, so nothing is committed here any more.
+        """
+        self._is_closed = True
+        while self._under_way:
+            for request_hash, task in self._under_way.items():
+                if is_lost or request_hash not in self._writing:
+                    task.cancel()
+            await asyncio.wait(list(self._under_way.values()))
+        self.broken.cancel()
+
+    async def _answer(self, request: CallRequest, request_hash: str) -> CallAnswer:
+        occurrence = self.log.occurrences(self.start, request_hash)
+        recorded = self.log.recorded(request_hash, occurrence)
+        try:
+            if recorded is not None:
+                answer = await self._replayed(request, recorded)
+            else:
+                answer = await self._live(request, request_hash, occurrence)
+        except CallRefusedError as err:
+            # The next try is this occurrence, and not the one before.
+            self._answered.pop(request_hash, None)
+            if err.status not in _SILENT:
+                self.records.note(self.records.failed(request_hash, occurrence, err))
+            raise
+        self.trouble = None
+        self._answered[request_hash] = answer
+        self._dialogue.remember(request, answer)
+        return answer
+
+    async def _live(self, request: CallRequest, request_hash: str, occurrence: int) -> CallAnswer:
+        received_ms = now_ms()
+        self._check_request(request)
+        named = call_id(self.session_id, request_hash, occurrence)
+        with self._shared.place():
+            prompt = self._dialogue.prompt(request)
+            sampled = await self._sampled(request, prompt, named)
+        answer = self._dialogue.read(
+            request, prompt.token_ids, sampled.token_ids, sampled.is_cut, named
+        )
+        behind = len(prompt.token_ids) - len(prompt.new_ids)  # tokens that the parent has
+        first_row = max(0, behind - 1)
+        draft = CallCommitted(
+            session_id=self.session_id,
+            group_id=self._record.event.group_id,
+            call_id=named,
+            start=self.start,
+            ordinal=-1,
+            request_hash=request_hash,
+            occurrence=occurrence,
+            parent=prompt.parent,
+            why_root=prompt.why_root,
+            prompt_tokens=len(prompt.token_ids),
+            new_ids=Tensor.of(prompt.new_ids),
+            segments=(),
+            finish_reason=answer.finish_reason,
+            attempt=sampled.attempt,
+            dialect=request.dialect,
+            request=self._shared.packed(request.body),
+            response=self._shared.packed(json.dumps(answer_message(answer.parsed)).encode()),
+            overruled=json.dumps(answer.overruled) if answer.overruled else "",
+            routed_experts=sampled.experts(first_row),
+            routed_experts_start=first_row,
+            engine=self._shared.engine.name,
+            worker=self._shared.worker,
+            instance=self._shared.instance,
+            received_at_ms=received_ms,
+        )
+
+        def made() -> CallCommitted | None:
+            loads = self._shared.loads()
+            if any(version not in loads for version in sampled.versions):
+                return None  # no record names a load that nobody can read of yet
+            segments = sampled.events(loads.__getitem__, self._sampling)
+            ordinal = next(self._ordinals)
+            return replace(draft, segments=segments, ordinal=ordinal, finished_at_ms=now_ms())
+
+        self._writing.add(request_hash)
+        try:
+            event = await self.records.committed(made)
+        finally:
+            self._writing.discard(request_hash)
+        self.log.commit(event)
+        return replace(answer, **of_record(event))
+
+    def _check_request(self, request: CallRequest) -> None:
+        """
+        Raises:
+            CallRefusedError: 400; what would bend the distribution beyond what is on record, or a
+                limit of the session.
+        """
+        if request.constrained:
+            raise CallRefusedError(
+                400,
+                "unsupported_parameter",
+                f"{request.constrained} is not served: the answer would not be the policy's own",
+                param=request.constrained,
+            )
+        num_calls, limits = len(self.log.nodes), self._limits
+        if num_calls >= limits.max_calls:
+            raise self._limit(f"the session made its {limits.max_calls} calls (agent.max_calls)")
+        if limits.max_tokens and self._tokens_left() < 1:
+            raise self._limit(f"the session has sampled {limits.max_tokens} tokens "
+                              "(agent.max_tokens)")  # fmt: skip
+
+    def _tokens_left(self) -> int:
+        """Of the session."""
+        if not self._limits.max_tokens:
+            return self._shared.engine.max_tokens
+        return self._limits.max_tokens - sum(sampled_tokens(call) for call in self.log.calls)
+
+    def _limit(self, why: str, code: str = "limit_reached") -> CallRefusedError:
+        self.trouble = Trouble(is_limit=True, detail=why)
+        return CallRefusedError(400, code, why)
+
+    async def _sampled(self, request: CallRequest, prompt: PromptIds, named: str) -> Sampled:
+        engine, given = self._shared.engine, len(prompt.token_ids)
+        if given >= engine.max_tokens:
+            raise self._too_long(given)
+        wanted = [self._sampling.max_new_tokens, engine.max_tokens - given, self._tokens_left()]
+        if request.max_tokens is not None:
+            if request.max_tokens < 1:
+                raise CallRefusedError(
+                    400,
+                    "invalid_value",
+                    f"max_tokens must be above 0, got {request.max_tokens}",
+                    param="max_tokens",
+                )
+            wanted.append(request.max_tokens)
+        for attempt in range(self._shared.max_attempts):
+            asked = SampleRequest(
+                sample_id=f"{self.session_id}/{named}/{attempt}",
+                group_id=self._record.event.group_id,
+                token_ids=prompt.token_ids,
+                prompt_tokens=given,
+                sampling=replace(self._sampling, max_new_tokens=min(wanted)),
+                seed=self._record.event.seed,
+            )
+            try:
+                segments = await whole_turn(engine, asked)
+            except PromptTooLongError:
+                raise self._too_long(given) from None
+            except EngineError as err:
+                failed = err
+            else:
+                return sampled_of(
+                    segments, given, attempt, request.stop, self._shared.tokenizer.decode
+                )
+        raise self._failed_engine(failed)
+
+    def _too_long(self, num_tokens: int) -> CallRefusedError:
+        longest = self._shared.engine.max_tokens
+        return self._limit(
+            f"This model's maximum context length is {longest} tokens. However, your messages "
+            f"resulted in {num_tokens} tokens. Please reduce the length of the messages.",
+            "context_length_exceeded",
+        )
+
+    def _failed_engine(self, failed: EngineError) -> CallRefusedError:
+        """One that will sample no more ends the worker: its sessions go on in the next one."""
+        if not self._shared.engine.is_ready and not self.broken.done():
+            self.broken.set_exception(failed)
+        self.trouble = Trouble(is_limit=False, detail=str(failed), is_ours=True)
+        return CallRefusedError(503, "engine_failed", str(failed), retry_after_s=BUSY_S)
+
+    async def report(self, report: Report) -> str:
+        """Write what the agent says of its session; see `Calls.report`."""
+        self.check_open()
+        if report.call_id is not None and report.call_id not in self.log.nodes:
+            raise CallRefusedError(
+                400, "invalid_value", f"call_id: the session has no call {report.call_id}",
+                param="call_id",
+            )  # fmt: skip
+        try:
+            check_judgement(Judgement(reward=report.reward, parts=dict(report.parts)))
+        except ValueError as err:
+            raise CallRefusedError(400, "invalid_value", str(err), param="reward") from None
+        outcome = self.records.outcome(report, AGENT, named=report.outcome_id)
+        if outcome.outcome_id not in self.log.outcomes:
+            await self.records.committed(lambda: outcome)
+            self.log.judge(outcome)
+        return outcome.outcome_id
+
+    def end(self, kind: str, detail: str) -> None:
+        """The agent says that it is over; only its first word counts."""
+        if kind not in SAID_KINDS:
+            raise CallRefusedError(
+                400, "invalid_value", f"kind must be one of {', '.join(SAID_KINDS)}, got {kind!r}",
+                param="kind",
+            )  # fmt: skip
+        if not self.ended.is_set():
+            self.said = (kind, detail)
+            self.ended.set()
+
+    async def _replayed(self, request: CallRequest, recorded: CallCommitted) -> CallAnswer:
+        event = self.records.replayed(recorded)
+        await self.records.committed(lambda: event, is_progress=False)
+        self.log.replay(event)
+        return self._dialogue.again(request, recorded)

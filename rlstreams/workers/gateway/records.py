@@ -1,0 +1,150 @@
+"""The records of one start of a session, and their way into the log."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from rlstreams.schemas.calls import REWARD
+from rlstreams.schemas.events import (
+    CallCommitted,
+    CallFailed,
+    CallReplayed,
+    Event,
+    OutcomeReported,
+    Prompt,
+    SessionClosed,
+    SessionOpened,
+)
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.record import Outgoing, Record
+from rlstreams.streams.log.topics import CALLS, OUTCOMES
+from rlstreams.streams.sessions.session import Session
+from rlstreams.workers.gateway.port import CallRefusedError, Report
+from rlstreams.workers.gateway.shared import Shared
+
+E = TypeVar("E", bound=Event)
+
+
+class Records:
+    """Makes them, and has them committed; each for the number of its prompt's partition."""
+
+    def __init__(self, shared: Shared, record: Record[Prompt], session_id: str, start: int) -> None:
+        """
+        Args:
+            record: the prompt.
+        """
+        self._shared = shared
+        self._record = record
+        self.session_id = session_id
+        self.start = start
+
+    def opened(self, agent: str, agent_hash: str) -> SessionOpened:
+        """The agent is started."""
+        prompt, at = self._record.event, self._record.position
+        return SessionOpened(
+            session_id=self.session_id,
+            group_id=prompt.group_id,
+            sample=prompt.sample,
+            group_size=prompt.group_size,
+            purpose=prompt.purpose,
+            row=prompt.row,
+            dataset_epoch=prompt.dataset_epoch,
+            replacement=prompt.replacement,
+            start=self.start,
+            agent=agent,
+            agent_hash=agent_hash,
+            seed=prompt.seed,
+            prompt_partition=at.partition,
+            prompt_offset=at.offset,
+            worker=self._shared.worker,
+            instance=self._shared.instance,
+            at_ms=now_ms(),
+        )
+
+    def replayed(self, recorded: CallCommitted) -> CallReplayed:
+        """A request is answered from the log."""
+        return CallReplayed(
+            session_id=self.session_id,
+            group_id=recorded.group_id,
+            start=self.start,
+            call_id=recorded.call_id,
+            at_ms=now_ms(),
+        )
+
+    def failed(self, request_hash: str, occurrence: int, err: CallRefusedError) -> CallFailed:
+        """A request gets no answer."""
+        return CallFailed(
+            session_id=self.session_id,
+            group_id=self._record.event.group_id,
+            start=self.start,
+            request_hash=request_hash,
+            occurrence=occurrence,
+            status=err.status,
+            reason=str(err),
+            at_ms=now_ms(),
+        )
+
+    def closed(self, log: Session, kind: str, detail: str) -> SessionClosed:
+        """The session is over."""
+        prompt = self._record.event
+        return SessionClosed(
+            session_id=self.session_id,
+            group_id=prompt.group_id,
+            sample=prompt.sample,
+            start=self.start,
+            kind=kind,
+            detail=detail,
+            num_calls=len(log.nodes),
+            opened_at_ms=log.opened.at_ms if log.opened is not None else 0,
+            worker=self._shared.worker,
+            instance=self._shared.instance,
+            at_ms=now_ms(),
+        )
+
+    def outcome(self, report: Report, grader: str, *, named: str = "") -> OutcomeReported:
+        """What is said of this session, as the log has it.
+
+        Args:
+            named: its id; "": made of what it says, so that a repeat is the same.
+        """
+        says = f"{self.session_id}\n{grader}\n{report.reward!r}\n{sorted(report.parts.items())}\n"
+        says += f"{report.note}\n{report.call_id}\n{report.supersedes}"
+        return OutcomeReported(
+            session_id=self.session_id,
+            group_id=self._record.event.group_id,
+            outcome_id=named or hashlib.sha256(says.encode()).hexdigest()[:32],
+            kind=REWARD,
+            reward=report.reward,
+            grader=grader,
+            call_id=report.call_id,
+            parts=dict(report.parts),
+            note=report.note,
+            supersedes=report.supersedes,
+            by=self._shared.worker,
+            at_ms=now_ms(),
+        )
+
+    def note(self, event: Event) -> None:
+        """Have it committed, before all that is committed later; nobody waits."""
+        self._shared.asked.note(self._record.raw, self.outgoing(event))
+
+    def outgoing(self, event: Event) -> Outgoing:
+        """As it is sent."""
+        topic = OUTCOMES if isinstance(event, OutcomeReported) else CALLS
+        return outgoing(topic, event, partition=self._record.position.partition)
+
+    async def committed(self, made: Callable[[], E | None], *, is_progress: bool = True) -> E:
+        """The event that `made` makes on the role's thread, once it is committed."""
+        found: list[E] = []
+
+        def make() -> list[Outgoing] | None:
+            event = made()
+            if event is None:
+                return None
+            found.append(event)
+            return [self.outgoing(event)]
+
+        await self._shared.asked.committed(self._record.raw, make, is_progress=is_progress)
+        return found[0]

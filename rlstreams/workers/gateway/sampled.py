@@ -1,0 +1,126 @@
+"""What the engine sampled for one call, up to where a stop string ends it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlstreams.schemas.events import Segment, Tensor
+from rlstreams.streams.sessions.experts import row_versions, stitched
+from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, Sampling
+from rlstreams.workers.policy.puller import Load
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """The answer to one call."""
+
+    segments: tuple[GeneratedSegment, ...]
+    num_prompt: int  # tokens before it
+    attempt: int
+    stopped_by: str = ""  # the stop string that ends it
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All of it."""
+        return [token for segment in self.segments for token in segment.token_ids.tolist()]
+
+    @property
+    def versions(self) -> set[int]:
+        """That sampled it."""
+        return {segment.policy_version for segment in self.segments}
+
+    @property
+    def is_cut(self) -> bool:
+        """Neither the policy nor a stop string ended it."""
+        return not self.stopped_by and self.segments[-1].finish_reason is not FinishReason.STOP
+
+    def events(self, load_ids: Callable[[int], Load], sampling: Sampling) -> tuple[Segment, ...]:
+        """As the log has it.
+
+        Args:
+            load_ids: how the engine came to hold a version.
+        """
+        return tuple(
+            Segment(
+                author="policy",
+                token_ids=Tensor.of(segment.token_ids.astype(np.int32, copy=False)),
+                policy_version=segment.policy_version,
+                weight_hash=segment.weight_hash,
+                load_id=load_ids(segment.policy_version).load_id,
+                behavior_logprobs=Tensor.of(segment.logprobs.astype(np.float32, copy=False)),
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                finish_reason=segment.finish_reason,
+            )
+            for segment in self.segments
+        )
+
+    def experts(self, start: int) -> Tensor | None:
+        """Routed experts of the tokens from `start` of the sequence on; None: not all are known."""
+        ends = self.num_prompt + np.cumsum([len(segment.token_ids) for segment in self.segments])
+        spans = [
+            (segment.policy_version, int(end))
+            for segment, end in zip(self.segments, ends, strict=True)
+            if len(segment.token_ids)
+        ]
+        versions = row_versions(int(ends[-1]), spans)
+        rows, mask = stitched(
+            versions,
+            [
+                (s.policy_version, s.routed_experts_start, s.routed_experts[: len(versions)])
+                for s in self.segments
+                if s.routed_experts is not None
+            ],
+        )
+        if rows is None or (mask is not None and not mask[start:].all()):
+            return None
+        return Tensor.of(np.ascontiguousarray(rows[start:]), "zstd")
+
+
+def sampled_of(
+    segments: Sequence[GeneratedSegment],
+    num_prompt: int,
+    attempt: int,
+    stop: Sequence[str],
+    decode: Decode,
+) -> Sampled:
+    """The answer up to and with the token that completes a stop string.
+
+    Tokens behind it were sampled in vain: nobody has seen them, so nothing can be learnt from them.
+    An engine that stops by itself would have made the same tokens up to there.
+    """
+    segments = [one for one in segments if len(one.token_ids)] or list(segments[-1:])
+    ids = [token for segment in segments for token in segment.token_ids.tolist()]
+    text = decode(ids)
+    if not any(word in text for word in stop):
+        return Sampled(segments=tuple(segments), num_prompt=num_prompt, attempt=attempt)
+    low, high = 1, len(ids)  # as many tokens hold one, fewer hold none
+    while low < high:
+        middle = (low + high) // 2
+        has = any(word in decode(ids[:middle]) for word in stop)
+        low, high = (low, middle) if has else (middle + 1, high)
+    text = decode(ids[:low])
+    found = min((word for word in stop if word in text), key=text.index)
+    return Sampled(
+        segments=tuple(_first(segments, low)),
+        num_prompt=num_prompt,
+        attempt=attempt,
+        stopped_by=found,
+    )
+
+
+def _first(segments: Sequence[GeneratedSegment], num: int) -> list[GeneratedSegment]:
+    found: list[GeneratedSegment] = []
+    for segment in segments:
+        if num > 0:
+            found.append(
+                replace(segment, token_ids=segment.token_ids[:num], logprobs=segment.logprobs[:num])
+            )
+            num -= len(segment.token_ids)
+    return [*found[:-1], replace(found[-1], finish_reason=FinishReason.STOP)]

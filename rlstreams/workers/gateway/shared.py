@@ -1,0 +1,66 @@
+"""What all sessions of one worker share: the engine, its words, and the way into the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import zstandard
+
+from rlstreams.workers.engines.base import Engine
+from rlstreams.workers.gateway.canonical import Matcher
+from rlstreams.workers.gateway.port import CallRefusedError, Renderer
+from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.policy.puller import Load
+
+Loads: TypeAlias = Mapping[int, Load]
+
+BUSY_S = 1.0  # until a request that finds no room may be sent again
+CALLS_PER_SLOT = 4  # under way, for each that the engine samples at a time
+
+
+@dataclass(slots=True, kw_only=True)
+class Shared:
+    """Parts and names; the only thing that changes is how many calls are under way."""
+
+    engine: Engine
+    renderer: Renderer
+    tokenizer: Tokenizer
+    asked: Asked
+    loads: Callable[[], Loads]  # announced or about to be; asked on the role's thread alone
+    worker: str
+    instance: str
+    max_attempts: int = 3
+    matcher: Matcher = field(default_factory=Matcher)
+    num_live: int = 0
+    _packer: zstandard.ZstdCompressor = field(
+        default_factory=lambda: zstandard.ZstdCompressor(level=1)
+    )
+
+    def packed(self, text: bytes) -> bytes:
+        """By zstd; one packer for all, since making one costs more than a request does."""
+        return self._packer.compress(text)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Room for one call that is sampled.
+
+        Raises:
+            CallRefusedError: 429; too many are under way.
+        """
+        most = CALLS_PER_SLOT * self.engine.capacity
+        if self.num_live >= most:
+            raise CallRefusedError(
+                429,
+                "overloaded",
+                f"{self.num_live} calls are under way, at most {most} are taken",
+                retry_after_s=BUSY_S,
+            )
+        self.num_live += 1
+        try:
+            yield
+        finally:
+            self.num_live -= 1

@@ -1,0 +1,137 @@
+"""What the log knows of sessions before this worker got them: read once for each partition.
+
+A worker that was killed, or that gave a partition away, has left calls of sessions that are not
+over. They lie in the partition's own number of `calls` and `outcomes`, behind the time at which its
+first open prompt was issued. Nobody else writes there any more: who holds a partition alone can.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from rlstreams.schemas.events import Prompt
+from rlstreams.streams.log.bus import Bus, Reader
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.record import Partition, Record
+from rlstreams.streams.log.topics import CALLS, OUTCOMES
+from rlstreams.streams.sessions.fold import SessionLog
+from rlstreams.streams.sessions.session import Session
+from rlstreams.workers.rollout.ends import JUDGED
+
+CLOCKS_MS = 60_000  # by which clocks of two hosts may differ
+DEADLINE_S = 90.0  # a dead worker's transaction is open for 30 s, and the broker may be away
+BATCH = 500
+
+
+class _Reading:
+    """One partition, being read."""
+
+    def __init__(self, bus: Bus, number: int, since_ms: int, *, keeps_judged: bool) -> None:
+        spans = {
+            Partition(topic.name, number): bus.written_since(
+                Partition(topic.name, number), since_ms
+            )
+            for topic in (CALLS, OUTCOMES)
+        }
+        self.ends = {partition: end for partition, (begin, end) in spans.items() if begin < end}
+        self.until_s = time.monotonic() + DEADLINE_S
+        self.log = SessionLog()
+        self._keeps_judged = keeps_judged
+        self.reader: Reader | None = None
+        if self.ends:
+            self.reader = bus.reader({p: spans[p][0] for p in self.ends})
+
+    def poll(self, bus: Bus) -> None:
+        """Read on, without waiting.
+
+        Raises:
+            DeadlineError: it does not come to its end; names where it is.
+        """
+        if self.reader is None:
+            return
+        for raw in self.reader.poll(BATCH, 0.0):
+            self.log.apply(decoded(raw, bus.schemas()).event, raw.position.offset)
+        at = self.reader.positions()
+        behind = {p: end for p, end in self.ends.items() if at.get(p, 0) < end}
+        if not behind:
+            self.close()
+            for session in list(self.log):
+                kind = "" if session.closed is None else session.closed.kind
+                if kind and not (self._keeps_judged and kind in JUDGED):  # its prompt is done
+                    self.log.forget(session.session_id)
+        elif time.monotonic() > self.until_s:
+            where = "; ".join(f"{p}: at {at.get(p, 0)} of {end}" for p, end in behind.items())
+            raise DeadlineError(
+                f"reading what is recorded of sessions, {where}: not done within {DEADLINE_S:g} s; "
+                "a transaction that nobody ends would hold it up: rlstreams doctor names it"
+            )
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
+
+class History:
+    """Sessions by partition; belongs to the role's loop.
+
+    Args:
+        keeps_judged: a session that closed and waits for its graders is kept.
+    """
+
+    def __init__(self, bus: Bus, *, keeps_judged: bool = False) -> None:
+        self._bus = bus
+        self._keeps_judged = keeps_judged
+        self._readings: dict[int, _Reading] = {}
+
+    def poll(self) -> None:
+        """Read on what is being read."""
+        for reading in self._readings.values():
+            reading.poll(self._bus)
+
+    def is_known(self, record: Record[Prompt]) -> bool:
+        """Whether all that is recorded of its session was read; reading begins with the first
+        prompt of a partition, which is the oldest that is open."""
+        number = record.position.partition
+        if number not in self._readings:
+            since_ms = record.event.issued_at_ms - CLOCKS_MS
+            self._readings[number] = _Reading(
+                self._bus, number, since_ms, keeps_judged=self._keeps_judged
+            )
+            self._readings[number].poll(self._bus)
+        return self._readings[number].reader is None
+
+    def is_closed(self, record: Record[Prompt]) -> bool:
+        """Whether its session is over: what came of it was committed with its close."""
+        log = self._readings[record.position.partition].log
+        return log.is_forgotten(session_of(record.event))
+
+    def is_waiting(self, record: Record[Prompt]) -> bool:
+        """Whether its session is over and waits for its graders."""
+        log = self._readings[record.position.partition].log
+        session = log.get(session_of(record.event))
+        return session is not None and session.is_closed
+
+    def take(self, record: Record[Prompt]) -> Session:
+        """What is recorded of its session, which goes on with it."""
+        named = session_of(record.event)
+        log = self._readings[record.position.partition].log
+        return log.sessions.pop(named, None) or Session(session_id=named)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Partitions that went away: others write there now."""
+        for number in numbers:
+            if (reading := self._readings.pop(number, None)) is not None:
+                reading.close()
+
+    def close(self) -> None:
+        """Let go of readers."""
+        self.forget(set(self._readings))
+
+
+def session_of(prompt: Prompt) -> str:
+    """The session of a sample."""
+    return f"{prompt.group_id}/{prompt.sample}"

@@ -1,0 +1,111 @@
+"""Sessions that are closed and wait for their graders: their prompts are open, no agent runs.
+
+Outcomes are read from the partitions of `outcomes` whose prompts this worker has, from the issue of
+the oldest one on. A worker that takes a partition over finds the closed session in the log and its
+prompt among the open ones, and waits on: until the same time, for that counts from the close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rlstreams.schemas import DecodeError
+from rlstreams.schemas.events import OutcomeReported, Prompt
+from rlstreams.streams.log.bus import Bus, Reader
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.record import Partition, Record
+from rlstreams.streams.log.topics import OUTCOMES
+from rlstreams.streams.sessions.fold import SessionLog
+from rlstreams.streams.sessions.session import Session
+from rlstreams.streams.sessions.verdict import Verdict, verdict_of
+from rlstreams.workers.config.outcome import OutcomeSection
+
+CLOCKS_MS = 60_000  # by which clocks of two hosts may differ
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A session whose waiting is over."""
+
+    record: Record[Prompt]
+    session: Session
+    verdict: Verdict
+
+
+class LateOutcomes:
+    """Belongs to the role's loop."""
+
+    def __init__(self, bus: Bus, section: OutcomeSection) -> None:
+        self._bus = bus
+        self._section = section
+        self._reader: Reader | None = None
+        self._said = SessionLog()  # outcomes alone
+        self._waiting: dict[str, tuple[Record[Prompt], Session]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def graders(self) -> tuple[str, ...]:
+        """Who is waited for; empty: nobody."""
+        return self._section.wait_for
+
+    def listen(self, record: Record[Prompt]) -> None:
+        """Read what is said of a partition's sessions, from this prompt on: the oldest open one."""
+        at = {} if self._reader is None else dict(self._reader.positions())
+        partition = Partition(OUTCOMES.name, record.position.partition)
+        if not self.graders or partition in at:
+            return
+        since_ms = record.event.issued_at_ms - CLOCKS_MS
+        at[partition] = self._bus.written_since(partition, since_ms)[0]
+        if self._reader is None:
+            self._reader = self._bus.reader(at)
+        else:
+            self._reader.seek(at)
+
+    def add(self, record: Record[Prompt], session: Session) -> None:
+        """Wait for what is said of a closed session."""
+        self._waiting[session.session_id] = (record, session)
+
+    def decided(self, now_ms: int) -> Iterator[Decided]:
+        """Sessions whose graders have spoken, or did not in time; each once."""
+        self._read()
+        for name, (record, session) in list(self._waiting.items()):
+            if (said := self._said.get(name)) is not None:
+                for outcome in said.outcomes.values():
+                    session.judge(outcome)
+            assert session.closed is not None, "only closed sessions wait"
+            until_ms = session.closed.at_ms + 1000 * self._section.deadline_s
+            verdict = verdict_of(session, self.graders, is_over=now_ms >= until_ms)
+            if verdict is not None:
+                del self._waiting[name]
+                self._said.forget(name)
+                yield Decided(record=record, session=session, verdict=verdict)
+
+    def _read(self) -> None:
+        if self._reader is None:
+            return
+        for raw in self._reader.poll(BATCH, 0.0):
+            try:
+                event = decoded(raw, self._bus.schemas()).event
+            except DecodeError:
+                continue  # a stranger's; the audit counts it
+            if isinstance(event, OutcomeReported):
+                self._said.apply(event)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Partitions that went away."""
+        gone = set(numbers)
+        kept = {n: one for n, one in self._waiting.items() if one[0].position.partition not in gone}
+        self._waiting = kept
+        if self._reader is not None:
+            at = self._reader.positions()
+            self._reader.seek({p: offset for p, offset in at.items() if p.number not in gone})
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

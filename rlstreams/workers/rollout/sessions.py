@@ -1,0 +1,315 @@
+"""From a prompt to a closed session: an agent is started on it, ends, and what it did is judged.
+
+Runs on the engine's event loop. The agent calls the model over HTTP; each call is committed before
+it is answered (`workers.gateway`). So a session that was begun before, here or elsewhere, goes on:
+its agent is started again, and what it asked before is answered from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlstreams.schemas.calls import (
+    AGENT,
+    ENDED,
+    GRADER,
+    INFRASTRUCTURE,
+    LIMIT,
+    REWARD,
+)
+from rlstreams.schemas.events import EVALUATE, OutcomeReported, Prompt
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing, Record
+from rlstreams.streams.log.topics import TRAJECTORIES
+from rlstreams.streams.sessions.chain import (
+    Chain,
+    NoChainError,
+    main_chain,
+)
+from rlstreams.streams.sessions.session import Session, sampled_tokens
+from rlstreams.streams.sessions.verdict import Verdict
+from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Start
+from rlstreams.workers.config.agents import AgentSection
+from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.gateway.keeper import Keeper
+from rlstreams.workers.gateway.open_session import CallLimits, OpenSession
+from rlstreams.workers.gateway.port import Report
+from rlstreams.workers.gateway.serve import GatewayServer, start
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.dead_letters import set_aside
+from rlstreams.workers.rollout.ends import JUDGED, REASONS, trajectory_of_session
+from rlstreams.workers.rollout.judged import sample_of_chain
+from rlstreams.workers.rollout.sampling import SampleClock
+from rlstreams.workers.sandbox.reward import RewardError, Sample, Verifier
+
+LAST_WORDS_S = 5.0  # from an agent's word that it is done to its end
+KEY_S = 60.0  # beyond an agent's time that its key holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """An agent of the run."""
+
+    section: AgentSection
+    agent: Agent
+    code_hash: str  # SHA-256 of its settings and files
+
+
+@dataclass(slots=True, kw_only=True)
+class Closed:
+    """A session that is over, with what is to be written of it at once."""
+
+    session: OpenSession
+    kind: str
+    detail: str
+    outcome: OutcomeReported | None = None  # the verifier's, to be written
+    judged: OutcomeReported | None = None  # by which it is rewarded
+    chain: Chain | None = None
+    sample_s: float = 0.0
+    num_starts: int = 1
+    is_waiting: bool = False  # its close is in the log, and its graders have not spoken
+
+    @property
+    def versions(self) -> set[int]:
+        """None waits for its load: its calls are in the log."""
+        return set()
+
+    def counts(self) -> dict[str, float]:
+        """For the worker's report."""
+        calls = self.session.log.calls
+        mine = [call for call in calls if call.start >= self.session.start + 1 - self.num_starts]
+        return {
+            "samples": 1,
+            "tokens": sum(map(sampled_tokens, mine)),
+            "turns": len(calls),
+            "calls": len(mine),
+            "calls_replayed": len(calls) - len(mine),
+            "sample_s": self.sample_s,
+        }
+
+    def outputs(
+        self, record: Record[Prompt], engine: str, context: Context, judge: str
+    ) -> tuple[Outgoing, ...]:
+        """The records that end it, in one transaction with its prompt's position."""
+        records, log = self.session.records, self.session.log
+        close = records.outgoing(records.closed(log, self.kind, self.detail))
+        said = () if self.outcome is None else (records.outgoing(self.outcome),)
+        if self.kind not in JUDGED or self.chain is None or self.judged is None:
+            reason = REASONS[self.kind]
+            return (close, *said, set_aside(context, record, reason=reason, detail=self.detail))
+        judged = self.judged
+        verdict = Verdict(kind=REWARD, reward=judged.reward, parts=judged.parts, note=judged.note)
+        made = trajectory_of_session(record, log, self.chain, verdict, engine, context, judge)
+        return (close, *said, outgoing(TRAJECTORIES, made))
+
+
+@dataclass(slots=True, kw_only=True)
+class Sessions:
+    """All that a session needs."""
+
+    keeper: Keeper
+    members: Sequence[Member]
+    verifier: Verifier
+    verifier_name: str  # that judges what an agent has not judged itself
+    by_agent: bool  # the agent's own number is the reward
+    sampling: Sampling
+    evaluation: Sampling
+    deadline_s: float
+    graders: Sequence[str] = ()  # that are waited for, after the session
+    clock: SampleClock = field(default_factory=SampleClock)
+    server: GatewayServer | None = None
+
+    async def start(self) -> None:
+        """Listen for agents."""
+        self.server = await start(self.keeper)
+
+    async def close(self) -> None:
+        """Take no more requests, and end what agents keep running."""
+        self.keeper.end()
+        for member in self.members:
+            await member.agent.close()
+        if self.server is not None:
+            await self.server.close(0.0)
+
+    def member_of(self, prompt: Prompt) -> Member:
+        """The agent of a sample: all of a group have the same, drawn by weight."""
+        if len(self.members) == 1:
+            return self.members[0]
+        digest = hashlib.sha256(prompt.group_id.encode()).digest()
+        drawn = int.from_bytes(digest[:8]) / 2**64 * sum(m.section.weight for m in self.members)
+        for member in self.members:
+            drawn -= member.section.weight
+            if drawn < 0:
+                return member
+        return self.members[-1]
+
+    async def roll_out(self, record: Record[Prompt], log: Session) -> Closed:
+        """Have an agent work on a prompt until its session is over; nothing is written of the end.
+
+        Args:
+            log: what is recorded of the session so far.
+
+        Raises:
+            EngineError: the engine will sample no more.
+        """
+        began_s, starts = time.monotonic(), 0
+        prompt, member = record.event, self.member_of(record.event)
+        try:
+            async with self.clock.limit(self.deadline_s):
+                while starts < member.section.starts:
+                    starts += 1
+                    session = self._opened(record, log, member)
+                    try:
+                        kind, detail = await self._played(session, prompt, member)
+                        break
+                    except LostAgentError as err:
+                        kind, detail = INFRASTRUCTURE, str(err)
+                closed = Closed(session=session, kind=kind, detail=detail, num_starts=starts)
+                await self._judge(closed, prompt)
+        except TimeoutError:
+            told = (
+                f"session {log.session_id} of agent {member.section.name!r} was not over within "
+                f"{self.deadline_s:g} s (rollout.sample_deadline_s), after {len(log.nodes)} calls"
+            )
+            closed = Closed(session=session, kind=INFRASTRUCTURE, detail=told, num_starts=starts)
+        closed.sample_s = time.monotonic() - began_s
+        await self._leave_open(closed)
+        return closed
+
+    async def _leave_open(self, closed: Closed) -> None:
+        """Write the close alone, and let its prompt wait, if graders have still to speak."""
+        log, records = closed.session.log, closed.session.records
+        if not self.graders or closed.kind not in JUDGED:
+            return
+        if (outcome := closed.outcome) is not None:
+            log.judge(await records.committed(lambda: outcome))
+            closed.outcome = None
+        event = records.closed(log, closed.kind, closed.detail)
+        log.close(await records.committed(lambda: event))
+        closed.is_waiting = True
+
+    def _opened(self, record: Record[Prompt], log: Session, member: Member) -> OpenSession:
+        section = member.section
+        session = OpenSession(
+            self.keeper.shared,
+            record,
+            log,
+            CallLimits(max_calls=section.max_calls, max_tokens=section.max_tokens),
+            self.evaluation if record.event.purpose == EVALUATE else self.sampling,
+        )
+        session.begin(section.name, member.code_hash)
+        return session
+
+    async def _played(
+        self, session: OpenSession, prompt: Prompt, member: Member
+    ) -> tuple[str, str]:
+        """How one start of the agent ended: kind and detail."""
+        limit_s = member.section.timeout_s
+        key = self.keeper.open(session, self.deadline_s + KEY_S)
+        assert self.server is not None
+        begun = Start(
+            session_id=session.session_id,
+            task=task_of(prompt, session.session_id),
+            url=self.server.url,
+            key=key,
+        )
+        running = asyncio.ensure_future(member.agent.run(begun))
+        said = asyncio.ensure_future(session.ended.wait())
+        is_lost = False
+        try:
+            async with self.clock.limit(limit_s):
+                first: set[asyncio.Future[Any]] = {running, said, session.broken}
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+                if session.broken.done():
+                    session.broken.result()
+                if not running.done():
+                    await asyncio.wait({running}, timeout=LAST_WORDS_S)
+        except TimeoutError:
+            return LIMIT, f"it was not done within {limit_s:g} s (agent.timeout_s)"
+        except asyncio.CancelledError:
+            is_lost = True
+            raise
+        finally:
+            ending = running.result() if _has_result(running) else None
+            for task in (running, said):
+                task.cancel()
+            await asyncio.wait({running, said})
+            await self.keeper.shut(session, is_lost=is_lost)
+        if ending is None and running.done() and not running.cancelled():
+            running.result()  # raises: it was lost
+        return await self._kind(session, ending or Ending())
+
+    async def _kind(self, session: OpenSession, ending: Ending) -> tuple[str, str]:
+        """What an agent's end means, by what its last request got, too."""
+        trouble = session.trouble
+        if ending.report is not None:
+            outcome = session.records.outcome(ending.report, AGENT)
+            session.said_last = outcome
+        if session.ended.is_set():
+            return session.said
+        if trouble is not None and trouble.is_limit:
+            return LIMIT, trouble.detail
+        if not ending.is_failed:
+            return ENDED, ""
+        if trouble is not None:
+            return INFRASTRUCTURE, f"{trouble.detail}; then: {ending.detail}"
+        return AGENT, ending.detail
+
+    async def _judge(self, closed: Closed, prompt: Prompt) -> None:
+        """Give it its reward, or say why it has none."""
+        if closed.kind not in JUDGED:
+            return
+        log = closed.session.log
+        try:
+            closed.chain = main_chain(log, log.terminal)
+        except NoChainError as err:
+            closed.kind, closed.detail = AGENT, str(err)
+            return
+        returned = closed.session.said_last
+        own = [one for one in log.standing if one.grader == AGENT]
+        if self.by_agent:
+            closed.judged = returned or (own[-1] if own else None)
+            is_new = returned is not None and returned.outcome_id not in log.outcomes
+            closed.outcome = returned if is_new else None
+            if closed.judged is None and closed.kind == LIMIT:
+                report = Report(reward=0.0, parts={"unfinished": 1.0})
+                closed.outcome = closed.judged = closed.session.records.outcome(report, LIMIT)
+            if closed.judged is None:
+                closed.kind = AGENT
+                closed.detail = "it ended, and gave no reward: reward.verifier is 'agent'"
+            return
+        try:
+            judged = await self.verifier.verify(self._sample(closed.chain, log, prompt))
+        except RewardError as err:
+            closed.kind, closed.detail = GRADER, str(err)
+            return
+        report = Report(reward=judged.reward, parts=judged.parts, note=judged.note)
+        closed.outcome = closed.judged = closed.session.records.outcome(report, self.verifier_name)
+
+    def _sample(self, chain: Chain, log: Session, prompt: Prompt) -> Sample:
+        """What a verifier is given: the last answer, and all of them."""
+        decode = self.keeper.shared.tokenizer.decode
+        return sample_of_chain(chain, prompt.text, prompt.answer, prompt.metadata, decode)
+
+
+def task_of(prompt: Prompt, session_id: str) -> dict[str, object]:
+    """What an agent is told: the row, and which sample it is."""
+    return {
+        "prompt": prompt.text,
+        "answer": prompt.answer,
+        "metadata": json.loads(prompt.metadata or "{}"),
+        "session": session_id,
+        "sample": prompt.sample,
+        "purpose": prompt.purpose,
+        "seed": prompt.seed,
+    }
+
+
+def _has_result(task: asyncio.Future[Ending]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

@@ -1,0 +1,155 @@
+"""Whoever dies between two calls of a session: it goes on, and ends with the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from rlstreams.schemas.events import CallCommitted, OutcomeReported, Trajectory
+from rlstreams.streams.log.errors import OutcomeUnknownError
+from rlstreams.streams.log.topics import CALLS, OUTCOMES, TRAJECTORIES
+from rlstreams.streams.sessions.fold import SessionLog
+from rlstreams.workers.agents.agent import LostAgentError
+from rlstreams.workers.gateway.port import CallAnswer
+from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.stage import StageLoop
+from tests.memory.log import Fault
+from tests.unit.roles.sessions_stand import Client, ScriptedAgent, recorded, request_of, worker_of
+from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.test_turns import EndsTurns
+
+NUM_CALLS = 8
+KINDS = (
+    "worker",  # the worker dies while the next call is sampled
+    "unasked",  # it dies with a call that is sampled and not committed
+    "unknown",  # it dies with a call that is committed and not answered
+    "aborted",  # a transaction fails, and is sent again
+    "agent",  # the agent's process dies behind an answer
+)
+
+
+@dataclass(frozen=True)
+class Kill:
+    kind: str
+    after: int  # so many calls of the session are in the log
+
+
+class World:
+    """A sample, whose agent hears answers in every start; workers come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stand = Stand(folder)
+        self.stand.publish(0)
+        self.stand.issue("0", 1)
+        self.heard: dict[str, set[CallAnswer]] = {}
+        self.sampled: Counter[str] = Counter()
+        self.agent_dies = False
+
+    async def script(self, client: Client) -> None:
+        """Says other things by what it hears; asks side by side, and the same thing twice."""
+        text = "1"
+        for _ in range(4):
+            answer = self._hears(await client.say(text))
+            text = "10" if "7" in answer.parsed.content else "11"
+        ask = {"role": "user", "content": "0"}
+        sides = [client.keeper.call(client.start.key, request_of([ask], choice=n)) for n in (0, 1)]
+        for answer in await asyncio.gather(*sides):
+            self._hears(answer)
+        for _ in range(2):
+            self._hears(await client.keeper.call(client.start.key, request_of([ask], max_tokens=9)))
+
+    def _hears(self, answer: CallAnswer) -> CallAnswer:
+        said = (answer.parsed, answer.created_s, answer.logprobs, answer.tokens)
+        self.heard.setdefault(answer.call_id, set()).add(said)
+        if self.agent_dies:
+            self.agent_dies = False
+            raise LostAgentError("killed")
+        return answer
+
+    def num_calls(self) -> int:
+        return len(self.stand.read(CALLS.name, CallCommitted))
+
+    def is_over(self) -> bool:
+        return bool(self.stand.read(TRAJECTORIES.name, Trajectory))
+
+    def play(self, kill: Kill | None) -> None:
+        """One worker, until it is killed or the sample is done."""
+        engine, asked = EndsTurns(), Asked()
+        loop = worker_of(self.stand, engine, ScriptedAgent(self.script), asked=asked, starts=20)
+        try:
+            self._play(loop, asked, kill)
+        finally:
+            self.sampled.update(request.sample_id for request in engine.requests)
+            loop.close()
+
+    def _play(self, loop: StageLoop, asked: Asked, kill: Kill | None) -> None:
+        def reached() -> bool:
+            return self.is_over() or (kill is not None and self.num_calls() >= kill.after)
+
+        turn_until(loop, reached)
+        if kill is None or self.is_over():
+            return
+        if kill.kind in ("unasked", "unknown"):
+            turn_until(loop, lambda: self.is_over() or asked._new.qsize() > 0)
+        if kill.kind in ("unknown", "aborted"):
+            fault = Fault.AFTER if kill.kind == "unknown" else Fault.BEFORE
+            self.stand.log.fail_next_commit("demo.rollout.0", fault)
+        if kill.kind == "agent":
+            self.agent_dies = True
+        if kill.kind in ("unknown", "aborted", "agent"):
+            with suppress(OutcomeUnknownError):
+                turn_until(loop, self.is_over)
+
+    def tokens(self) -> list[tuple[str, list[int]]]:
+        (trajectory,) = self.stand.read(TRAJECTORIES.name, Trajectory)
+        return [(s.author, s.token_ids.numpy().tolist()) for s in trajectory.segments]
+
+
+def played(folder: Path, kills: list[Kill]) -> World:
+    world = World(folder)
+    for kill in [*kills, None]:
+        if not world.is_over():
+            world.play(kill)
+    return world
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.builds(Kill, kind=st.sampled_from(KINDS), after=st.integers(0, NUM_CALLS)), max_size=5
+    )
+)
+@example([Kill(kind, 3) for kind in KINDS])
+@example([Kill("unknown", 5), Kill("unasked", 6), Kill("worker", 4)])
+def test_kills_between_calls_change_nothing(kills: list[Kill]) -> None:
+    """Tokens are those of a run without kills; each call that the agent heard is in the log, once,
+    and is heard word for word alike in every start; a kill costs the calls under way at most."""
+    with tempfile.TemporaryDirectory() as calm, tempfile.TemporaryDirectory() as folder:
+        wanted = played(Path(calm), [])
+        world = played(Path(folder), kills)
+    assert world.tokens() == wanted.tokens()
+    log = recorded(world.stand)
+    named = [call.call_id for call in log.calls]
+    assert len(named) == len(set(named)) == NUM_CALLS
+    assert set(world.heard) == set(named) == set(wanted.heard)
+    assert all(len(answers) == 1 for answers in world.heard.values())
+    assert sum(world.sampled.values()) - NUM_CALLS <= 2 * len(kills)  # two are under way at most
+    assert all(sample.count("/") == 3 for sample in world.sampled)
+    assert len(log.closed) == len(world.stand.read(OUTCOMES.name, OutcomeReported)) == 1
+    fold = SessionLog()
+    for raw in _all_calls(world):
+        fold.apply(raw)
+    session = fold.get("0/0")
+    assert session is not None
+    assert session.num_strays == session.num_late == session.num_copies == 0
+
+
+def _all_calls(world: World) -> list[object]:
+    return world.stand.read(CALLS.name, object)
