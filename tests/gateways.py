@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlstreams.workers.engines.thread import EngineThread
+from rlstreams.workers.gateway.http.serve import GatewayServer, start
 from rlstreams.workers.gateway.keys import Keys
-from rlstreams.workers.gateway.serve import GatewayServer, start
 from tests.fake_calls import FakeCalls, Says, echo
 
 NEVER_S = 2**33

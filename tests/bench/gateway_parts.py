@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rlstreams.workers.gateway.canonical import Matcher, call_id
+from rlstreams.workers.gateway.http.serve import GatewayServer, start
 from rlstreams.workers.gateway.keys import Keys
 from rlstreams.workers.gateway.port import CallAnswer, CallRequest, Parsed
-from rlstreams.workers.gateway.serve import GatewayServer, start
 from tests.fake_calls import FakeCalls
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlstreams.workers.config.agents import agent_problems
+from rlstreams.workers.config.agents import agent_problems, late_problems, outcome_problems
 from rlstreams.workers.config.checks import refuse_first
 from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.config.operation import Device
-from rlstreams.workers.config.outcome import late_problems, outcome_problems
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import AUTO, START, RunConfig
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection

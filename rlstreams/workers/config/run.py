@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rlstreams.workers.config.agents import AgentSection
+from rlstreams.workers.config.agents import AgentSection, OutcomeSection
 from rlstreams.workers.config.checks import (
     AutoDeviceName,
     DeviceName,
@@ -29,7 +29,6 @@ from rlstreams.workers.config.operation import (
     Device,
     TrackSection,
 )
-from rlstreams.workers.config.outcome import OutcomeSection
 from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
 from rlstreams.workers.config.trainer import TrainerSection
 

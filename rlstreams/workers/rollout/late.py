@@ -19,7 +19,7 @@ from rlstreams.streams.log.topics import OUTCOMES
 from rlstreams.streams.sessions.fold import SessionLog
 from rlstreams.streams.sessions.session import Session
 from rlstreams.streams.sessions.verdict import Verdict, verdict_of
-from rlstreams.workers.config.outcome import OutcomeSection
+from rlstreams.workers.config.agents import OutcomeSection
 
 CLOCKS_MS = 60_000  # by which clocks of two hosts may differ
 BATCH = 500

@@ -37,10 +37,10 @@ from rlstreams.streams.sessions.verdict import Verdict
 from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Start
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.gateway.http.serve import GatewayServer, start
 from rlstreams.workers.gateway.keeper import Keeper
 from rlstreams.workers.gateway.open_session import CallLimits, OpenSession
 from rlstreams.workers.gateway.port import Report
-from rlstreams.workers.gateway.serve import GatewayServer, start
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import set_aside
 from rlstreams.workers.rollout.ends import JUDGED, REASONS, trajectory_of_session

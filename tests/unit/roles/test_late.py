@@ -13,7 +13,7 @@ from rlstreams.schemas.events import DeadLetter, OutcomeReported, SessionClosed,
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, OUTCOMES, PROMPTS, TRAJECTORIES
-from rlstreams.workers.config.outcome import OutcomeSection
+from rlstreams.workers.config.agents import OutcomeSection
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.rollout.worker import RolloutStage
 from tests.call_events import outcome_reported

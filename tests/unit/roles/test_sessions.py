@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -319,7 +320,8 @@ def test_a_session_that_is_not_over_in_time_is_closed_and_set_aside(tmp_path: Pa
 def test_all_samples_of_a_group_have_the_same_agent(tmp_path: Path) -> None:
     """Drawn by weight: they are compared with each other."""
     loop = worker_of(Stand(tmp_path), EndsTurns(), ScriptedAgent(three_turns))
-    sessions = loop._stage._sessions
+    stage: Any = loop._stage
+    sessions = stage._sessions
     (member,) = sessions.members
     names = {"often": 3.0, "rarely": 1.0}
     sessions.members = [

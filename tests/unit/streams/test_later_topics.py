@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rlstreams.start.chaos import injector
 
 from rlstreams.debug.replay.record import RecordingOptions, record
 from rlstreams.schemas.events import CallCommitted, OutcomeReported, StepCompleted, Trajectory
@@ -24,6 +23,7 @@ from rlstreams.streams.run.recorded_log import RecordedLog
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.call_events import answered, call_committed, outcome_reported
+from tests.chaos import injector
 from tests.factories import trainer_started, trajectory
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus

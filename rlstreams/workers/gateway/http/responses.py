@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlstreams.workers.gateway.canonical import plain, plain_tool
-from rlstreams.workers.gateway.chat import Chat
-from rlstreams.workers.gateway.dialect import Asked, event
+from rlstreams.workers.gateway.http.chat import Chat
+from rlstreams.workers.gateway.http.dialect import Asked, event
+from rlstreams.workers.gateway.http.wire import Body, bad, hints_of, retry_of
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message, Tool
-from rlstreams.workers.gateway.wire import Body, bad, hints_of, retry_of
 
 _SAMPLING = ("temperature", "top_p", "reasoning", "verbosity", "service_tier")
 _KEPT = (

@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rlstreams.workers.gateway.app import KEEPALIVE_S, MAX_BODY_BYTES, Gateway
+from rlstreams.workers.gateway.http.app import KEEPALIVE_S, MAX_BODY_BYTES, Gateway
 from rlstreams.workers.gateway.port import Calls
 
 MAX_CONNECTIONS = 4096

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlstreams.workers.gateway.canonical import plain, plain_tool
-from rlstreams.workers.gateway.dialect import Asked, event
+from rlstreams.workers.gateway.http.dialect import Asked, event
+from rlstreams.workers.gateway.http.wire import Body, bad, hints_of, retry_of
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message, Tool
-from rlstreams.workers.gateway.wire import Body, bad, hints_of, retry_of
 
 _SAMPLING = ("temperature", "top_p", "top_k", "thinking", "service_tier")
 _TYPES = {

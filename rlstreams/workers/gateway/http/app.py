@@ -24,13 +24,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlstreams.workers.gateway.chat import Chat
-from rlstreams.workers.gateway.dialect import Asked, Dialect, as_json
+from rlstreams.workers.gateway.http.chat import Chat
+from rlstreams.workers.gateway.http.dialect import Asked, Dialect, as_json
+from rlstreams.workers.gateway.http.messages import Messages, dialogue
+from rlstreams.workers.gateway.http.responses import Responses
+from rlstreams.workers.gateway.http.wire import Body, bad
 from rlstreams.workers.gateway.keys import key_of
-from rlstreams.workers.gateway.messages import Messages, dialogue
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Calls, Report
-from rlstreams.workers.gateway.responses import Responses
-from rlstreams.workers.gateway.wire import Body, bad
 
 KEEPALIVE_S = 5.0  # clients and what is between give a silent stream up
 MAX_BODY_BYTES = 32 << 20  # a dialogue of a million tokens is 4 MB

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlstreams.workers.gateway.canonical import answer_message, plain, plain_tool
-from rlstreams.workers.gateway.dialect import Asked, event
+from rlstreams.workers.gateway.http.dialect import Asked, event
+from rlstreams.workers.gateway.http.wire import Body, bad, hints_of, retry_of
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Tool
-from rlstreams.workers.gateway.wire import Body, bad, hints_of, retry_of
 
 MAX_CHOICES = 16
 DONE = b"data: [DONE]\n\n"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rlstreams.workers.gateway.http.wire import Body
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest
-from rlstreams.workers.gateway.wire import Body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

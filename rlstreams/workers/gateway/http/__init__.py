@@ -1,0 +1,1 @@
+"""The gateway's HTTP: a server, and one dialect for each kind of client."""
