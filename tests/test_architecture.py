@@ -60,6 +60,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "confluent_kafka": ("rlstreams.streams.kafka",),
     "kafka": ("rlstreams.streams.kafka",),
     "torch": (
+        "rlstreams.workers.compute",
         "rlstreams.workers.trainer",
         "rlstreams.workers.weights",
         "rlstreams.workers.engines",
@@ -71,7 +72,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "transformers": (
         "rlstreams.workers.model",
         "rlstreams.workers.engines",
-        "rlstreams.workers.trainer.parallel.shards",
+        "rlstreams.workers.compute.shards",
     ),
     "safetensors": (
         "rlstreams.start.doctor.model",  # headers alone

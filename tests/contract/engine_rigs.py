@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.compute.score import BuiltinScorer
 from rlstreams.workers.engines.base import (
     Engine,
     GeneratedSegment,
@@ -25,7 +26,6 @@ from rlstreams.workers.engines.base import (
     Scorer,
 )
 from rlstreams.workers.engines.builtin import BuiltinEngine
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.model.model import load_model, weights_of
 from rlstreams.workers.weights.channel import Manifest
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from rlstreams.workers.bootstrap.model_server import command_of, free_ports, where_installed
+from rlstreams.workers.compute.score import BuiltinScorer
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import PauseMode, TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.served.check import check_server
 from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.model.cut import Cut
-from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 
 # As published for Qwen3: layers, hidden, heads, MLP, whether embeddings are tied.

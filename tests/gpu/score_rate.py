@@ -28,8 +28,8 @@ from rlstreams.schemas.events import DeadLetter, ScoredTrajectory, Segment, Tens
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, TRAJECTORIES
 from rlstreams.workers.bootstrap.parts import make_scorers
+from rlstreams.workers.compute.score import BuiltinScorer, cut_of, parts_of
 from rlstreams.workers.engines.base import TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer, cut_of, parts_of
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.model.documents import Documents

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model import bins
@@ -35,7 +36,6 @@ from rlstreams.workers.model.cut import cut_bins, cut_rows
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
-from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.trainable import AllWeights
 from rlstreams.workers.weights.layout import weight_hash
 from tests.gpu.qwen3 import SHAPES, batch_of, model_of, on_policy

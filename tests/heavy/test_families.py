@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.compute.score import BuiltinScorer
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.engines import selfcheck
 from rlstreams.workers.engines.base import SampleRequest, TokenSequence
 from rlstreams.workers.engines.builtin import BuiltinEngine
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.selfcheck import check_scoring, padding_difference
 from rlstreams.workers.model.attention import Attention, attention_of
 from rlstreams.workers.model.base import EngineError

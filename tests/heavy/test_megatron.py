@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.compute import group
+from rlstreams.workers.compute.megatron_scorer import MegatronScorer
+from rlstreams.workers.compute.score import BuiltinScorer
 from rlstreams.workers.engines.base import TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
-from rlstreams.workers.engines.megatron_scorer import MegatronScorer
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.megatron.build import RankModel, end_ranks, join_alone, view_of
@@ -23,7 +24,6 @@ from rlstreams.workers.model.megatron.score import MegatronScores
 from rlstreams.workers.model.model import configure_torch, load_model, weights_of
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.token_scores import TokenScorer
-from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.weights.channel import WeightError
 from tests import families
 

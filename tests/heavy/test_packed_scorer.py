@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlstreams.workers.compute.score import BuiltinScorer
 from rlstreams.workers.engines.base import TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from tests import families
 from tests.documents_on_cpu import take_documents_on_cpu

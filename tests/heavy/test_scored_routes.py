@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlstreams.workers.compute.score import BuiltinScorer
 from rlstreams.workers.engines.base import TokenSequence
 from rlstreams.workers.engines.builtin import BuiltinEngine
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.rollout.trajectory import stitch_experts

@@ -25,10 +25,10 @@ from rlstreams.workers.loop.runtime import Pausable
 
 if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import EmbeddedBroker
+    from rlstreams.workers.compute.rank_scorer import RanksScorer
+    from rlstreams.workers.compute.score import BuiltinScorer
     from rlstreams.workers.engines.base import Engine
-    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.logprob.scoring import Reference
-    from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
     from rlstreams.workers.weights.channel import WeightChannel, WeightServer
 
 WEIGHTS_FOLDER = "weights"
@@ -214,10 +214,10 @@ def _engine(context: Context) -> Engine:
 def _scorer_class(config: RunConfig) -> type[BuiltinScorer]:
     """As `logprob.backend` asks."""
     if config.logprob.backend == MEGATRON:
-        from rlstreams.workers.engines.megatron_scorer import MegatronScorer
+        from rlstreams.workers.compute.megatron_scorer import MegatronScorer
 
         return MegatronScorer
-    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+    from rlstreams.workers.compute.score import BuiltinScorer
 
     return BuiltinScorer
 
@@ -231,7 +231,7 @@ def _logprob(context: Context) -> Pausable:
 
         passing = PassingScorer(model_folder(context.config.model.path))
         return make_worker(context, context.bus, passing, FileWeightChannel())
-    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+    from rlstreams.workers.compute.score import BuiltinScorer
     from rlstreams.workers.model.base import CPU
 
     turns, config = turns_of(context), placed(context.config)
@@ -273,8 +273,8 @@ def make_scorers(config: RunConfig) -> tuple[BuiltinScorer | RanksScorer, Refere
     options["replay_routes"] = config.trainer.routing_replay
     if section.ranks == 1:
         return _scorer_class(config)(folder, **options), reference
-    from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
-    from rlstreams.workers.trainer.parallel.team import Team
+    from rlstreams.workers.compute.rank_scorer import RanksScorer
+    from rlstreams.workers.compute.team import Team
 
     team = Team(gpus, host=config.weights.host, owner="scorer")
     return RanksScorer(team, folder, **options), reference
@@ -311,9 +311,9 @@ def _reference(config: RunConfig, model: Path, options: Mapping[str, Any]) -> Re
 
 
 def _trainer(context: Context) -> Pausable:
+    from rlstreams.workers.compute.hosts import REACH_S, hosts_of
+    from rlstreams.workers.compute.team import team_of
     from rlstreams.workers.model.device import claim_devices
-    from rlstreams.workers.trainer.parallel.hosts import REACH_S, hosts_of
-    from rlstreams.workers.trainer.parallel.team import team_of
     from rlstreams.workers.trainer.training.training import Training
     from rlstreams.workers.trainer.worker import TrainerWorker
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from rlstreams.workers.trainer.parallel.link import ALIVE, Answer, Link
+from rlstreams.workers.compute.link import ALIVE, Answer, Link
 
 
 def main(descriptor: int) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from rlstreams.schemas.events import ScoredTrajectory, Tensor
+from rlstreams.workers.compute.hosts import Hosts, fingerprint, versions
+from rlstreams.workers.compute.rank_server import RankServer
+from rlstreams.workers.compute.team import PROGRAM, Team
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
 from rlstreams.workers.loop.log import get
 from rlstreams.workers.trainer.learn.packing import Batch
-from rlstreams.workers.trainer.parallel.hosts import Hosts, fingerprint, versions
-from rlstreams.workers.trainer.parallel.rank_server import RankServer
-from rlstreams.workers.trainer.parallel.team import PROGRAM, Team
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families

@@ -4,10 +4,10 @@ import sys
 
 import torch
 
+from rlstreams.workers.compute.follower import main
+from rlstreams.workers.compute.rank_learner import RankLearner
 from rlstreams.workers.model.token_scores import TokenScores
 from rlstreams.workers.trainer.learn.packing import MicroBatch
-from rlstreams.workers.trainer.parallel.follower import main
-from rlstreams.workers.trainer.parallel.rank_learner import RankLearner
 
 ROWS = 8
 _score = RankLearner._score

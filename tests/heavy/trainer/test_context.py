@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LayoutSection, OptimizerSection, TrainerSection
 from rlstreams.workers.model import bins
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.trainer.learn.packing import Batch
-from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families

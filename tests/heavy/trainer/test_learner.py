@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.trainer.learn.loss import policy_losses
-from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import weight_hash

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.trainer import LayoutSection, TrainerSection
-from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
 from tests import families

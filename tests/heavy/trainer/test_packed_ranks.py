@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlstreams.workers.compute.rank_scorer import RanksScorer
+from rlstreams.workers.compute.score import BuiltinScorer
+from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
-from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
-from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.trainer.training.training import Training
 from tests import families
 from tests.documents_on_cpu import take_documents_on_cpu

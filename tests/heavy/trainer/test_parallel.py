@@ -11,11 +11,11 @@ from typing import Literal
 
 import pytest
 
+from rlstreams.workers.compute.leader import Leader
+from rlstreams.workers.compute.learn import NumericsError
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import TrainerSection
-from rlstreams.workers.trainer.learn.optimizer import NumericsError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.parallel.leader import Leader
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.team import FollowerError, Team
 from rlstreams.workers.config.trainer import LoraSection, TrainerSection
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.one_order import NoOrderError
-from rlstreams.workers.trainer.parallel.team import FollowerError, Team
 from rlstreams.workers.trainer.training.training import Training
 from tests.heavy.trainer.parallel_stand import batch_of, make_model, two_ranks
 

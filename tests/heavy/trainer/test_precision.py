@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.compute.score import BuiltinScorer
 from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
 from rlstreams.workers.engines.base import TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.model import load_model, right_padded

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.workers.compute.hosts import Hosts, fingerprint, versions
+from rlstreams.workers.compute.link import CUT_OFF_S
+from rlstreams.workers.compute.team import FollowerError
 from rlstreams.workers.config.trainer import LayoutSection
-from rlstreams.workers.trainer.parallel.hosts import Hosts, fingerprint, versions
-from rlstreams.workers.trainer.parallel.link import CUT_OFF_S
-from rlstreams.workers.trainer.parallel.team import FollowerError
 from tests.containers import ROOT, wait_until
 from tests.e2e.command import CONFIG
 from tests.heavy.trainer.parallel_stand import SECRET, batch_of, hashes, make_model, two_ranks

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.compute.rank_scorer import RanksScorer
+from rlstreams.workers.compute.score import BuiltinScorer
+from rlstreams.workers.compute.team import Team
 from rlstreams.workers.engines.base import TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.logprob.scoring import score_in_halves
 from rlstreams.workers.model.base import RankLostError
-from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
-from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.weights.channel import WeightError
 from tests.heavy.trainer.parallel_stand import make_model
 

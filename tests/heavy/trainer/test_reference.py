@@ -14,12 +14,12 @@ from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
 from rlstreams.workers.bootstrap.parts import make_scorers
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.compute import team
+from rlstreams.workers.compute.score import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.logprob.scoring import Reference, score_window
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.trainer.parallel import team
 from tests import families
 from tests.heavy.trainer.trainer_stand import (
     bury,

@@ -12,11 +12,11 @@ import pytest
 from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, StepsRedone
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.compute.learn import Learner, NumericsError, StepResult
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LoraSection, OptimizerSection
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.trainer.learn.advantage import advantages_by
-from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch, pack
 from rlstreams.workers.trainer.learn.trainable import Adapters, AllWeights

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from rlstreams.schemas.events import ScoredTrajectory, Tensor
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.learn import Learner, StepResult
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
 from rlstreams.workers.trainer.intake.validation import check_reference, validate
 from rlstreams.workers.trainer.learn.distill import divergences, sampled_gains, with_teacher
 from rlstreams.workers.trainer.learn.loss import policy_losses
-from rlstreams.workers.trainer.learn.optimizer import Learner, StepResult
 from tests.reference import losses as reference
 from tests.unit.trainer.trainer_builders import (
     VOCAB_SIZE,

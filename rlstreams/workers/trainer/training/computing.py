@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import CPU
@@ -18,13 +19,12 @@ from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.routes import RouterShape
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.learn.critic import WithValueHead, add_value_head
-from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.trainable import trainable_of
 from rlstreams.workers.trainer.training.step_cost import StepCost
 
 if TYPE_CHECKING:
-    from rlstreams.workers.trainer.parallel.leader import Leader
-    from rlstreams.workers.trainer.parallel.team import Team
+    from rlstreams.workers.compute.leader import Leader
+    from rlstreams.workers.compute.team import Team
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +85,9 @@ def over_megatron(
     Raises:
         ConfigError, EngineError: likewise.
     """
+    from rlstreams.workers.compute.team import Team
     from rlstreams.workers.model.megatron.build import routers_of, shape_of
     from rlstreams.workers.model.megatron.shims import use_megatron
-    from rlstreams.workers.trainer.parallel.team import Team
 
     version, layout = use_megatron(), section.layout
     routers = routers_of(folder) if section.routing_replay else None
@@ -136,8 +136,8 @@ def _leader(
     scorer: TokenScorer | None = None,
 ) -> Leader:
     """The learner of the first rank, which leads the others."""
-    from rlstreams.workers.trainer.parallel.leader import Leader
-    from rlstreams.workers.trainer.parallel.rank_learner import RankSpec
+    from rlstreams.workers.compute.leader import Leader
+    from rlstreams.workers.compute.rank_learner import RankSpec
 
     spec = RankSpec(
         folder=folder,

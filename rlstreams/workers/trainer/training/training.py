@@ -19,6 +19,7 @@ from torch import Tensor
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.learn import NumericsError, StepResult
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 from rlstreams.workers.loop.dead_letters import Reason
 from rlstreams.workers.model.base import CPU
@@ -30,7 +31,6 @@ from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
 from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted, shaped_rewards
 from rlstreams.workers.trainer.learn.distill import with_teacher
-from rlstreams.workers.trainer.learn.optimizer import NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
 from rlstreams.workers.trainer.learn.packing import (
     Batch,
@@ -47,7 +47,7 @@ from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import weight_hash
 
 if TYPE_CHECKING:
-    from rlstreams.workers.trainer.parallel.team import Team
+    from rlstreams.workers.compute.team import Team
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

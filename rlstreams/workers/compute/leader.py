@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstreams.workers.compute.deal import Task, deal
+from rlstreams.workers.compute.rank_learner import RankLearner, RankSpec
+from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.token_scores import TokenScorer
@@ -31,9 +34,6 @@ from rlstreams.workers.trainer.learn.trainable import (
     share_arrived,
     sorted_state,
 )
-from rlstreams.workers.trainer.parallel.deal import Task, deal
-from rlstreams.workers.trainer.parallel.rank_learner import RankLearner, RankSpec
-from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import LazyWeights, layout_difference, layout_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.compute.score import BuiltinScorer
 from rlstreams.workers.model.megatron.build import (
     RankModel,
     fill,

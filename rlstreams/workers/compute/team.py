@@ -22,15 +22,15 @@ from typing import Any, TypeVar
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.workers.compute.hosts import Hosts, reach
+from rlstreams.workers.compute.link import ALIVE, BEGIN, FREE, Answer, Link, Meeting
 from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.parallel.hosts import Hosts, reach
-from rlstreams.workers.trainer.parallel.link import ALIVE, BEGIN, FREE, Answer, Link, Meeting
 
 T = TypeVar("T")
-PROGRAM = "rlstreams.workers.trainer.parallel.follower"
+PROGRAM = "rlstreams.workers.compute.follower"
 LOOPBACK = "127.0.0.1"
 SILENT_S = 30.0  # a follower speaks once a second
 END_S = 10.0  # for the thread that reads a link
@@ -152,7 +152,7 @@ class Team:
         ends = reach(hosts) if hosts else []
         self._store: tuple[object, int] | None = None
         if ends:
-            from rlstreams.workers.trainer.parallel import group  # torch.distributed
+            from rlstreams.workers.compute import group  # torch.distributed
 
             self.host = ends[0].getsockname()[0]
             self._store = group.serve(self.host)
@@ -220,7 +220,7 @@ class Team:
         Raises:
             FollowerError, ConfigError, EngineError: one cannot; the team is closed.
         """
-        from rlstreams.workers.trainer.parallel import group  # torch.distributed
+        from rlstreams.workers.compute import group  # torch.distributed
 
         meeting = self.new_meeting()
         others = [(replace(spec, rank=rank), meeting) for rank in range(1, self.size)]
@@ -340,7 +340,7 @@ class Team:
         Raises:
             FollowerError: one does not come out.
         """
-        from rlstreams.workers.trainer.parallel import group  # torch.distributed
+        from rlstreams.workers.compute import group  # torch.distributed
 
         for follower in self._followers:
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """A follower: a rank, of the trainer or a scorer, that is not rank 0. It touches no log and decides
 nothing.
 
-    python -m rlstreams.workers.trainer.parallel.follower FD [FOLDER]
+    python -m rlstreams.workers.compute.follower FD [FOLDER]
 
 It does what comes over the socket FD, one thing at a time, answers each, and says once a second
 that it is alive. When the socket closes its trainer is gone, however that ended, and so is it; its
@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlstreams.workers.trainer.parallel.link import (
+from rlstreams.workers.compute.link import (
     ALIVE,
     BEGIN,
     FREE,
@@ -96,7 +96,7 @@ class Follower:
 
     def _free(self) -> None:
         """End the collectives that this process is in, here and where others wait for it."""
-        from rlstreams.workers.trainer.parallel import group
+        from rlstreams.workers.compute import group
 
         group.abort()
         group.hang_up(but=self._link.peer)

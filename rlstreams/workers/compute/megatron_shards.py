@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlstreams.workers.compute.shards import Plan, ShardedModel, Share
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.megatron.build import (
     RankModel,
@@ -24,7 +25,6 @@ from rlstreams.workers.model.megatron.build import (
 from rlstreams.workers.model.megatron.layout import Layout
 from rlstreams.workers.model.megatron.score import MegatronScores, group_of
 from rlstreams.workers.model.megatron.tables import Part
-from rlstreams.workers.trainer.parallel.shards import Plan, ShardedModel, Share
 
 
 def megatron_shards(

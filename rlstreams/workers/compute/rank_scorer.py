@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import Scores, TokenSequence, pulled_of
-from rlstreams.workers.engines.builtin_scorer import (
+from rlstreams.workers.compute import group
+from rlstreams.workers.compute.link import Meeting
+from rlstreams.workers.compute.score import (
     TOKEN_BUDGET,
     Forward,
     Part,
@@ -29,6 +30,9 @@ from rlstreams.workers.engines.builtin_scorer import (
     in_order,
     parts_of,
 )
+from rlstreams.workers.compute.shards import Shards, plan_of
+from rlstreams.workers.compute.team import Team
+from rlstreams.workers.engines.base import Scores, TokenSequence, pulled_of
 from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import EngineError, RankLostError
 from rlstreams.workers.model.bins import use_bins
@@ -37,10 +41,6 @@ from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.model.offload import OffLoad
 from rlstreams.workers.model.token_scores import Score
 from rlstreams.workers.trainer.learn.trainable import AllWeights
-from rlstreams.workers.trainer.parallel import group
-from rlstreams.workers.trainer.parallel.link import Meeting
-from rlstreams.workers.trainer.parallel.shards import Shards, plan_of
-from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
 

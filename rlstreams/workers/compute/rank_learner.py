@@ -17,6 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from rlstreams.workers.compute import group
+from rlstreams.workers.compute.deal import Task
+from rlstreams.workers.compute.learn import Learner
+from rlstreams.workers.compute.link import Meeting
+from rlstreams.workers.compute.shards import Plan, ShardedModel, Shards, plan_of
 from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
 from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.bins import take_documents, use_bins
@@ -27,12 +32,7 @@ from rlstreams.workers.model.token_scores import Score, TokenScorer
 from rlstreams.workers.trainer.learn.adam import LOW
 from rlstreams.workers.trainer.learn.batch_factors import Look
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals
-from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.trainable import Trainable, trainable_of
-from rlstreams.workers.trainer.parallel import group
-from rlstreams.workers.trainer.parallel.deal import Task
-from rlstreams.workers.trainer.parallel.link import Meeting
-from rlstreams.workers.trainer.parallel.shards import Plan, ShardedModel, Shards, plan_of
 from rlstreams.workers.weights.link.weight_hash import on_host
 
 _SQUARED_AT_ONCE = 1 << 24  # elements; in float64 beside all else that memory holds by then
@@ -101,8 +101,8 @@ class RankLearner(Learner):
     ) -> tuple[Plan, ShardedModel]:
         spec = self._spec
         if spec.section.backend == MEGATRON:
+            from rlstreams.workers.compute.megatron_shards import megatron_shards
             from rlstreams.workers.model.megatron.score import WHY_EAGER, WHY_PADDED
-            from rlstreams.workers.trainer.parallel.megatron import megatron_shards
 
             self.why_padded, self.why_eager = WHY_PADDED, WHY_EAGER
             return megatron_shards(spec.folder, spec.section, spec.rank, spec.device, spec.dtype)
