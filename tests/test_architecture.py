@@ -72,7 +72,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "transformers": (
         "rlstreams.workers.model",
         "rlstreams.workers.engines",
-        "rlstreams.workers.compute.shards",
+        "rlstreams.workers.compute.fsdp2",
     ),
     "safetensors": (
         "rlstreams.start.doctor.model",  # headers alone

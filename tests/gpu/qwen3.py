@@ -91,7 +91,7 @@ def on_policy(learner: Learner, batch: Batch) -> Batch:
     rows = []
     for row in batch.micro_batches:
         logprobs_BT = np.zeros(row.real_BT.shape, np.float32)
-        logprobs_BT[row.loss_mask_BT] = learner._score(row).logprobs_N.cpu().numpy()
+        logprobs_BT[row.loss_mask_BT] = learner._passes.score(row).logprobs_N.cpu().numpy()
         rows.append(
             replace(row, behavior_logprobs_BT=logprobs_BT, proximal_logprobs_BT=logprobs_BT)
         )

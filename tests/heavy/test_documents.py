@@ -72,7 +72,7 @@ def test_a_step_in_bins_is_the_step_of_padded_rows(tmp_path: Path) -> None:
         use_documents(scorer.model)
         batch = pack(samples, advantages, [], policy_version=2, token_budget=48, in_bins=in_bins)
         assert len(batch.micro_batches) > 1
-        learner = Learner(scorer.model, OptimizerSection(), LossSection(), scorer=scorer)
+        learner = Learner.of(scorer.model, OptimizerSection(), LossSection(), scorer=scorer)
         results.append(learner.step(batch))
         hashes.append(weight_hash(learner.weights()))
     rows, packed, again = results

@@ -1,32 +1,31 @@
-"""A model in FSDP2 shards, as one rank has it: rows of every parameter, in tensors of its own.
+"""A model over ranks, whatever cuts it: rows of every parameter, by the names of the parameters.
 
-Each decoder layer is a unit that is gathered for its forward and backward; embeddings, last norm
-and head are one more, which stays whole from forward to backward: the head is applied in chunks, on
-some ranks more often than on others, and no gathering may depend on that. Gradients are sums over
-the ranks, in float32. Optimizer and checkpoints know only the rows, by the names of the parameters.
+Optimizer and checkpoints know the rows alone, a published version the whole tensors. Three kinds:
+`Whole` of one rank, FSDP2's `Shards`, and megatron-core's layers. What `Plan` says holds for each.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.model.context import SlicedScorer
-from rlstreams.workers.model.token_scores import TokenScorer, TokenScores
+from rlstreams.workers.model.base import CPU
+from rlstreams.workers.model.model import weights_of
+from rlstreams.workers.model.token_scores import Score, ValueHead
+from rlstreams.workers.trainer.learn.critic import PREFIX, named_head
 from rlstreams.workers.trainer.learn.trainable import Trainable
 from rlstreams.workers.weights.link.weight_hash import sums_of
 
-_PREFIX = "model."  # of a parameter in the root
+_SQUARED_AT_ONCE = 1 << 24  # elements; in float64 beside all else that memory holds by then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,68 +36,175 @@ class Plan:
     published: Mapping[str, str]  # published name -> parameter's path
     constant: Mapping[str, Tensor]  # buffers: whole on every rank
     trained: Mapping[str, str]  # trained name -> parameter's path
-    adapters: frozenset[str]  # names of adapters among the trained
+    extra: frozenset[str]  # of the trained: adapters, and a value head, which no version has
     whole: Mapping[str, Tensor]  # path -> dtype and shape, on meta
 
 
-def plan_of(model: nn.Module, trainable: Trainable) -> Plan:
-    """Of a model before it is cut."""
-    paths = {parameter.data_ptr(): path for path, parameter in model.named_parameters()}
-    own = {id(parameter): path for path, parameter in model.named_parameters()}
-    weights = trainable.weights()
+def plan_of(
+    model: nn.Module, trainable: Trainable | None, value_head: ValueHead | None = None
+) -> Plan:
+    """Of a model before it is cut.
+
+    Args:
+        trainable: None: nothing learns.
+        value_head: learns beside the model, and is no part of it.
+    """
+    head = named_head(value_head) if value_head else {}
+    named = dict(model.named_parameters())
+    paths = {parameter.data_ptr(): path for path, parameter in named.items()}
+    own = {id(parameter): path for path, parameter in (named | head).items()}
+    weights = trainable.weights() if trainable else weights_of(model)
+    learning = (trainable.parameters() if trainable else {}) | head
     published = {n: paths[t.data_ptr()] for n, t in weights.items() if t.data_ptr() in paths}
     return Plan(
         facts={n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in weights.items()},
         published=published,
         constant={n: t for n, t in weights.items() if n not in published},
-        trained={name: own[id(p)] for name, p in trainable.parameters().items()},
-        adapters=frozenset(trainable.extra()),
-        whole={path: torch.empty_like(p, device="meta") for path, p in model.named_parameters()},
+        trained={name: own[id(p)] for name, p in learning.items()},
+        extra=(trainable.extra() if trainable else frozenset()) | head.keys(),
+        whole={path: torch.empty_like(p, device="meta") for path, p in (named | head).items()},
     )
 
 
 Share = tuple[slice, ...]  # of a whole tensor, one slice for each of its first axes
 
 
-class ShardedModel(ABC):
-    """A model of which each rank has a share: FSDP2's `Shards`, or megatron-core's layers.
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Weights that a rank holds beside those that it computes with."""
 
-    Paths name parameters; all ranks call `add_up`, `gather` and `scatter` in the same order.
+    rows: dict[str, Tensor] = field(default_factory=dict)  # by path
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # of which rows are views, if they are
+
+
+class ShardedModel(ABC):
+    """A model of which each rank has a share.
+
+    Paths name parameters; all ranks call `add_up`, `gather`, `scatter` and `norm` in the same
+    order. The parameters of a value head are beside the model's, and whole on every rank.
 
     Attributes:
         root: a `Score`; one forward of it is one pass of all ranks.
         rows: this rank's shares by path, in memory that the model computes with.
         hands: by rank, which of the hands that are dealt it computes.
         voices: ranks whose totals count: one of each hand.
+        no_gradient: in which a forward alone is computed.
+        copies: whether a version is copied to where it is computed with, or lies there.
+        is_whole: the rows are the model's own tensors, all of them.
     """
 
-    root: nn.Module
+    root: Score
+    model: nn.Module
     rows: dict[str, nn.Parameter]
     hands: Sequence[int]
     voices: frozenset[int]
     rank: int
     device: torch.device
+    no_gradient: Callable[[], AbstractContextManager[Any]] = torch.inference_mode
+    copies = True
+    is_whole = False
+    replicated: frozenset[str] = frozenset()
+
+    def add_head(self, head: ValueHead) -> None:
+        """It learns too, beside the model."""
+        self._head, named = head, named_head(head)
+        self.rows |= named
+        self.replicated = frozenset(named)
+
+    @torch.no_grad()
+    def put_back(self, path: str, old: nn.Parameter) -> None:
+        """Compute with these numbers, in the memory of `old` or with `old` in the model's."""
+        rows = self.rows[path]
+        rows.copy_(old)
+        if path in self.replicated:
+            self._head.register_parameter(path.removeprefix(PREFIX), old)
+        else:
+            old.data = rows.data  # what the optimizer holds is now what the model is gathered from
+        self.rows[path] = old
 
     @abstractmethod
     def gradients(self) -> dict[str, Tensor]:
-        """Those of the rows since the last call; by path."""
+        """Those of the rows since the last call, but those that their parameters keep; by path."""
 
     @abstractmethod
+    def whole_shape(self, path: str) -> Sequence[int]:
+        """Of a parameter of the model."""
+
+    @abstractmethod
+    def own_share(self, path: str, rank: int) -> Share | None:
+        """What a rank has of a parameter of the model; None: nothing."""
+
     def shape(self, path: str) -> Sequence[int]:
         """Of the whole parameter."""
+        return self.rows[path].shape if path in self.replicated else self.whole_shape(path)
 
-    @abstractmethod
     def share(self, path: str, rank: int) -> Share | None:
         """What a rank has of a parameter; None: nothing."""
+        if path in self.replicated:
+            return tuple(slice(0, size) for size in self.shape(path))
+        return self.own_share(path, rank)
 
-    def add_up(self, path: str, gradient: Tensor) -> None:  # noqa: B027
+    def add_up(self, path: str, gradient: Tensor) -> None:
         """Sum a batch's gradient in place over the ranks that have the same share."""
+        if path in self.replicated and len(self.hands) > 1:
+            if not self.adds_replicated:
+                gradient.zero_()
+            dist.all_reduce(gradient)
+
+    @property
+    def adds_replicated(self) -> bool:
+        """Whether what this rank has of a gradient beside the model's counts."""
+        return True
+
+    @torch.no_grad()
+    def norm(
+        self, squares: Callable[[float], list[float]], gradients: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Of the whole gradient, of which this rank has these rows.
+
+        Args:
+            squares: what every rank has, by rank.
+        """
+        own = [
+            part.double().square().sum()
+            for path, gradient in gradients.items()
+            if self.rank in self.owners(path)
+            for part in torch.split(gradient.flatten(), _SQUARED_AT_ONCE)
+        ]
+        first, *others = squares(float(torch.stack(own).sum()) if own else 0.0)
+        return torch.tensor(first + sum(others), dtype=torch.float64).sqrt()
+
+    def buffers(self) -> Iterable[Tensor]:
+        """What lies on the device beside the rows."""
+        return self.model.buffers()
 
     def reshard(self) -> None:  # noqa: B027
         """Let go of parameters that were gathered for a pass."""
 
     def close(self) -> None:  # noqa: B027
         """Let go of what the process group made."""
+
+    def version(self) -> Version:
+        """Where one more version is received."""
+        return Version()
+
+    def receive(self, version: Version, path: str, whole: Tensor | None) -> None:
+        """Take this rank's rows of a tensor that rank 0 has."""
+        rows: Tensor | None = None
+        if path in self.rows:
+            rows = torch.empty_like(self.rows[path], requires_grad=False)
+            version.rows[path] = rows
+        self.scatter(path, whole, rows)
+
+    @torch.no_grad()
+    def hold(self, version: Version) -> None:
+        """Compute with these from here on."""
+        for path, rows in version.rows.items():
+            self.rows[path].copy_(rows)
+        self.reshard()
+
+    def release(self) -> None:  # noqa: B027
+        """Let go of a version that was not copied: with it one too many would be held."""
 
     def owners(self, path: str) -> dict[int, Share]:
         """The first rank of each share, and the share."""
@@ -169,120 +275,63 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-class _Root(nn.Module):
-    """The scorer as a module: one forward of it is one pass through the model."""
+class Whole(ShardedModel):
+    """A model that one rank has alone: the rows are its own parameters, and nothing is copied."""
 
-    def __init__(self, scorer: TokenScorer | SlicedScorer) -> None:
-        super().__init__()
-        self.model = scorer.model
-        self.routing = scorer.routing
-        self._scorer = scorer
+    copies, is_whole = False, True
 
-    def forward(self, *inputs: Any) -> TokenScores:  # noqa: ANN401
-        scores = self._scorer(*inputs)
-        # No view: what is done to one in place would get past the hook that gathers for backward.
-        return TokenScores(*(values_N.clone() for values_N in scores))
-
-
-class Shards(ShardedModel):
-    """The model of a scorer, cut. From here on the model's forward is `root`'s."""
-
-    def __init__(
-        self,
-        scorer: TokenScorer | SlicedScorer,
-        mesh: DeviceMesh,
-        field: str = "trainer.ranks",
-        cp: int = 1,
-    ) -> None:
-        """
-        Args:
-            field: that asks for several ranks, for messages.
-            cp: so many neighbours compute the same rows.
-
-        Raises:
-            ConfigError: a model that cannot be cut so; names what is in the way.
-        """
-        self.root: _Root = _Root(scorer)
-        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-        for layer in units_of(scorer.model, field):
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(self.root, mesh=mesh, mp_policy=policy)
-        for module in self.root.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)  # a sum: the loss is divided already
-                module.set_force_sum_reduction_for_comms(True)
-                # Now, not in the first forward: it may move the rows of an uneven cut.
-                module.unshard()
-                module.reshard()
-        self._cut: dict[str, Any] = {
-            path.removeprefix(_PREFIX): parameter
-            for path, parameter in self.root.named_parameters()
-        }
-        ranks, self.rank = range(mesh.size()), mesh.get_local_rank()
-        self.hands, self.voices = [rank // cp for rank in ranks], frozenset(ranks[::cp])
-        self.rows = {
-            path: nn.Parameter(parameter.detach().to_local(), parameter.requires_grad)
-            for path, parameter in self._cut.items()
-        }
+    def __init__(self, model: nn.Module, root: Score) -> None:
+        self.model, self.root, self.rank = model, root, 0
+        self.hands, self.voices = [0], frozenset({0})
+        self.rows = dict(model.named_parameters())
         self.device = next(iter(self.rows.values())).device
-
-    def reshard(self) -> None:
-        """See `ShardedModel`: the root stays whole behind a forward without a backward."""
-        for module in self.root.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        self._shapes = {path: parameter.shape for path, parameter in self.rows.items()}
+        # Tied weights may be several tensors of one memory.
+        by_memory: defaultdict[int, list[Tensor]] = defaultdict(list)
+        for tensor in model.state_dict(keep_vars=True).values():
+            by_memory[tensor.data_ptr()].append(tensor)
+        self._tensors = {path: by_memory[p.data_ptr()] for path, p in self.rows.items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        """Those of the rows, summed over the ranks, since the last call; by path."""
-        found = {}
-        for path, parameter in self._cut.items():
-            if parameter.grad is not None:
-                found[path] = parameter.grad.to_local()
-                parameter.grad = None
-        return found
+        """None: the optimizer takes each as the backward makes it."""
+        return {}
 
-    def shape(self, path: str) -> Sequence[int]:
+    def whole_shape(self, path: str) -> Sequence[int]:
         """See `ShardedModel`."""
-        shape: Sequence[int] = self._cut[path].shape
-        return shape
+        return self._shapes[path]
 
-    def share(self, path: str, rank: int) -> Share | None:
-        """See `ShardedModel`: equal shares of the rows, the last ones less."""
-        num_rows = self.shape(path)[0]
-        each = -(-num_rows // len(self.hands))
-        first, end = rank * each, min((rank + 1) * each, num_rows)
-        return (slice(first, end),) if first < end else None
+    def own_share(self, path: str, rank: int) -> Share | None:
+        """All of it."""
+        del rank
+        return tuple(slice(0, size) for size in self._shapes[path])
 
+    @torch.no_grad()
+    def norm(
+        self, squares: Callable[[float], list[float]], gradients: Mapping[str, Tensor]
+    ) -> Tensor:
+        """See `ShardedModel`: as torch has it, tensor by tensor in their own precision."""
+        del squares
+        return nn.utils.get_total_norm(list(gradients.values()))
 
-def units_of(model: nn.Module, field: str = "trainer.ranks") -> list[nn.Module]:
-    """The layers that are gathered one by one.
+    def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """The rows themselves."""
+        del path, dtype
+        return rows
 
-    Args:
-        field: that asks for several ranks, for messages.
+    def receive(self, version: Version, path: str, whole: Tensor | None) -> None:
+        """See `ShardedModel`."""
+        assert whole is not None, "a rank alone is rank 0"
+        # A file's tensors are the file's memory, and it may be deleted: copied where they stay.
+        version.rows[path] = whole.to(self.device, copy=self.device.type == CPU)
 
-    Raises:
-        ConfigError: none is marked, or the model has what FSDP2 cannot cut.
-    """
-    from transformers.modeling_layers import GradientCheckpointingLayer
+    def hold(self, version: Version) -> None:
+        """Point at it: all versions share what was compiled."""
+        for path, own in self._tensors.items():
+            for tensor in own:
+                tensor.data = version.rows[path]
 
-    kind = type(model).__name__
-    units = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if not units:
-        raise ConfigError(
-            f"{field} is above 1, but a {kind} has no layer that its library marks as one: "
-            "set it to 1"
-        )
-    scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
-    if scalars:
-        raise ConfigError(
-            f"{field} is above 1, but {scalars[0]} of a {kind} is a single number, which has "
-            "no rows to share out: set it to 1"
-        )
-    # An expert that no token of a rank is routed to has no gradient there: the sum would wait.
-    loose = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and "expert" in n]
-    if loose:
-        raise ConfigError(
-            f"{field} is above 1, but {loose[0]} of a {kind} holds experts one by one, not "
-            "in one tensor: set it to 1"
-        )
-    return units
+    def release(self) -> None:
+        """See `ShardedModel`."""
+        for own in self._tensors.values():
+            for tensor in own:
+                tensor.data = tensor.new_empty(0)

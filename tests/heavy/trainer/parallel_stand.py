@@ -66,6 +66,22 @@ def other_host(
         )  # fmt: skip
 
 
+def leave(training: Training) -> None:
+    """All ranks leave their group, so that the team can begin again."""
+    learner = training.learner
+    if learner.mesh.team is None:
+        learner.close()
+    else:
+        learner.mesh.team.together(learner.leave, "leave", number=learner.number)
+
+
+def meet_again(training: Training) -> None:
+    """As after memory ran out on a rank."""
+    team = training.learner.mesh.team
+    assert team is not None
+    training.learner.rejoin(team.new_meeting())
+
+
 def hashes(training: Training) -> tuple[str, str]:
     """Of the weights, and of the optimizer's tensors."""
     learner = training.learner

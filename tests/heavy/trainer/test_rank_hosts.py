@@ -13,7 +13,6 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.compute.hosts import Hosts, reach
-from rlstreams.workers.compute.learn import StepResult
 from rlstreams.workers.compute.rank_server import make_rank_server
 from rlstreams.workers.compute.team import FollowerError, Team
 from rlstreams.workers.config.run import ModelSection, RunConfig, WeightsSection
@@ -21,6 +20,7 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
+from rlstreams.workers.trainer.learn.step import StepResult
 from tests.containers import wait_until
 from tests.heavy.trainer.parallel_stand import batch_of, hashes, make_model, other_host, two_ranks
 from tests.heavy.trainer.test_parallel_deaths import ODD

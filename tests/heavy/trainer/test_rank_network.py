@@ -110,7 +110,8 @@ def test_a_host_that_is_cut_off_is_named_and_ends_its_rank_by_itself(
 ) -> None:
     """It serves the next trainer once it is back."""
     with closing(two_ranks(folder, hosts=hosts)) as two:
-        team = two.learner._team  # type: ignore[attr-defined]
+        team = two.learner.mesh.team
+        assert team is not None
         team._silent_s = SILENT_S
         ip(f"link set {cable} down")
         begun_s = time.monotonic()
