@@ -55,6 +55,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "confluent_kafka": ("rlstreams.streams.kafka",),
     "kafka": ("rlstreams.streams.kafka",),
     "torch": (
+        "rlstreams.workers.compute",
         "rlstreams.workers.trainer",
         "rlstreams.workers.weights",
         "rlstreams.workers.engines",
@@ -66,7 +67,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "transformers": (
         "rlstreams.workers.model",
         "rlstreams.workers.engines",
-        "rlstreams.workers.trainer.parallel.shards",
+        "rlstreams.workers.compute.fsdp2",
     ),
     "safetensors": (
         "rlstreams.check.doctor.model",  # headers alone

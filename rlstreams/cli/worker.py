@@ -190,7 +190,7 @@ def _serve_ranks(args: Namespace, config: RunConfig, stop: Stop) -> None:
     """Until it is told to stop: it outlives its trainers."""
     import uuid
 
-    from rlstreams.workers.trainer.parallel.rank_server import make_rank_server
+    from rlstreams.workers.compute.rank_server import make_rank_server
 
     with _health(args) as health:
         server = make_rank_server(config, args.ordinal, args.instance or uuid.uuid4().hex)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.compute.score import scorer_of
 from rlstreams.workers.engines.base import (
     Engine,
     GeneratedSegment,
@@ -25,7 +26,6 @@ from rlstreams.workers.engines.base import (
     Scorer,
 )
 from rlstreams.workers.engines.builtin import BuiltinEngine
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.model.model import load_model, weights_of
 from rlstreams.workers.weights.channel import Manifest
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
@@ -107,7 +107,7 @@ class Rig:
         )
 
     def scorer(self) -> Scorer:
-        return BuiltinScorer(DEMO_MODEL) if self.kind in DEMO_KINDS else FakeScorer()
+        return scorer_of(DEMO_MODEL) if self.kind in DEMO_KINDS else FakeScorer()
 
     @property
     def replays_draws(self) -> bool:
@@ -287,7 +287,7 @@ class RealRig(Rig):
         await cut(engine)
 
     def scorer(self) -> Scorer:
-        return BuiltinScorer(self.model)
+        return scorer_of(self.model)
 
     def heat(self, temperature: float) -> float:
         return min(temperature, 2.0)  # vLLM refuses more; its weights are flatter for that

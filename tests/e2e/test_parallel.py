@@ -37,7 +37,7 @@ def follower(workspace: Workspace, started: Started, before: int = 0) -> tuple[i
             try:
                 words = Path(f"/proc/{process}/cmdline").read_bytes()
                 # Its reaper, which has its words as well, stands between the two.
-                is_rank = b"parallel.follower" in words and b"reaper.py" not in words
+                is_rank = b"compute.follower" in words and b"reaper.py" not in words
                 if is_rank and process != before:
                     return process, parent(parent(process))
             except (FileNotFoundError, ProcessLookupError):

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from rlstreams.workers.bootstrap.model_server import command_of, free_ports, where_installed
+from rlstreams.workers.compute.score import scorer_of
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import PauseMode, TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.served.check import check_server
 from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
@@ -133,7 +133,7 @@ async def logprob_gap(bench: Bench, args: argparse.Namespace) -> dict[str, float
               for n, ids in enumerate(PROMPTS)]  # fmt: skip
     answers = [await collect(engine, one) for one in wanted]
     await engine.close()
-    scorer = BuiltinScorer(bench.model)
+    scorer = scorer_of(bench.model)
     published32 = {n: t.float() for n, t in dict(channel.pull(published, 60.0)).items()}
     event = announced(bench.weights, bench.weights.publish(9, published32))
     scorer.pull(event, channel)

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
+from rlstreams.workers.compute.team import team_of
 from rlstreams.workers.config.trainer import LayoutSection, OptimizerSection, TrainerSection
 from rlstreams.workers.model.device import VISIBLE
-from rlstreams.workers.trainer.parallel.team import team_of
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests.gpu.parallel_train import batch

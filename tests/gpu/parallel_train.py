@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlstreams.workers.compute.team import Team, team_of
 from rlstreams.workers.config.trainer import (
     LayoutSection,
     LoraSection,
@@ -37,7 +38,6 @@ from rlstreams.workers.model.cut import Cut, cut_evenly
 from rlstreams.workers.model.device import claim_devices
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch
-from rlstreams.workers.trainer.parallel.team import Team, team_of
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import size_bytes, weight_hash
 from tests.gpu.qwen3 import SHAPES, batch_of, model_of

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.model.cut import Cut
-from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 
 # As published for Qwen3: layers, hidden, heads, MLP, whether embeddings are tied.
@@ -91,7 +91,7 @@ def on_policy(learner: Learner, batch: Batch) -> Batch:
     rows = []
     for row in batch.micro_batches:
         logprobs_BT = np.zeros(row.real_BT.shape, np.float32)
-        logprobs_BT[row.loss_mask_BT] = learner._score(row).logprobs_N.cpu().numpy()
+        logprobs_BT[row.loss_mask_BT] = learner._passes.score(row).logprobs_N.cpu().numpy()
         rows.append(
             replace(row, behavior_logprobs_BT=logprobs_BT, proximal_logprobs_BT=logprobs_BT)
         )

@@ -28,8 +28,9 @@ from rlstreams.schemas.events import DeadLetter, ScoredTrajectory, Segment, Tens
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, TRAJECTORIES
 from rlstreams.workers.bootstrap.parts import make_scorers
+from rlstreams.workers.compute.forward import cut_of, parts_of
+from rlstreams.workers.compute.score import MeshScorer
 from rlstreams.workers.engines.base import TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer, cut_of, parts_of
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.model.documents import Documents
@@ -109,14 +110,14 @@ def bins_of(scored: Sequence[ScoredTrajectory], budget: int, device: str) -> lis
     return made
 
 
-def bare_s(scorer: BuiltinScorer, bins: Sequence[tuple[Any, ...]]) -> float:
+def bare_s(scorer: MeshScorer, bins: Sequence[tuple[Any, ...]]) -> float:
     """Seconds of a forward over each bin, nothing else."""
-    with scorer._holding(scorer._held[0]), torch.inference_mode():
+    with scorer._holding(0, scorer._held[0]), torch.inference_mode():
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         started_s = time.monotonic()
         for one in bins:
-            scorer._scorer(*one)
+            scorer._shards.root(*one)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.monotonic() - started_s
@@ -133,7 +134,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     context = stand.context("logprob")
     scorer, _ = make_scorers(context.config)
-    if not isinstance(scorer, BuiltinScorer) or scorer.why_padded:
+    if not isinstance(scorer, MeshScorer) or scorer.why_padded:
         raise SystemExit(f"not packed: {getattr(scorer, 'why_padded', scorer)}")
     weights = weights_of(load_model(folder, args.dtype))
     server = FileWeightServer(args.folder / "weights", keep=1)

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model import bins
@@ -35,8 +36,6 @@ from rlstreams.workers.model.cut import cut_bins, cut_rows
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
-from rlstreams.workers.trainer.learn.optimizer import Learner
-from rlstreams.workers.trainer.learn.trainable import AllWeights
 from rlstreams.workers.weights.layout import weight_hash
 from tests.gpu.qwen3 import SHAPES, batch_of, model_of, on_policy
 
@@ -70,7 +69,6 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 def learner_of(args: argparse.Namespace, model: Any, case: str, told: dict[str, Any]) -> Learner:
     """As a trainer makes it, or with a part left out."""
     scorer = TokenScorer(model, attention_of(model).right_padded)
-    trainable = AllWeights(model)
     why_padded = "not asked for"
     if case.startswith("bins"):
         why_padded = bins.take_documents(scorer, args.device)
@@ -83,9 +81,7 @@ def learner_of(args: argparse.Namespace, model: Any, case: str, told: dict[str, 
         scorer.head.holds_logits = False
         recompute_activations(model)
     section = OptimizerSection(lr=1e-6, warmup_steps=0)
-    return Learner(
-        model, section, LossSection(), trainable=trainable, scorer=scorer, why_padded=why_padded
-    )
+    return Learner.of(model, section, LossSection(), scorer=scorer, why_padded=why_padded)
 
 
 def ours(args: argparse.Namespace, case: str, lengths: list[int], told: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model import bins, documents
@@ -15,7 +16,6 @@ from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.documents import ATTENTION, Documents, use_documents
 from rlstreams.workers.model.model import configure_torch, load_model
 from rlstreams.workers.model.token_scores import TokenScorer
-from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
@@ -72,7 +72,7 @@ def test_a_step_in_bins_is_the_step_of_padded_rows(tmp_path: Path) -> None:
         use_documents(scorer.model)
         batch = pack(samples, advantages, [], policy_version=2, token_budget=48, in_bins=in_bins)
         assert len(batch.micro_batches) > 1
-        learner = Learner(scorer.model, OptimizerSection(), LossSection(), scorer=scorer)
+        learner = Learner.of(scorer.model, OptimizerSection(), LossSection(), scorer=scorer)
         results.append(learner.step(batch))
         hashes.append(weight_hash(learner.weights()))
     rows, packed, again = results

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.compute.score import scorer_of
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.engines import selfcheck
 from rlstreams.workers.engines.base import SampleRequest, TokenSequence
 from rlstreams.workers.engines.builtin import BuiltinEngine
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.selfcheck import check_scoring, padding_difference
 from rlstreams.workers.model.attention import Attention, attention_of
 from rlstreams.workers.model.base import EngineError
@@ -89,7 +89,7 @@ async def test_a_family_samples_and_is_scored_as_its_library_says(
 ) -> None:
     """Log-probs of answers sampled in a shared batch, and scored in one: both the library's own."""
     folder = families.make(name, tmp_path / "model")
-    engine, scorer, truth = BuiltinEngine(folder, slots=4), BuiltinScorer(folder), library(folder)
+    engine, scorer, truth = BuiltinEngine(folder, slots=4), scorer_of(folder), library(folder)
     server = FileWeightServer(tmp_path / "weights", keep=2)
     published = announced(server, server.publish(0, weights_of(load_model(folder))))
     answers = await sampled(engine, published)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.compute import group
+from rlstreams.workers.compute.score import scorer_of
 from rlstreams.workers.engines.base import TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
-from rlstreams.workers.engines.megatron_scorer import MegatronScorer
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.megatron.build import RankModel, end_ranks, join_alone, view_of
@@ -23,7 +23,6 @@ from rlstreams.workers.model.megatron.score import MegatronScores
 from rlstreams.workers.model.model import configure_torch, load_model, weights_of
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.token_scores import TokenScorer
-from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.weights.channel import WeightError
 from tests import families
 
@@ -126,8 +125,8 @@ def test_a_scorer_holds_versions_and_gives_the_log_probs_of_the_built_in_one(
         for length in (9, 4, 12)
     ]
     scored = []
-    for kind in (BuiltinScorer, MegatronScorer):
-        scorer = kind(folder, replay_routes=True)
+    for backend in ("builtin", "megatron"):
+        scorer = scorer_of(folder, backend=backend, replay_routes=True)
         pulled = scorer.pull(channel.published, channel)
         again = scorer.score(sequences, pulled.policy_version, 0.9)
         scored.append(scorer.score(sequences, pulled.policy_version, 0.9))

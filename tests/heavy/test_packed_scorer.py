@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlstreams.workers.compute.score import MeshScorer, scorer_of
 from rlstreams.workers.engines.base import TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from tests import families
 from tests.documents_on_cpu import take_documents_on_cpu
@@ -33,7 +33,7 @@ def sequences_of(lengths: Sequence[int], routes: tuple[int, int] | None = None) 
     ]
 
 
-def scores(scorer: BuiltinScorer, channel: FolderChannel, sequences: Any) -> list[Any]:
+def scores(scorer: MeshScorer, channel: FolderChannel, sequences: Any) -> list[Any]:
     scorer.pull(channel.published, channel)
     return [
         np.concatenate([found.logprobs, found.entropy])
@@ -52,11 +52,11 @@ def test_bins_give_what_padded_rows_give(
     channel = FolderChannel(folder)
     sequences = sequences_of([40, 1, 64, 17, 2, 58, 33, 64, 5], routes)
     along = {"replay_routes": routes is not None, "token_budget": BIN}
-    padded = BuiltinScorer(folder, **along)  # type: ignore[arg-type]
+    padded = scorer_of(folder, **along)  # type: ignore[arg-type]
     assert padded.why_padded == "a CPU computes padded rows"
     expected = scores(padded, channel, sequences)
     take_documents_on_cpu(monkeypatch.setattr)
-    packed = BuiltinScorer(folder, **along)  # type: ignore[arg-type]
+    packed = scorer_of(folder, **along)  # type: ignore[arg-type]
     assert not packed.why_padded
     assert bool(packed.why_eager) == (routes is not None)  # experts are not compiled
     found = scores(packed, channel, sequences)
@@ -74,7 +74,7 @@ def test_all_versions_and_bins_use_what_was_compiled_at_the_start(
 
     take_documents_on_cpu(monkeypatch.setattr)
     folder = families.make("Qwen3ForCausalLM", tmp_path)
-    scorer, channel = BuiltinScorer(folder, token_budget=BIN), FolderChannel(folder)
+    scorer, channel = scorer_of(folder, token_budget=BIN), FolderChannel(folder)
     compiled = counters["stats"]["unique_graphs"]
     assert compiled
     first = scores(scorer, channel, sequences_of([64]))
@@ -93,7 +93,7 @@ def test_each_forward_takes_its_turn_on_a_shared_gpu(tmp_path: Path) -> None:
     """One turn for each part of a window, and turns change no bit."""
     folder = families.make("Qwen3ForCausalLM", tmp_path)
     channel, sequences = FolderChannel(folder), sequences_of([40, 64, 17, 58, 33])
-    scorer = BuiltinScorer(folder, token_budget=BIN)
+    scorer = scorer_of(folder, token_budget=BIN)
     alone, turns = scores(scorer, channel, sequences), []
 
     def run(work: Any) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlstreams.workers.compute.score import MeshScorer, scorer_of
 from rlstreams.workers.engines.base import TokenSequence
 from rlstreams.workers.engines.builtin import BuiltinEngine
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.rollout.trajectory import stitch_experts
@@ -42,16 +42,16 @@ def sampled() -> list[TokenSequence]:
     return asyncio.run(run())
 
 
-def scorer(*, replay_routes: bool) -> BuiltinScorer:
+def scorer(*, replay_routes: bool) -> MeshScorer:
     made, channel = (
-        BuiltinScorer(DEMO_MODEL, replay_routes=replay_routes),
+        scorer_of(DEMO_MODEL, replay_routes=replay_routes),
         FolderChannel(DEMO_MODEL),
     )
     made.pull(channel.published, channel)
     return made
 
 
-def logprobs(by: BuiltinScorer, sequences: list[TokenSequence]) -> list[Any]:
+def logprobs(by: MeshScorer, sequences: list[TokenSequence]) -> list[Any]:
     return [found.logprobs for found in by.score(sequences, by.versions[0], 1.0)]
 
 

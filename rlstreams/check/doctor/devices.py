@@ -19,6 +19,7 @@ from rlstreams.check.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
 from rlstreams.check.doctor.model import ModelFolder
 from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.trainer import MEGATRON
 
 ASK_S = 5.0
 MIB = 1.048576  # MB
@@ -206,7 +207,9 @@ def sizes(model: ModelFolder, config: RunConfig) -> dict[str, float]:
     weights_mb = model.mb_in(config.model.dtype)
     trainer, logprob = config.trainer, config.logprob
     compares = bool(trainer.loss.why_compared)
-    copies_mb = (config.versions_held + 1 + compares) * weights_mb / logprob.ranks
+    layout = logprob.layout
+    shares = layout.tp * layout.pp if logprob.backend == MEGATRON else logprob.ranks
+    copies_mb = (config.versions_held + 1 + compares) * weights_mb / shares
     learning_mb = LEARNING * model.num_parameters / 1e6
     if trainer.lora.rank:
         learning_mb = ADAPTING * weights_mb

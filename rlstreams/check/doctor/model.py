@@ -297,18 +297,19 @@ def check_layouts(config: RunConfig, model: ModelFolder, host: Host = EVERYTHING
     Raises:
         ConfigError: it is not installed, has no table for the model, or a layout does not fit.
     """
-    asked = config.trainer.layout
     layouts, checked = {}, []
-    if asked.cp > 1 and host.has("trainer"):
-        check_heads(model.config, asked.cp)
-        checked.append(f"trainer {config.trainer.ranks} ranks, cp {asked.cp}")
-    if config.trainer.backend == MEGATRON and host.has("trainer"):
-        layouts["trainer"] = Layout(
-            ranks=config.trainer.ranks, tp=asked.tp, pp=asked.pp, ep=asked.ep
-        )
-    is_separate = config.logprob.place == "separate"
-    if config.logprob.backend == MEGATRON and is_separate and host.has("logprob"):
-        layouts["logprob"] = Layout()
+    sections = {"trainer": config.trainer} | (
+        {"logprob": config.logprob} if config.logprob.place == "separate" else {}
+    )
+    for role, section in sections.items():
+        asked, ranks = section.layout, section.ranks
+        if asked.cp > 1 and host.has(role):
+            check_heads(model.config, asked.cp, role)
+            checked.append(f"{role} {ranks} ranks, cp {asked.cp}")
+        if section.backend == MEGATRON and host.has(role):
+            layouts[role] = Layout(
+                ranks=ranks, tp=asked.tp, pp=asked.pp, ep=asked.ep, asked_by=role
+            )
     for role, layout in layouts.items():
         check_installed(f"{role}.backend")
         try:

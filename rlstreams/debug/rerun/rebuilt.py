@@ -17,6 +17,7 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import SCORED
+from rlstreams.workers.compute.team import team_of
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
@@ -26,7 +27,6 @@ from rlstreams.workers.model.device import nearest_devices
 from rlstreams.workers.trainer.claim import read_ledger
 from rlstreams.workers.trainer.facts import versions
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError
-from rlstreams.workers.trainer.parallel.team import team_of
 from rlstreams.workers.trainer.redo.redo import RedoneStep, differences, redo_steps, run_now
 from rlstreams.workers.trainer.redo.retention import check_redo
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection

@@ -25,10 +25,10 @@ from rlstreams.workers.loop.runtime import Pausable
 
 if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import EmbeddedBroker
+    from rlstreams.workers.compute.score import MeshScorer
     from rlstreams.workers.engines.base import Engine
-    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.logprob.scoring import Reference
-    from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
+    from rlstreams.workers.model.device import Run
     from rlstreams.workers.weights.channel import WeightChannel, WeightServer
 
 WEIGHTS_FOLDER = "weights"
@@ -210,17 +210,6 @@ def _engine(context: Context) -> Engine:
     )
 
 
-def _scorer_class(config: RunConfig) -> type[BuiltinScorer]:
-    """As `logprob.backend` asks."""
-    if config.logprob.backend == MEGATRON:
-        from rlstreams.workers.engines.megatron_scorer import MegatronScorer
-
-        return MegatronScorer
-    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
-
-    return BuiltinScorer
-
-
 def _logprob(context: Context) -> Pausable:
     from rlstreams.workers.logprob.worker import make_worker
 
@@ -230,14 +219,10 @@ def _logprob(context: Context) -> Pausable:
 
         passing = PassingScorer(model_folder(context.config.model.path))
         return make_worker(context, context.bus, passing, FileWeightChannel())
-    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.model.base import CPU
 
     turns, config = turns_of(context), placed(context.config)
-    scorer, reference = make_scorers(config)
-    for one in (scorer, reference and reference.scorer):
-        if turns is not None and isinstance(one, BuiltinScorer):
-            one.run = turns.run
+    scorer, reference = make_scorers(config, turns.run if turns else None)
     if config.logprob.device != CPU:
         reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
         log = context.log
@@ -247,62 +232,77 @@ def _logprob(context: Context) -> Pausable:
     return make_worker(context, context.bus, scorer, _channel(context), reference)
 
 
-def make_scorers(config: RunConfig) -> tuple[BuiltinScorer | RanksScorer, Reference | None]:
-    """What the log-prob role scores with: policies, and the reference where the loss asks for it.
+def make_scorers(config: RunConfig, run: Run | None = None) -> tuple[MeshScorer, Reference | None]:
+    """What the log-prob role scores with: policies, and the reference where the loss asks for it,
+    on the same ranks.
+
+    Args:
+        run: each forward; None: at once.
 
     Raises:
         ConfigError: the reference has another vocabulary.
         EngineError: the model cannot be loaded.
     """
+    from rlstreams.workers.compute.score import scorer_of
+    from rlstreams.workers.compute.team import Team
     from rlstreams.workers.model.device import claim_devices
 
     section = placed(config).logprob
     device, gpus = claim_devices("logprob.device", section.device, section.ranks)
     folder = model_folder(config.model.path)
     options: dict[str, Any] = {
+        "backend": section.backend,
+        "layout": section.layout,
         "token_budget": section.token_budget,
         "pull_deadline_s": config.weights.pull_deadline_s,
         "threads": config.model.threads,
         "device": device,
         "dtype": config.model.dtype,
+        "run": run,
     }
-    # First: it may be refused, and ranks that were started would stay behind.
-    is_compared = bool(config.trainer.loss.why_compared)
-    reference = _reference(config, folder, options) if is_compared else None
-    options["replay_routes"] = config.trainer.routing_replay
-    if section.ranks == 1:
-        return _scorer_class(config)(folder, **options), reference
-    from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
-    from rlstreams.workers.trainer.parallel.team import Team
+    # First: it may be refused, and ranks would have been started for nothing.
+    compared = _reference_folder(config, folder) if config.trainer.loss.why_compared else None
+    with contextlib.ExitStack() as on_error:
+        if section.ranks > 1:
+            options["team"] = Team(gpus, host=config.weights.host, owner="scorer")
+            on_error.callback(options["team"].close)
+        reference = _reference(config, compared, options) if compared else None
+        scorer = scorer_of(folder, replay_routes=config.trainer.routing_replay, **options)
+        on_error.pop_all()
+    return scorer, reference
 
-    team = Team(gpus, host=config.weights.host, owner="scorer")
-    return RanksScorer(team, folder, **options), reference
 
-
-def _reference(config: RunConfig, model: Path, options: Mapping[str, Any]) -> Reference:
-    """The model that `trainer.loss.kl_coef` keeps the policy close to, or that teaches it.
+def _reference_folder(config: RunConfig, model: Path) -> Path:
+    """Of what `trainer.loss.kl_coef` keeps the policy close to, or of what teaches it.
 
     Raises:
         ConfigError: it has another vocabulary, or one of fewer tokens than are asked for.
     """
-    from rlstreams.workers.engines.folder_channel import FolderChannel
-    from rlstreams.workers.logprob.scoring import Reference
     from rlstreams.workers.model.folder import read_config, vocab_size_of
 
     is_start = config.logprob.reference == START
     folder = model if is_start else model_folder(config.logprob.reference)
-    channel = FolderChannel(folder, config.model.dtype)
-    scorer = _scorer_class(config)(folder, top_k=config.trainer.loss.distill_top_k, **options)
-    if scorer.vocab_size != (vocab_size := vocab_size_of(read_config(model))):
+    sizes = [vocab_size_of(read_config(one)) for one in (folder, model)]
+    if sizes[0] != sizes[1]:
         raise ConfigError(
             f"logprob.reference is {config.logprob.reference!r}, whose vocabulary has "
-            f"{scorer.vocab_size} tokens; {config.model.path} has {vocab_size}: name a model of "
+            f"{sizes[0]} tokens; {config.model.path} has {sizes[1]}: name a model of "
             "the same tokenizer"
         )
-    if (top_k := config.trainer.loss.distill_top_k) > vocab_size:
+    if (top_k := config.trainer.loss.distill_top_k) > sizes[0]:
         raise ConfigError(
-            f"trainer.loss.distill_top_k is {top_k}, but the vocabulary has {vocab_size} tokens"
+            f"trainer.loss.distill_top_k is {top_k}, but the vocabulary has {sizes[0]} tokens"
         )
+    return folder
+
+
+def _reference(config: RunConfig, folder: Path, options: Mapping[str, Any]) -> Reference:
+    from rlstreams.workers.compute.score import scorer_of
+    from rlstreams.workers.engines.folder_channel import FolderChannel
+    from rlstreams.workers.logprob.scoring import Reference
+
+    channel = FolderChannel(folder, config.model.dtype)
+    scorer = scorer_of(folder, top_k=config.trainer.loss.distill_top_k, **options)
     pulled = scorer.pull(channel.published, channel)
     return Reference(
         scorer=scorer, policy_version=pulled.policy_version, weight_hash=pulled.weight_hash
@@ -310,9 +310,9 @@ def _reference(config: RunConfig, model: Path, options: Mapping[str, Any]) -> Re
 
 
 def _trainer(context: Context) -> Pausable:
+    from rlstreams.workers.compute.hosts import REACH_S, hosts_of
+    from rlstreams.workers.compute.team import team_of
     from rlstreams.workers.model.device import claim_devices
-    from rlstreams.workers.trainer.parallel.hosts import REACH_S, hosts_of
-    from rlstreams.workers.trainer.parallel.team import team_of
     from rlstreams.workers.trainer.training.training import Training
     from rlstreams.workers.trainer.worker import TrainerWorker
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+import rlstreams.workers.compute.score
 import rlstreams.workers.engines.builtin
-import rlstreams.workers.engines.builtin_scorer
 import rlstreams.workers.model.tokenizer
 import rlstreams.workers.weights.file
 from rlstreams.workers.model.model import import_library, model_class

@@ -13,7 +13,7 @@ from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSectio
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import AUTO, START, RunConfig
-from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
+from rlstreams.workers.config.trainer import TrainerSection
 
 _UNWEIGHTED: dict[str, object] = {  # importance weights of 1
     "correction": "none",
@@ -121,21 +121,6 @@ def _place_problems(config: RunConfig) -> Iterator[str]:
             f"[logprob.place], but {loss.why_compared}: nobody computes log-probs of the "
             'reference; set logprob.place to "separate"'
         )
-    if loss.why_compared and logprob.ranks > 1:
-        yield (
-            f"{loss.why_compared}, and [logprob.ranks]: the reference would lie whole on rank 0; "
-            "set logprob.ranks to 1"
-        )
-    if loss.distill_top_k and logprob.backend == MEGATRON:
-        yield (
-            "[trainer.loss.distill_top_k] and [logprob.backend], which gives the sampled token's "
-            'log-prob alone: set logprob.backend to "builtin", or trainer.loss.distill_top_k to 0'
-        )
-    if logprob.backend == MEGATRON and logprob.ranks > 1:
-        yield (
-            "[logprob.ranks] and [logprob.backend], which scores in one process: set logprob.ranks "
-            'to 1, or logprob.backend to "builtin"'
-        )
 
 
 def _device_problems(config: RunConfig) -> Iterator[str]:
@@ -195,13 +180,6 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
             )
     if "logprob" in device.roles and config.logprob.place != "separate":
         yield f"[logprob.place], {shares}: it holds no model there; leave it out of devices.roles"
-    only: dict[str, object] = {  # with which a role can give its memory up
-        "trainer.backend": "fsdp2", "logprob.backend": "builtin", "trainer.hosts": (),
-    }  # fmt: skip
-    for name, value in only.items():
-        owner, _, field = name.partition(".")
-        if owner in device.roles and getattr(getattr(config, owner), field) != value:
-            yield f"[{name}], {shares}: only with {value!r} does it give its memory up"
     is_copied = config.weights.channel != "file" and config.weights.snapshot == "device"
     if "trainer" in device.roles and is_copied:
         yield f"[weights.snapshot], {shares}, where nothing of it stays: set 'pinned' or 'auto'"

@@ -168,10 +168,12 @@ def _default(field: Field[Any]) -> str:
 
 
 def _sentences(cls: type) -> Mapping[str, str]:
-    """The text under each field of a dataclass, as one line."""
+    """The text under each field of a dataclass, its base's included, as one line."""
+    found: dict[str, str] = {}
+    for base in cls.__bases__:
+        found |= _sentences(base) if is_dataclass(base) else {}
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
-    found: dict[str, str] = {}
     for field, text in zip(tree.body, tree.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             constant = text.value if isinstance(text, ast.Expr) else None

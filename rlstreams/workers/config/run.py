@@ -30,7 +30,11 @@ from rlstreams.workers.config.operation import (
     TrackSection,
 )
 from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
-from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.config.trainer import (
+    ScorerLayoutSection,
+    TrainerSection,
+    layout_problems,
+)
 
 START = "start"  # a reference: the model that the run began with
 AUTO = "auto"  # a device: where it costs least
@@ -169,7 +173,7 @@ class LogprobSection(Section, section="logprob"):
     workers: PositiveInt = 1
     """Replicas, each of which takes partitions of its own."""
     ranks: PositiveInt = 1
-    """Processes of a replica, each with a share of the model (FSDP2), for one that fits no GPU."""
+    """Processes of a replica, each with a share of the model, for one that fits no GPU."""
     device: AutoDeviceName = AUTO
     """Device: `cpu`, `cuda` or `cuda:N`. Further ranks, and with `up` further replicas, take the
     GPUs behind it. `auto`: GPUs that trainer and servers of this host leave; else the trainer's."""
@@ -186,6 +190,10 @@ class LogprobSection(Section, section="logprob"):
     `start`, or a folder or `hf:ORG/NAME` of the same tokenizer."""
     commit_interval_s: PositiveFloat = 0.1
     """Scored trajectories wait at most this long for their transaction."""
+    layout: ScorerLayoutSection = field(default_factory=ScorerLayoutSection)
+
+    def _problems(self) -> Iterator[str]:
+        yield from layout_problems("logprob", self.backend, self.ranks, self.layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,29 @@ class LayoutSection(Section, section="trainer.layout"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScorerLayoutSection(LayoutSection, section="logprob.layout"):
+    """What ranks of a scorer share beside a window: as `trainer.layout`."""
+
+
+def layout_problems(name: str, backend: str, ranks: int, layout: LayoutSection) -> Iterator[str]:
+    """Why these ranks cannot share a model so.
+
+    Args:
+        name: of the section.
+    """
+    if backend != MEGATRON and layout.tp * layout.pp * layout.ep > 1:
+        yield (
+            f"[layout], of which {name}.backend {backend!r} has cp alone: set {name}.backend to "
+            "'megatron', or leave the others out"
+        )
+    if backend == MEGATRON and layout.cp > 1:
+        yield f"[layout.cp], which [backend] does not have: set {name}.layout.cp to 1"
+    if ranks % layout.cp:
+        fits = ", ".join(str(n) for n in range(1, ranks + 1) if not ranks % n)
+        yield f"[layout.cp], but [ranks], which it does not divide: it may be {fits}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSection(Section, section="trainer"):
     """Learning."""
 
@@ -173,30 +196,11 @@ class TrainerSection(Section, section="trainer"):
                 f"[ranks], which {1 + len(self.hosts)} hosts (the trainer's, and trainer.hosts) do "
                 "not share equally"
             )
-        if self.backend != MEGATRON and self.layout != LayoutSection(cp=self.layout.cp):
-            yield (
-                "[layout], of which trainer.backend 'fsdp2' has cp alone: set trainer.backend to "
-                "'megatron', or leave the others out"
-            )
-        if self.backend == MEGATRON and self.layout.cp > 1:
-            yield "[layout.cp], which [backend] does not have: set trainer.layout.cp to 1"
-        if self.ranks % self.layout.cp:
-            fits = ", ".join(str(n) for n in range(1, self.ranks + 1) if not self.ranks % n)
-            yield f"[layout.cp], but [ranks], which it does not divide: it may be {fits}"
+        yield from layout_problems("trainer", self.backend, self.ranks, self.layout)
         if self.backend == MEGATRON and self.lora.rank:
             yield (
                 "[lora.rank], but [backend], which trains all weights: set trainer.backend to "
                 "'fsdp2', or trainer.lora.rank to 0"
-            )
-        if self.loss.advantage == "gae" and (self.ranks > 1 or self.backend == MEGATRON):
-            yield (
-                "[loss.advantage], [ranks] and [backend]: a value head is trained on one rank, "
-                "over 'fsdp2'; set these, or another advantage"
-            )
-        if self.loss.distill_top_k and (self.ranks > 1 or self.backend == MEGATRON):
-            yield (
-                "[loss.distill_top_k], [ranks] and [backend]: it is computed on one rank, over "
-                "'fsdp2'; set these, or it to 0"
             )
         if self.groups_per_step % self.minibatches:
             yield "[minibatches], which does not divide [groups_per_step]"

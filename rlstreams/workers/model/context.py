@@ -34,16 +34,20 @@ ATTENTION = "context"  # its name among the library's implementations
 _BY_LENGTH = {"dynamic", "longrope"}  # rotations that follow from the last position, so of a slice
 
 
-class SlicedScorer:
+class SlicedScores:
     """A `Score` of whole rows, of which this rank computes a slice; its peers call it with it."""
 
-    def __init__(self, scorer: TokenScorer, cp: int) -> None:
+    def __init__(self, scorer: TokenScorer, cp: int, asked_by: str = "trainer") -> None:
         """All ranks of the process group call it together; `cp` neighbours are peers.
+
+        Args:
+            asked_by: the section, for messages.
 
         Raises:
             ConfigError: a model whose attention cannot be shared out so.
         """
-        _check(scorer.model, cp)
+        _check(scorer.model, cp, asked_by)
+        self.asked_by = asked_by
         self._group = _peers(cp)
         self._scorer, self.model, self.vocab_size = scorer, scorer.model, scorer.vocab_size
         self.routing: RoutingReplay = _SlicedRouting(scorer.model, self._group)
@@ -61,7 +65,6 @@ class SlicedScorer:
         """See `TokenScorer`."""
         if self.is_whole:
             return self._scorer(ids_BT, real_BT, chosen, temperature_N, documents, top)
-        assert not isinstance(top, Tensor), "configuration refuses a teacher on several ranks"
         size, rank, length = self._group.size(), self._group.rank(), ids_BT.shape[1]
         padded_BT = _padded(ids_BT, size)
         width = padded_BT.shape[1] // size
@@ -83,17 +86,33 @@ class SlicedScorer:
         mine = mine.to(ids_BT.device)
         by_token = (places, 0), (ids_BT.flatten()[chosen_N[mine]], 0), (temperature_N[mine], 1)
         filled = [pad(values, (0, most - len(mine)), value=value) for values, value in by_token]
-        scores = self._scorer.score(whole | own | {"context": self._group}, *filled)
-        found_RSN = _Gathered.apply(torch.stack(tuple(scores)), self._group)
+        tops = pad(top[mine], (0, 0, 0, most - len(mine))) if isinstance(top, Tensor) else top
+        places, ids_N, temperature_N = filled
+        inputs = whole | own | {"context": self._group}
+        scores = self._scorer.score(inputs, places, ids_N, temperature_N, tops)
         back_N = torch.empty_like(before_N)
         for r, theirs in enumerate(of_rank):
             back_N[theirs] = r * most + torch.arange(len(theirs))
-        logprobs_N, entropy_N = found_RSN.transpose(0, 1).flatten(1)[:, back_N.to(ids_BT.device)]
-        return TokenScores(logprobs_N, entropy_N.detach())
+        return _of_whole_rows(scores, back_N.to(ids_BT.device), self._group)
+
+
+def _of_whole_rows(scores: TokenScores, back_N: Tensor, group: Any) -> TokenScores:  # noqa: ANN401
+    """Scores of this rank's slice, as those of all: `back_N` says where each lies then."""
+    learnt = [t for t in (scores.logprobs_N, scores.entropy_N, scores.values_N) if t is not None]
+    tops = [] if scores.top_NK is None else list(scores.top_NK.unbind(1))
+    found_RCN = _Gathered.apply(torch.stack([*learnt, *tops]), group)
+    found_CN = found_RCN.transpose(0, 1).flatten(1)[:, back_N]
+    values_N = None if scores.values_N is None else found_CN[2]
+    ids_NK = scores.top_ids_NK
+    if ids_NK is not None:
+        ids_RSK = _Gathered.apply(ids_NK, group)
+        ids_NK = ids_RSK.flatten(0, 1)[back_N]
+    top_NK = found_CN[len(learnt) :].T if tops else None
+    return TokenScores(found_CN[0], found_CN[1].detach(), values_N, top_NK, ids_NK)
 
 
 @torch.no_grad()
-def check_slices(scorer: SlicedScorer, root: Score, device: torch.device) -> None:
+def check_slices(scorer: SlicedScores, root: Score, device: torch.device) -> None:
     """Compute slices from here on, if they give the log-probs that whole rows give.
 
     Args:
@@ -102,7 +121,7 @@ def check_slices(scorer: SlicedScorer, root: Score, device: torch.device) -> Non
     Raises:
         ConfigError: they do not.
     """
-    told = f"trainer.layout.cp is above 1, but a {type(scorer.model).__name__}"
+    told = f"{scorer.asked_by}.layout.cp is above 1, but a {type(scorer.model).__name__}"
     try:
         expected_N = score_padded(root, scorer.vocab_size, device)
         _use_slices(scorer.model)
@@ -123,9 +142,9 @@ def _peers(cp: int) -> Any:  # noqa: ANN401
     return dist.new_subgroups(cp, pg_options=options)[0]
 
 
-def _check(model: Any, cp: int) -> None:  # noqa: ANN401  (an untyped library)
-    config, told = model.config.get_text_config(), f"trainer.layout.cp is {cp}, but"
-    check_heads(config.to_dict(), cp)
+def _check(model: Any, cp: int, asked_by: str) -> None:  # noqa: ANN401  (an untyped library)
+    config, told = model.config.get_text_config(), f"{asked_by}.layout.cp is {cp}, but"
+    check_heads(config.to_dict(), cp, asked_by)
     if (attention := model.config._attn_implementation) != SDPA:
         raise ConfigError(f"{told} attention of a {config.model_type} is {attention}: set cp to 1")
     kinds = [getattr(module, "rope_type", "") for module in model.modules()]

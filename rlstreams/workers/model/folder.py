@@ -81,8 +81,8 @@ def num_experts_of(config: Mapping[str, Any]) -> int:
     return next((int(number) for number in found if number), 0)
 
 
-def check_heads(config: Mapping[str, Any], cp: int) -> None:
-    """Return if `trainer.layout.cp` shares out a model's heads; those of keys may be repeated.
+def check_heads(config: Mapping[str, Any], cp: int, asked_by: str = "trainer") -> None:
+    """Return if `layout.cp` shares out a model's heads; those of keys may be repeated.
 
     Raises:
         ConfigError: names the numbers and what would fit.
@@ -93,7 +93,7 @@ def check_heads(config: Mapping[str, Any], cp: int) -> None:
     fits = [n for n in range(1, heads + 1) if not heads % n and not (of_keys % n and n % of_keys)]
     if heads and cp not in fits:
         raise ConfigError(
-            f"trainer.layout.cp is {cp}, which does not fit the model's num_attention_heads, "
+            f"{asked_by}.layout.cp is {cp}, which does not fit the model's num_attention_heads, "
             f"{heads}, and num_key_value_heads, {of_keys}: it may be {', '.join(map(str, fits))}"
         )
 

@@ -32,24 +32,13 @@ MakeMask = Callable[[Tensor], Mask | None]
 
 
 class TokenScores(NamedTuple):
-    """What a model says of the tokens that were sampled."""
+    """What a model says of the tokens that were sampled; None: it was not asked."""
 
     logprobs_N: Tensor  # float32, nats
     entropy_N: Tensor  # float32, no gradient
-
-
-class ValuedScores(TokenScores):
-    """The same of a scorer with a value head; as a tuple it has no values."""
-
-    values_N: Tensor  # float32, of the states before the tokens
-
-
-class TopScores(TokenScores):
-    """The same with log-probs of tokens that were asked for, or of the likeliest ones; as a tuple
-    it has none of these."""
-
-    top_NK: Tensor  # float32, nats
-    top_ids_NK: Tensor  # int64; of the likeliest ones in falling order
+    values_N: Tensor | None = None  # float32, of the states before the tokens: by a value head
+    top_NK: Tensor | None = None  # float32, nats: of other tokens, asked for or the likeliest ones
+    top_ids_NK: Tensor | None = None  # int64; of the likeliest ones in falling order
 
 
 class ValueHead(nn.Module):
@@ -75,26 +64,43 @@ def score_tokens(logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor) 
     return TokenScores(logprobs_NV.gather(-1, token_ids_N[:, None]).squeeze(-1), entropy_N)
 
 
-def _scored(
+def scored(
     logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor, top: int | Tensor
 ) -> tuple[Tensor, ...]:
-    """`score_tokens`, and behind them what `TopScores` has, if it is asked for."""
+    """`score_tokens`, and behind them log-probs and ids of other tokens, if asked for."""
     scores = score_tokens(logits_NV, token_ids_N, temperature_N)
     if isinstance(top, int) and not top:
-        return scores
+        return scores[:2]
     scaled_NV = logits_NV.float() / temperature_N[:, None]
     ids_NK = scaled_NV.topk(top, -1).indices if isinstance(top, int) else top
     top_NK = scaled_NV.gather(-1, ids_NK) - scaled_NV.logsumexp(-1, keepdim=True)
-    return (*scores, top_NK, ids_NK)
+    return (*scores[:2], top_NK, ids_NK)
 
 
 def scores_of(found: Sequence[Tensor]) -> TokenScores:
-    """Log-probs and entropy; with two more columns `TopScores`."""
-    if len(found) == len(TokenScores._fields):
-        return TokenScores(*found)
-    scores = TopScores(*found[:2])
-    scores.top_NK, scores.top_ids_NK = found[2:]
-    return scores
+    """Log-probs and entropy; with two more columns those of other tokens."""
+    logprobs_N, entropy_N, *tops = found
+    return TokenScores(logprobs_N, entropy_N, None, *tops)
+
+
+def in_chunks(
+    score: Callable[..., tuple[Tensor, ...]], rows: int, *by_row: Tensor
+) -> tuple[Tensor, ...]:
+    """What `score` gives, so many rows at a time: in a backward it is computed again."""
+    if len(by_row[0]) <= rows:
+        return score(*by_row)
+    parts = [
+        # No random numbers are drawn: there is no state of a generator to keep.
+        checkpoint(
+            score,
+            *chunk,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=computed_again,
+        )
+        for chunk in zip(*(torch.split(t, rows) for t in by_row), strict=True)
+    ]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
 def places_of(chosen: Tensor) -> Tensor:
@@ -165,7 +171,7 @@ class TokenScorer:
                 document, which nothing predicts.
             temperature_N: of the chosen tokens, row by row.
             documents: of the one row that there is then (`documents.use_documents`).
-            top: how many of the likeliest tokens, or ids (N, K), to score as well (`TopScores`).
+            top: how many of the likeliest tokens, or ids (N, K), to score as well.
         """
         chosen_N = places_of(chosen)
         inputs = self.inputs(ids_BT, real_BT, documents)
@@ -192,15 +198,13 @@ class TokenScorer:
         """Scores of these tokens, each behind its place in B x T of the inputs."""
         if self._body is None:
             logits_NV = self.model(**inputs).logits.flatten(0, 1)[before_N]
-            return scores_of(_scored(logits_NV, ids_N, temperature_N, top))
+            return scores_of(scored(logits_NV, ids_N, temperature_N, top))
         output = self._body(**inputs)
         hidden_NH = output.last_hidden_state.flatten(0, 1)[before_N]
         scores = self._headed(type(output), hidden_NH, ids_N, temperature_N, top)
         if self.value_head is None:
             return scores
-        valued = ValuedScores(*scores)
-        valued.values_N = self.value_head(hidden_NH)
-        return valued
+        return scores._replace(values_N=self.value_head(hidden_NH))
 
     @property
     def gives_states(self) -> bool:
@@ -224,25 +228,10 @@ class TokenScorer:
         def score(
             rows_nH: Tensor, ids_n: Tensor, temperature_n: Tensor, *top_ids_nK: Tensor
         ) -> tuple[Tensor, ...]:
-            return _scored(head(rows_nH), ids_n, temperature_n, *(top_ids_nK or [top]))
+            return scored(head(rows_nH), ids_n, temperature_n, *(top_ids_nK or [top]))
 
         tops = [top] if isinstance(top, Tensor) else []
-        by_row = [hidden_NH, ids_N, temperature_N, *tops]
-        if len(ids_N) <= self.head.rows:
-            return scores_of(score(*by_row))
-        chunks = (torch.split(t, self.head.rows) for t in by_row)
-        parts = [
-            # No random numbers are drawn: there is no state of a generator to keep.
-            checkpoint(
-                score,
-                *chunk,
-                use_reentrant=False,
-                preserve_rng_state=False,
-                context_fn=computed_again,
-            )
-            for chunk in zip(*chunks, strict=True)
-        ]
-        return scores_of([torch.cat(column) for column in zip(*parts, strict=True)])
+        return scores_of(in_chunks(score, self.head.rows, hidden_NH, ids_N, temperature_N, *tops))
 
     def _padded(self, ids_BT: Tensor, real_BT: Tensor) -> dict[str, Any]:
         # Padding counts on: positions that stand still would look like packed sequences.

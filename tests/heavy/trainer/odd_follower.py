@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from rlstreams.workers.trainer.parallel.link import ALIVE, Answer, Link
+from rlstreams.workers.compute.link import ALIVE, Answer, Link
 
 
 def main(descriptor: int) -> None:
@@ -22,8 +22,8 @@ def main(descriptor: int) -> None:
 
     threading.Thread(target=speak, daemon=True).start()
     while (received := link.receive()) is not None:
-        if received != ALIVE and received[0] != "idle":
-            link.send(Answer(kind=received[0], failure="roll_cuda has none"))
+        if received != ALIVE and received[1] != "idle":
+            link.send(Answer(kind=received[1], failure="roll_cuda has none"))
     os._exit(0)
 
 

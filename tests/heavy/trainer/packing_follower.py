@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
+from rlstreams.workers.compute.follower import main
 from rlstreams.workers.model import bins
-from rlstreams.workers.trainer.parallel.follower import main
 from tests.documents_on_cpu import take_documents_on_cpu
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from rlstreams.schemas.events import ScoredTrajectory, Tensor
+from rlstreams.workers.compute.hosts import Hosts, fingerprint, versions
+from rlstreams.workers.compute.rank_server import RankServer
+from rlstreams.workers.compute.team import PROGRAM, Team
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
 from rlstreams.workers.loop.log import get
 from rlstreams.workers.trainer.learn.packing import Batch
-from rlstreams.workers.trainer.parallel.hosts import Hosts, fingerprint, versions
-from rlstreams.workers.trainer.parallel.rank_server import RankServer
-from rlstreams.workers.trainer.parallel.team import PROGRAM, Team
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
@@ -64,6 +64,22 @@ def other_host(
             addresses=[server.address], ranks=1, secret=SECRET, device="cpu", versions=versions(),
             model=fingerprint(folder) if folder.exists() else "",
         )  # fmt: skip
+
+
+def leave(training: Training) -> None:
+    """All ranks leave their group, so that the team can begin again."""
+    learner = training.learner
+    if learner.mesh.team is None:
+        learner.close()
+    else:
+        learner.mesh.team.together(learner.leave, "leave", number=learner.number)
+
+
+def meet_again(training: Training) -> None:
+    """As after memory ran out on a rank."""
+    team = training.learner.mesh.team
+    assert team is not None
+    training.learner.rejoin(team.new_meeting())
 
 
 def hashes(training: Training) -> tuple[str, str]:

@@ -4,16 +4,16 @@ import sys
 
 import torch
 
+from rlstreams.workers.compute.follower import main
+from rlstreams.workers.compute.passes import Passes
 from rlstreams.workers.model.token_scores import TokenScores
 from rlstreams.workers.trainer.learn.packing import MicroBatch
-from rlstreams.workers.trainer.parallel.follower import main
-from rlstreams.workers.trainer.parallel.rank_learner import RankLearner
 
 ROWS = 8
-_score = RankLearner._score
+_score = Passes.score
 
 
-def score(self: RankLearner, micro_batch: MicroBatch) -> TokenScores:
+def score(self: Passes, micro_batch: MicroBatch) -> TokenScores:
     """In the middle of the round: rank 0 is in its pass already."""
     if len(micro_batch.token_ids_BT) > ROWS:
         raise torch.OutOfMemoryError("out of memory: this rank is poor")
@@ -21,5 +21,5 @@ def score(self: RankLearner, micro_batch: MicroBatch) -> TokenScores:
 
 
 if __name__ == "__main__":
-    RankLearner._score = score  # type: ignore[method-assign]
+    Passes.score = score  # type: ignore[method-assign]
     main(sys.argv[1:])

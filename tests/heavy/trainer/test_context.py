@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,21 @@ import pytest
 import torch
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.deal import for_hands
+from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LayoutSection, OptimizerSection, TrainerSection
 from rlstreams.workers.model import bins, context
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.model.model import load_model
+from rlstreams.workers.trainer.learn.batch_factors import Look
 from rlstreams.workers.trainer.learn.packing import Batch
-from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
 from tests.heavy.trainer import packing_follower
-from tests.heavy.trainer.parallel_stand import batch_of, hashes
+from tests.heavy.trainer.parallel_stand import batch_of, hashes, leave, meet_again
 
 # Without a mean over steps the first moment is the gradient.
 SECTION = TrainerSection(
@@ -63,6 +66,18 @@ def padded(batch: Batch) -> Batch:
     return replace(batch, micro_batches=rows, cut=cut)
 
 
+def looks_of(training: Training, batch: Batch) -> list[Look]:
+    """Of all ranks, each of which looks at its own slices."""
+    learner = training.learner
+    assert learner.mesh.team is not None
+    _, *others = for_hands(batch, learner._shards.hands)
+    own = partial(learner._looks, batch)
+    found: list[Look] = learner.mesh.team.together(
+        own, "_looks", by_rank=[(one,) for one in others], number=learner.number
+    )[0]
+    return found
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "in_bins", "ranks"),
     [
@@ -91,7 +106,7 @@ def test_slices_of_rows_give_what_whole_rows_give(
     batch = batch_of(0, 57, in_bins=in_bins, is_routed="Moe" in family)
     assert any((m.bin_tokens or m.real_BT.shape[1]) % 2 for m in batch.micro_batches)
     start = {name: tensor.clone() for name, tensor in one.learner.weights().items()}
-    looks = zip(one.learner._looks(padded(batch)), many.learner._looks(batch), strict=True)
+    looks = zip(one.learner._looks(padded(batch)), looks_of(many, batch), strict=True)
     for whole, sliced in looks:
         assert np.abs(whole.logprobs_n - sliced.logprobs_n).max() < TOLERANCE
         assert np.abs(whole.entropy_n - sliced.entropy_n).max() < TOLERANCE
@@ -107,11 +122,11 @@ def test_slices_of_rows_give_what_whole_rows_give(
     first = hashes(many)
     assert first[0] != weight_hash(start)
     for _ in range(2):
-        many.learner._meet_again()
+        meet_again(many)
         many.learner.load(start, {}, 0)
         assert many.learner.step(batch) == together
         assert hashes(many) == first
-    many.learner._all("leave")
+    leave(many)
     if ranks > 2:
         team.close()
 

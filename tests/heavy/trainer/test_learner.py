@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.trainer.learn.loss import policy_losses
-from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import weight_hash
@@ -19,7 +19,7 @@ SECTION = OptimizerSection(lr=1e-2, warmup_steps=4, weight_decay=0.01)
 
 
 def learner(seed=0, **options) -> Learner:
-    return Learner(TinyModel(seed), OptimizerSection(lr=1e-2, **options), LossSection())
+    return Learner.of(TinyModel(seed), OptimizerSection(lr=1e-2, **options), LossSection())
 
 
 def made(seed=0, token_budget=40):
@@ -36,7 +36,7 @@ def test_a_changed_configuration_begins_with_the_next_step():
     """Loading brings moments back, not the learning rate or the decay of the old configuration."""
     first = learner(warmup_steps=0)
     first.step(made())
-    second = Learner(
+    second = Learner.of(
         TinyModel(), OptimizerSection(lr=0.125, warmup_steps=0, beta1=0.5), LossSection()
     )
     second.load(first.weights(), first.optimizer_tensors(), step=1)
@@ -66,7 +66,7 @@ def test_the_loss_is_that_of_each_sample_alone():
                     LossSection(),
                 ).losses_N.sum()
             )
-    result = Learner(model, SECTION, LossSection()).step(batch)
+    result = Learner.of(model, SECTION, LossSection()).step(batch)
     assert result.loss == pytest.approx(total / batch.num_loss_tokens, rel=1e-5)
 
 
@@ -102,7 +102,7 @@ def test_memory_that_ran_out_without_a_word_is_no_step():
     def allocate(_module: object, _args: object) -> None:
         raise MemoryError
 
-    hook = short._model.embed.register_forward_pre_hook(allocate)
+    hook = short._shards.model.embed.register_forward_pre_hook(allocate)
     with pytest.raises(OutOfMemoryError, match="micro-batch 0: MemoryError"):
         short.step(made())
     assert (0, before) == (short.step_number, weight_hash(short.weights()))

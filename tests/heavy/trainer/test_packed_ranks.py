@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlstreams.workers.compute.score import scorer_of
+from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
-from rlstreams.workers.trainer.parallel.rank_scorer import RanksScorer
-from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.trainer.training.training import Training
 from tests import families
 from tests.documents_on_cpu import take_documents_on_cpu
@@ -79,9 +78,9 @@ def test_compiled_ranks_score_as_one(folder: Path) -> None:
     """To the bit: which rank has a bin is of no account."""
     channel = FolderChannel(folder)
     sequences = sequences_of([40, 1, 64, 17, 2, 58, 33, 64, 5])
-    one = BuiltinScorer(folder, token_budget=BIN)
+    one = scorer_of(folder, token_budget=BIN)
     team = Team([""], owner="scorer", program=PACKING)
-    with closing(RanksScorer(team, folder, token_budget=BIN)) as two:
+    with closing(scorer_of(folder, team=team, token_budget=BIN)) as two:
         found = []
         for scorer in (one, two):
             assert not scorer.why_padded

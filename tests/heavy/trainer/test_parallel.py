@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import TrainerSection
-from rlstreams.workers.trainer.learn.optimizer import NumericsError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.parallel.leader import Leader
+from rlstreams.workers.trainer.learn.step import NumericsError
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
@@ -41,7 +41,7 @@ def begin(trained: Training, folder: Path) -> None:
     trained.learner.load(single.learner.weights(), {}, 0)
 
 
-def places(learner: Leader) -> dict[str, int]:
+def places(learner: Learner) -> dict[str, int]:
     """Where rank 0 has the optimizer's tensors."""
     return {key: rows.data_ptr() for key, rows in learner.states.items() if rows.dim()}
 
@@ -112,7 +112,6 @@ def test_a_checkpoint_knows_no_ranks(two: Training, folder: Path, tmp_path: Path
     one.restore(store, manifest)
     assert saved == hashes(one)
     one.save(CheckpointStore(tmp_path / "one"), manifest)
-    assert isinstance(two.learner, Leader)
     held = places(two.learner)
     two.restore(CheckpointStore(tmp_path / "one"), manifest)
     assert saved == hashes(two)
@@ -156,9 +155,13 @@ def test_a_later_update_that_fails_is_taken_back_on_every_rank(
     assert made.metrics["updates"] == 2
     begin(two, folder)
     two.learner.step(batch_of(0))
-    gradient, norms = two.learner._gradient, iter([1.0, math.nan])
+    norm, own = two.learner._shards.norm, iter([0.0, math.nan])  # one rank's share of it
     with monkeypatch.context() as patch:
-        patch.setattr(two.learner, "_gradient", lambda batch: (gradient(batch)[0], next(norms)))
+
+        def damaged(squares: Callable[[float], list[float]], gradients: Any) -> Any:
+            return norm(lambda found: squares(found + next(own)), gradients)
+
+        patch.setattr(two.learner._shards, "norm", damaged)
         with pytest.raises(NumericsError, match="gradient norm is nan"):
             two.learner.step(twice)
     assert hashes(two) == before

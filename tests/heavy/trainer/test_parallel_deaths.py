@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.team import FollowerError, Team
 from rlstreams.workers.config.trainer import LoraSection, TrainerSection
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.one_order import NoOrderError
-from rlstreams.workers.trainer.parallel.team import FollowerError, Team
 from rlstreams.workers.trainer.training.training import Training
 from tests.heavy.trainer.parallel_stand import batch_of, make_model, two_ranks
 
@@ -29,7 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stopped_rank_is_named_and_ended(folder: Path) -> None:
     """Rank 0 does not wait for it in a collective for ever."""
     with closing(two_ranks(folder)) as trained:
-        team = trained.learner._team  # type: ignore[attr-defined]
+        team = trained.learner.mesh.team
+        assert team is not None
         team._silent_s = STOPPED_S
         (process,) = team.processes
         os.kill(process, signal.SIGSTOP)
@@ -48,6 +51,18 @@ def test_a_rank_that_speaks_and_never_finishes_is_named() -> None:
         )
         with pytest.raises(FollowerError, match=told):
             team.together(lambda: None, "idle")
+
+
+def test_whoever_waits_for_ranks_is_told_of_their_end() -> None:
+    """A trainer that is closed in the middle of a step does not wait for it."""
+    begun = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        team = Team([""], program=ODD)
+        waiting = thread.submit(team.together, begun.set, "idle")
+        assert begun.wait(STOPPED_S)
+        team.close()
+        with pytest.raises(FollowerError, match="the ranks of the trainer were ended meanwhile"):
+            waiting.result(timeout=STOPPED_S)
 
 
 @pytest.mark.parametrize("kind", [NoOrderError, ConfigError])

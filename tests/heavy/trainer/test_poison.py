@@ -25,7 +25,7 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, STEPS
 from rlstreams.workers.trainer.intake.payloads import payload_of
 from rlstreams.workers.trainer.intake.validation import validate
-from rlstreams.workers.trainer.learn.optimizer import NumericsError
+from rlstreams.workers.trainer.learn.step import NumericsError
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
 from tests.heavy.trainer.trainer_stand import (
     DEADLINE_S,

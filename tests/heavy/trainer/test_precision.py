@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.compute.score import scorer_of
 from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
 from rlstreams.workers.engines.base import TokenSequence
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.model import load_model, right_padded
@@ -90,11 +90,11 @@ def test_trainer_and_scorer_agree_in_sixteen_bits(tmp_path: Path) -> None:
     learned(training, range(2))
     server = FileWeightServer(tmp_path / "weights", keep=1)
     published = announced(server, server.publish(0, training.learner.weights()))
-    scorer = BuiltinScorer(folder, dtype=BF16)
+    scorer = scorer_of(folder, dtype=BF16)
     scorer.pull(published, FileWeightChannel())
     (micro, *_) = batch_of(random_samples(8)).micro_batches
     with torch.no_grad():
-        policy_N = training.learner._score(micro).logprobs_N
+        policy_N = training.learner._passes.score(micro).logprobs_N
     rows = [ids[real] for ids, real in zip(micro.token_ids_BT, micro.real_BT, strict=True)]
     scores = scorer.score([TokenSequence(token_ids=r.astype(np.int32)) for r in rows], 0, 1.0)
     proximal_N = np.concatenate(

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.hosts import Hosts, reach
+from rlstreams.workers.compute.rank_server import make_rank_server
+from rlstreams.workers.compute.team import FollowerError, Team
 from rlstreams.workers.config.run import ModelSection, RunConfig, WeightsSection
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
-from rlstreams.workers.trainer.learn.optimizer import StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.parallel.hosts import Hosts, reach
-from rlstreams.workers.trainer.parallel.rank_server import make_rank_server
-from rlstreams.workers.trainer.parallel.team import FollowerError, Team
+from rlstreams.workers.trainer.learn.step import StepResult
 from tests.containers import wait_until
 from tests.heavy.trainer.parallel_stand import batch_of, hashes, make_model, other_host, two_ranks
 from tests.heavy.trainer.test_parallel_deaths import ODD

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.workers.compute.hosts import Hosts, fingerprint, versions
+from rlstreams.workers.compute.link import CUT_OFF_S
+from rlstreams.workers.compute.team import FollowerError
 from rlstreams.workers.config.trainer import LayoutSection
-from rlstreams.workers.trainer.parallel.hosts import Hosts, fingerprint, versions
-from rlstreams.workers.trainer.parallel.link import CUT_OFF_S
-from rlstreams.workers.trainer.parallel.team import FollowerError
 from tests.containers import ROOT, wait_until
 from tests.e2e.command import CONFIG
 from tests.heavy.trainer.parallel_stand import SECRET, batch_of, hashes, make_model, two_ranks
@@ -110,7 +110,8 @@ def test_a_host_that_is_cut_off_is_named_and_ends_its_rank_by_itself(
 ) -> None:
     """It serves the next trainer once it is back."""
     with closing(two_ranks(folder, hosts=hosts)) as two:
-        team = two.learner._team  # type: ignore[attr-defined]
+        team = two.learner.mesh.team
+        assert team is not None
         team._silent_s = SILENT_S
         ip(f"link set {cable} down")
         begun_s = time.monotonic()

@@ -14,12 +14,12 @@ from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
 from rlstreams.workers.bootstrap.parts import make_scorers
-from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.compute import team
+from rlstreams.workers.compute.score import scorer_of
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.logprob.scoring import Reference, score_window
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.trainer.parallel import team
 from tests import families
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -44,7 +44,7 @@ def reference() -> Reference:
     """The demo's model, as the log-prob role holds it."""
     folder = Path(make_config(Path("unused")).model.path)
     channel = FolderChannel(folder)
-    scorer = BuiltinScorer(folder)
+    scorer = scorer_of(folder)
     pulled = scorer.pull(channel.published, channel)
     return Reference(scorer=scorer, policy_version=0, weight_hash=pulled.weight_hash)
 
@@ -162,7 +162,7 @@ def test_distillation_is_redone_to_the_bit(tmp_path: Path) -> None:
     log = make_log()
     config = make_config(tmp_path, trainer__steps=3, **TAUGHT)
     folder = Path(config.model.path)
-    scorer, channel = BuiltinScorer(folder, top_k=4), FolderChannel(folder)
+    scorer, channel = scorer_of(folder, top_k=4), FolderChannel(folder)
     pulled = scorer.pull(channel.published, channel)
     teacher = Reference(scorer=scorer, policy_version=0, weight_hash=pulled.weight_hash)
     first = make_trainer(log, config)

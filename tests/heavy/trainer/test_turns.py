@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rlstreams.schemas.events import StepsRedone
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.trainer import TrainerSection
-from rlstreams.workers.trainer.parallel.team import Team
 from rlstreams.workers.trainer.training.training import Training
 from tests.heavy.trainer.trainer_stand import (
     bury,

@@ -12,14 +12,14 @@ import pytest
 from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, StepsRedone
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LoraSection, OptimizerSection
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.trainer.learn.advantage import advantages_by
-from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch, pack
-from rlstreams.workers.trainer.learn.trainable import Adapters, AllWeights
+from rlstreams.workers.trainer.learn.step import NumericsError, StepResult
 from rlstreams.workers.weights.layout import weight_hash
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -65,7 +65,7 @@ def batch_of(by: LossSection, samples: list[ScoredTrajectory], **options: Any) -
 
 
 def stepped(by: LossSection, *batches: Batch) -> tuple[StepResult, str]:
-    learner = Learner(TinyModel(), FAST, by)
+    learner = Learner.of(TinyModel(), FAST, by)
     found = [learner.step(batch) for batch in batches]
     return found[-1], weight_hash(learner.weights())
 
@@ -139,7 +139,7 @@ def test_a_later_update_that_fails_leaves_nothing(error: type[Exception]) -> Non
                 raise OutOfMemoryError(0, "told so")
             return totals, float("nan") if self.num_calls == 2 else norm
 
-    learner, other = Fragile(TinyModel(), FAST, by), Learner(TinyModel(), FAST, by)
+    learner, other = Fragile.of(TinyModel(), FAST, by), Learner.of(TinyModel(), FAST, by)
     before = weight_hash(learner.weights())
     with pytest.raises(error):
         learner.step(batch)
@@ -160,13 +160,12 @@ def test_a_step_of_several_updates_copies_what_learns_and_nothing_else() -> None
             pytest.fail("the optimizer's state was asked for")
 
     by = LossSection()
-    for trainable in (AllWeights, lambda model: Adapters(model, LoraSection(rank=2))):
-        model = TinyModel()
-        learner = Closed(model, FAST, by, trainable=trainable(model))
+    for lora in (LoraSection(), LoraSection(rank=2)):
+        learner = Closed.of(TinyModel(), FAST, by, lora=lora)
         for _ in range(2):
             learner.step(batch_of(by, random_samples(12), epochs=2))
         copies = learner._kept._copies
-        own = learner._trained.parameters()
+        own = learner._plan.trained
         assert copies.keys() == own.keys()
         assert {"parameter", "step", "exp_avg", "exp_avg_sq"} == set(copies[next(iter(own))])
 

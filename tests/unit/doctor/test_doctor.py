@@ -138,6 +138,11 @@ def test_a_family_without_a_table(tmp_path: Path) -> None:
     config = demo(tmp_path, "--logprob.backend=megatron")
     model = read_model(config.model.path)
     assert "logprob 1 ranks, tp 1, pp 1, ep 1" == check_layouts(config, model)
+    shared = demo(
+        tmp_path, "--logprob.backend=megatron", "--logprob.ranks=2", "--logprob.layout.tp=2"
+    )
+    with pytest.raises(ConfigError, match=r"^logprob\.layout\.tp is 2, but a mixture of experts"):
+        check_layouts(shared, model)
     biased = replace(model, config={**model.config, "attention_bias": True})
     with pytest.raises(
         ConfigError, match=r"^logprob.backend is .*, model.path is .*attention_bias is"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlstreams.workers.compute.deal import deal
 from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
 from rlstreams.workers.trainer.learn.packing import Batch, pack
-from rlstreams.workers.trainer.parallel.deal import deal
 from tests.unit.trainer.trainer_builders import random_samples
 
 

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from rlstreams.schemas.events import ScoredTrajectory, Tensor
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
+from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.trainer.intake.validation import check_reference, validate
 from rlstreams.workers.trainer.learn.distill import divergences, sampled_gains, with_teacher
 from rlstreams.workers.trainer.learn.loss import policy_losses
-from rlstreams.workers.trainer.learn.optimizer import Learner, StepResult
+from rlstreams.workers.trainer.learn.step import StepResult
 from tests.reference import losses as reference
 from tests.unit.trainer.trainer_builders import (
     VOCAB_SIZE,
@@ -117,7 +118,7 @@ def taught(samples: list[ScoredTrajectory], k: int = 4) -> list[ScoredTrajectory
 def learn(samples: list[ScoredTrajectory], steps: int = 1, **loss: Any) -> list[StepResult]:
     torch.set_num_threads(1)
     by = LossSection(**ON, **loss)
-    learner = Learner(TinyModel(), OptimizerSection(lr=3e-2), by)
+    learner = Learner.of(TinyModel(), OptimizerSection(lr=3e-2), by)
     batch = with_teacher(batch_of(samples, token_budget=20, by=by), samples, by.distill_top_k)
     assert len(batch.micro_batches) > 1
     return [learner.step(batch) for _ in range(steps)]
@@ -197,8 +198,3 @@ def test_what_a_teacher_cannot_have_said(field: str, values: Any, message: str) 
 def test_what_cannot_be_meant_is_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"trainer.loss.{message}"):
         LossSection(**section)
-
-
-def test_the_likeliest_tokens_are_compared_on_one_rank() -> None:
-    with pytest.raises(ConfigError, match=r"distill_top_k is 4, trainer.ranks is 2 and .*'fsdp2'"):
-        TrainerSection(loss=LossSection(**ON, distill_top_k=4), ranks=2)

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.trainer import LayoutSection, LoraSection, TrainerSection
+from rlstreams.workers.config.run import LogprobSection
+from rlstreams.workers.config.trainer import (
+    LayoutSection,
+    LoraSection,
+    ScorerLayoutSection,
+    TrainerSection,
+)
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.megatron.layout import Layout
 from rlstreams.workers.model.megatron.tables import check_layout, parts_of
@@ -96,5 +102,9 @@ def test_a_layout_without_its_backend_and_adapters_are_refused() -> None:
         ConfigError, match=r"cp is 4, but trainer\.ranks is 6, .* may be 1, 2, 3, 6"
     ):
         TrainerSection(ranks=6, layout=LayoutSection(cp=4))
+    with pytest.raises(
+        ConfigError, match=r"logprob\.layout is .*pp=2.*'builtin'.* set logprob\.backend"
+    ):
+        LogprobSection(ranks=2, layout=ScorerLayoutSection(pp=2))
     with pytest.raises(ConfigError, match=r"trainer\.lora\.rank is 4"):
         TrainerSection(backend="megatron", lora=LoraSection(rank=4))

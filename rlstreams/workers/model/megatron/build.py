@@ -109,6 +109,12 @@ def join_alone(device: str) -> None:
     begin_ranks(Layout(), device)
 
 
+def leave_alone() -> None:
+    """The other way, if that is the group that there is."""
+    if dist.is_initialized() and dist.get_world_size() == 1:
+        dist.destroy_process_group()
+
+
 class RankModel:
     """What one rank holds of a model.
 

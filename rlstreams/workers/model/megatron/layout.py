@@ -20,6 +20,7 @@ class Layout:
     tp: int = 1  # ranks that share each matrix
     pp: int = 1  # stages, each of some layers
     ep: int = 1  # ranks over which the experts of a layer are spread
+    asked_by: str = "trainer"  # the section, for messages
 
     @property
     def dp(self) -> int:
@@ -66,19 +67,19 @@ class Layout:
         each = self.tp * self.pp
         if self.ranks % each:
             raise ConfigError(
-                f"trainer.ranks is {self.ranks}, which tp {self.tp} x pp {self.pp} = {each} "
-                f"ranks do not divide: {max(1, self.ranks // each) * each} would fit"
+                f"{self.asked_by}.ranks is {self.ranks}, which tp {self.tp} x pp {self.pp} = "
+                f"{each} ranks do not divide: {max(1, self.ranks // each) * each} would fit"
             )
         if num_experts and self.tp > 1:
             raise ConfigError(
-                f"trainer.layout.tp is {self.tp}, but a mixture of experts is cut by ep and "
-                "pp alone: set tp to 1"
+                f"{self.asked_by}.layout.tp is {self.tp}, but a mixture of experts is cut by "
+                "ep and pp alone: set tp to 1"
             )
         if not num_experts and self.ep > 1:
             raise ConfigError(
-                f"trainer.layout.ep is {self.ep}, but the model has no experts: set ep to 1"
+                f"{self.asked_by}.layout.ep is {self.ep}, but the model has no experts: set ep to 1"
             )
-        self._divides("trainer.ranks / (tp x pp)", self.dp, "ep")
+        self._divides(f"{self.asked_by}.ranks / (tp x pp)", self.dp, "ep")
         for name, number, part in facts:
             self._divides(f"the model's {name}", number, part)
 
@@ -88,6 +89,6 @@ class Layout:
             fits = [n for n in range(1, number + 1) if number % n == 0]
             near = ", ".join(map(str, fits[:8]))
             raise ConfigError(
-                f"trainer.layout.{part} is {size}, which does not divide {name}, {number}: "
+                f"{self.asked_by}.layout.{part} is {size}, which does not divide {name}, {number}: "
                 f"it may be {near}"
             )

@@ -9,7 +9,7 @@ Axes: `B` row, `T` token (the library's `S`), `N` chosen token, `V` vocabulary, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,12 +19,19 @@ from torch import Tensor, nn
 
 from rlstreams.workers.model.base import LOGITS_BYTES
 from rlstreams.workers.model.documents import Documents
-from rlstreams.workers.model.head import Head, chunk_gradient
+from rlstreams.workers.model.head import Function, Head
 from rlstreams.workers.model.megatron.build import RankModel, forget_replays
+from rlstreams.workers.model.megatron.split_head import SplitHead, group_of
 from rlstreams.workers.model.megatron.tables import mixed_layers
 from rlstreams.workers.model.recompute import recompute_layers
 from rlstreams.workers.model.routing import Counted, Forced, Routes, RoutingReplay
-from rlstreams.workers.model.token_scores import TokenScores, places_of
+from rlstreams.workers.model.token_scores import (
+    TokenScores,
+    ValueHead,
+    in_chunks,
+    places_of,
+    scored,
+)
 
 WHY_PADDED = "layers of megatron-core are given padded rows"
 WHY_EAGER = "layers of megatron-core are computed as they are"
@@ -43,6 +50,7 @@ class MegatronScores(nn.Module):
         self._stage = layout.stage(rank_model.rank)
         rows = max(1, LOGITS_BYTES // (4 * self.vocab_size))
         self.head = Head(rows) if layout.tp == 1 else SplitHead(rows, rank_model)
+        self.value_head: ValueHead | None = None  # of the last stage; all others have its values
         if recomputes:
             recompute_layers(list(self.model.decoder.layers))
 
@@ -53,6 +61,7 @@ class MegatronScores(nn.Module):
         chosen: Tensor,
         temperature_N: Tensor,
         documents: Documents | None = None,
+        top: int | Tensor = 0,
     ) -> TokenScores:
         """See `TokenScorer`; rows are padded at their end."""
         assert documents is None, WHY_PADDED
@@ -62,20 +71,52 @@ class MegatronScores(nn.Module):
         row_N, column_N = chosen_N // ids_BT.shape[1], chosen_N % ids_BT.shape[1] - 1
         hidden_TBH = self._hidden(self._alike(ids_BT))
         layout, rank = self.rank_model.layout, self.rank_model.rank
+        num_top = top if isinstance(top, int) else top.shape[1]
+        has_values = self.value_head is not None
         if self._stage < layout.pp - 1:
             ahead = [layout.neighbour(rank, n) for n in (1, layout.pp - 1 - self._stage)]
-            return TokenScores(*_Sent.apply(hidden_TBH, len(ids_N), *ahead))
-        hidden_NH = hidden_TBH[column_N, row_N]
-        if layout.tp > 1:
+            number = 2 + has_values + 2 * num_top
+            found_CN = _Sent.apply(hidden_TBH, (number, len(ids_N)), *ahead)
+            return _of_columns(found_CN.unbind(), has_values, num_top)
+        columns = self._columns(hidden_TBH[column_N, row_N], ids_N, temperature_N, top)
+        for stages in range(1, layout.pp):
+            sent = torch.stack([column.float() for column in columns]).detach()
+            dist.send(sent, layout.neighbour(rank, -stages))
+        return _of_columns(columns, has_values, num_top)
+
+    def _columns(
+        self, hidden_NH: Tensor, ids_N: Tensor, temperature_N: Tensor, top: int | Tensor
+    ) -> list[Tensor]:
+        """Log-probs and entropies; values; those of other tokens, then their ids: (N,) each."""
+        values = [] if self.value_head is None else [self.value_head(hidden_NH)]
+        if self.rank_model.layout.tp > 1:
             from megatron.core.tensor_parallel.mappings import (
                 copy_to_tensor_model_parallel_region,
             )
 
             hidden_NH = copy_to_tensor_model_parallel_region(hidden_NH)
-        found = TokenScores(*self.head(hidden_NH, self._matrix(), ids_N, temperature_N))
-        for stages in range(1, layout.pp):
-            dist.send(torch.stack(found).detach(), layout.neighbour(rank, -stages))
-        return found
+        matrix_VH = self._matrix()
+        if isinstance(top, int) and not top:
+            return [*self.head(hidden_NH, matrix_VH, ids_N, temperature_N), *values]
+        tops = [top] if isinstance(top, Tensor) else []
+
+        def score(
+            rows_nH: Tensor, ids_n: Tensor, temperature_n: Tensor, *top_ids_nK: Tensor
+        ) -> tuple[Tensor, ...]:
+            logits_nV = rows_nH @ matrix_VH.T
+            found: tuple[Tensor, ...] = self.topped(
+                logits_nV, ids_n, temperature_n, *(top_ids_nK or [top])
+            )
+            return found
+
+        rows = self.head.rows
+        *found, top_NK, ids_NK = in_chunks(score, rows, hidden_NH, ids_N, temperature_N, *tops)
+        return [*found, *values, *top_NK.unbind(1), *ids_NK.unbind(1)]
+
+    @property
+    def topped(self) -> Function:
+        """`scored`, of this rank's part of the logits."""
+        return self.head.topped if isinstance(self.head, SplitHead) else scored
 
     def _hidden(self, ids_BT: Tensor) -> Tensor:
         """What this stage makes of a batch."""
@@ -197,55 +238,17 @@ def padded(values_BT: Tensor, rows: int, width: int) -> Tensor:
     return found
 
 
-class SplitHead(Head):
-    """A head whose vocabulary is spread over the ranks of one matrix."""
-
-    def __init__(self, rows: int, rank_model: RankModel) -> None:
-        super().__init__(rows)
-        layout = rank_model.layout
-        share = rank_model.config.vocab_size // layout.tp
-        self._first = share * layout.tp_rank(rank_model.rank)
-        self.scores, self.gradient = self._scores, self._gradient
-
-    @property
-    def is_compiled(self) -> bool:
-        """Never."""
-        return False
-
-    def _scores(
-        self, logits_nV: Tensor, ids_n: Tensor, temperature_n: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `chunk_scores`, of this rank's part of the logits."""
-        group = group_of("tensor_model_parallel")
-        scaled_nV = logits_nV.float() / temperature_n[:, None]
-        highest_n = scaled_nV.amax(-1)
-        dist.all_reduce(highest_n, dist.ReduceOp.MAX, group=group)
-        own_n = ids_n - self._first
-        is_own_n = (own_n >= 0) & (own_n < scaled_nV.shape[1])
-        chosen_n = scaled_nV.gather(-1, own_n.clamp(0, scaled_nV.shape[1] - 1)[:, None])[:, 0]
-        shares_nV = (scaled_nV - highest_n[:, None]).exp()
-        sums_3n = torch.stack(
-            (
-                shares_nV.sum(-1),
-                torch.where(is_own_n, chosen_n, 0.0),
-                torch.where(shares_nV > 0, shares_nV * scaled_nV, 0.0).sum(-1),
-            )
-        )
-        dist.all_reduce(sums_3n, group=group)
-        log_sum_n = sums_3n[0].log() + highest_n
-        return sums_3n[1] - log_sum_n, log_sum_n - sums_3n[2] / sums_3n[0], log_sum_n
-
-    def _gradient(
-        self,
-        logits_nV: Tensor,
-        ids_n: Tensor,
-        temperature_n: Tensor,
-        log_sum_n: Tensor,
-        gradient_n: Tensor,
-    ) -> Tensor:
-        """As `chunk_gradient`, likewise."""
-        shifted_n = ids_n - self._first
-        return chunk_gradient(logits_nV, shifted_n, temperature_n, log_sum_n, gradient_n)
+def _of_columns(columns: Sequence[Tensor], has_values: bool, num_top: int) -> TokenScores:
+    values_N = columns[2] if has_values else None
+    first = 2 + has_values
+    tops, ids = columns[first : first + num_top], columns[first + num_top :]
+    return TokenScores(
+        columns[0],
+        columns[1].detach(),
+        values_N,
+        torch.stack(list(tops), 1) if num_top else None,
+        torch.stack(list(ids), 1).detach().long() if num_top else None,
+    )
 
 
 class _Received(torch.autograd.Function):
@@ -265,34 +268,25 @@ class _Received(torch.autograd.Function):
 
 
 class _Sent(torch.autograd.Function):
-    """Hidden states for the next stage; what comes is the last one's log-probs and entropies."""
+    """Hidden states for the next stage; what comes is what the last one says of the tokens."""
 
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
         hidden_TBH: Tensor,
-        number: int,
+        shape: tuple[int, int],
         following: int,
         last: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         ctx.following = following
         ctx.like = torch.empty_like(hidden_TBH, device="meta")
         dist.send(hidden_TBH.contiguous(), following)
-        scores_2N = torch.empty(2, number, device=hidden_TBH.device)
-        dist.recv(scores_2N, last)
-        logprobs_N, entropy_N = (values_N.clone() for values_N in scores_2N)
-        ctx.mark_non_differentiable(entropy_N)
-        return logprobs_N, entropy_N
+        found_CN = torch.empty(shape, device=hidden_TBH.device)
+        dist.recv(found_CN, last)
+        return found_CN
 
     @staticmethod
-    def backward(ctx: Any, gradient_N: Tensor, _entropy_N: Tensor) -> Any:  # noqa: ANN401
-        into = torch.empty(ctx.like.shape, dtype=ctx.like.dtype, device=gradient_N.device)
+    def backward(ctx: Any, gradient_CN: Tensor) -> Any:  # noqa: ANN401
+        into = torch.empty(ctx.like.shape, dtype=ctx.like.dtype, device=gradient_CN.device)
         dist.recv(into, ctx.following)
         return into, None, None, None
-
-
-def group_of(name: str) -> Any:  # noqa: ANN401
-    """A group of the library that this rank is in, by its name there."""
-    from megatron.core import parallel_state
-
-    return getattr(parallel_state, f"get_{name}_group")()

@@ -133,7 +133,7 @@ def check_layout(config: Any, layout: Layout) -> None:  # noqa: ANN401
     layout.check(facts + ([("num_experts", experts, "ep")] if experts else []), experts)
     if config.tie_word_embeddings and layout.pp > 1:
         raise EngineError(
-            f"trainer.layout.pp is {layout.pp}, but embedding and head of this model are "
+            f"{layout.asked_by}.layout.pp is {layout.pp}, but embedding and head of this model are "
             "one tensor (tie_word_embeddings), which two stages cannot both have: set pp to 1"
         )
 

@@ -146,13 +146,15 @@ class Adam:
         return {name: s.gradient for name, s in slots if s.gradient is not None}
 
     @torch.no_grad()
-    def clip(self, max_norm: float) -> float:
-        """Scale gradients down to this norm, all together; returns the norm before."""
-        gradients = list(self.gradients.values())
-        norm = nn.utils.get_total_norm(gradients)
-        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale)
+    def clip(self, max_norm: float, norm: Tensor) -> float:
+        """Scale gradients down to this norm, which all together have another one; gives that.
+
+        What is not finite stays as it is: no step comes of it.
+        """
+        if math.isfinite(float(norm)):
+            scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+            for gradient in self.gradients.values():
+                gradient.mul_(scale)
         return float(norm)
 
     def keep(self, prefix: str) -> None:

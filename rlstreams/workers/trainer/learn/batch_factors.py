@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.model.token_scores import TokenScores, ValuedScores
+from rlstreams.workers.model.token_scores import TokenScores
 from rlstreams.workers.trainer.learn.correction import correction_weights
 from rlstreams.workers.trainer.learn.loss import proximal_of
 from rlstreams.workers.trainer.learn.packing import Batch, Bools, Float32s, MicroBatch
@@ -32,8 +32,9 @@ class Look(NamedTuple):
 
 def look_of(scores: TokenScores) -> Look:
     """On the host."""
-    values_N = scores.values_N if isinstance(scores, ValuedScores) else torch.zeros(0)
-    return Look(*(t.cpu().numpy() for t in (*scores, values_N)))
+    values_N = torch.zeros(0) if scores.values_N is None else scores.values_N
+    found = (scores.logprobs_N, scores.entropy_N, values_N)
+    return Look(*(one.cpu().numpy() for one in found))
 
 
 NOTHING = Look(*(np.zeros(0, np.float32) for _ in range(3)))

@@ -9,7 +9,7 @@ Axes: `N` tokens of the loss of a micro-batch, row by row; `n` those of one row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,80 +18,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.model.token_scores import TokenScorer, TokenScores, ValuedScores, ValueHead
+from rlstreams.workers.model.token_scores import TokenScores, ValueHead
 from rlstreams.workers.trainer.learn.advantage import standardized
 from rlstreams.workers.trainer.learn.batch_factors import Look, flat, placed
 from rlstreams.workers.trainer.learn.loss import TokenLosses
 from rlstreams.workers.trainer.learn.loss_totals import LossSums
 from rlstreams.workers.trainer.learn.packing import Batch
-from rlstreams.workers.trainer.learn.trainable import Trainable
 
 Float64s = npt.NDArray[np.float64]
 PREFIX = "value_head."  # of its parameters' names
 
 
-class WithValueHead:
-    """A `Trainable`, and a value head that learns beside it. The head is in checkpoints and redone,
+def named_head(head: ValueHead) -> dict[str, nn.Parameter]:
+    """Its parameters, as they are called beside the model's. The head is in checkpoints and redone,
     and no part of the policy: neither published nor exported (decision 0060)."""
-
-    def __init__(self, trained: Trainable, head: ValueHead) -> None:
-        self._trained = trained
-        self._head = {PREFIX + name: one for name, one in head.named_parameters()}
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """See `Trainable`."""
-        return self._trained.parameters() | self._head
-
-    def weights(self) -> dict[str, Tensor]:
-        """See `Trainable`: the policy's alone."""
-        return self._trained.weights()
-
-    def extra(self) -> dict[str, Tensor]:
-        """The value head, and what the policy has."""
-        return self._trained.extra() | {n: one.detach() for n, one in self._head.items()}
-
-    def figures(self) -> dict[str, float]:
-        """See `Trainable`."""
-        return self._trained.figures()
-
-    @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Trainable`."""
-        if missing := self._head.keys() - extra.keys():
-            raise ValueError(
-                f"the checkpoint has no {min(missing)}: it was written under another "
-                "trainer.loss.advantage than 'gae'"
-            )
-        others = {name: one for name, one in extra.items() if name not in self._head}
-        for name, parameter in self._head.items():
-            if parameter.shape != extra[name].shape:
-                raise ValueError(
-                    f"{name} of the checkpoint has shape {list(extra[name].shape)}, the model's "
-                    f"has {list(parameter.shape)}"
-                )
-        published = self._trained.load(weights, others)
-        for name, parameter in self._head.items():
-            parameter.copy_(extra[name])
-        return published
-
-
-def add_value_head(scorer: TokenScorer, device: str) -> ValueHead:
-    """Have `scorer` give values too.
-
-    Raises:
-        ConfigError: a model whose last hidden states cannot be told from its head.
-    """
-    if not scorer.gives_states:
-        raise ConfigError(
-            f"trainer.loss.advantage is 'gae', but a {type(scorer.model).__name__} does not show "
-            "its last hidden states, which values are computed from: set another advantage"
-        )
-    config: object = scorer.model.config
-    width: int = config.get_text_config().hidden_size  # type: ignore[attr-defined]
-    scorer.value_head = ValueHead(width, device)
-    return scorer.value_head
+    return {PREFIX + name: one for name, one in head.named_parameters()}
 
 
 def gae(values_n: Float64s, reward: float, by: LossSection) -> Float64s:
@@ -168,7 +110,7 @@ def with_values(
 ) -> TokenLosses:
     """The same losses, with `value_coef` times that of its value added to each token's; it is
     counted in `sums`."""
-    assert isinstance(scores, ValuedScores), "a batch with returns was looked at by a value head"
+    assert scores.values_N is not None, "a batch with returns was looked at by a value head"
     found_N, is_clipped_N = value_losses(scores.values_N, start_N, returns_N, by)
     sums.add_values(found_N, is_clipped_N)
     return losses._replace(losses_N=losses.losses_N + by.value_coef * found_N)

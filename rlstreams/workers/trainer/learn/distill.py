@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.model.token_scores import TokenScores, TopScores
+from rlstreams.workers.model.token_scores import TokenScores
 from rlstreams.workers.trainer.learn.correction import bounded_ratios, clamped
 from rlstreams.workers.trainer.learn.packing import Batch
 
@@ -67,7 +67,7 @@ def taught(
         teacher_NK: of the tokens of which `scores` has log-probs too; None: none were asked for.
     """
     if teacher_NK is not None:
-        assert isinstance(scores, TopScores), "the teacher's tokens were asked for"
+        assert scores.top_NK is not None, "the teacher's tokens were asked for"
         found_N = divergences(scores.top_NK, teacher_NK, by.distill_beta)
         return -found_N, found_N
     policy_N = scores.logprobs_N

@@ -16,9 +16,9 @@ from torch.nn.utils import parametrize
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.trainer import LoraSection
-from rlstreams.workers.model.model import load_weights, weights_of
+from rlstreams.workers.model.model import weights_of
 from rlstreams.workers.trainer.learn.dither import Dither, rounded, seed_of
-from rlstreams.workers.weights.layout import layout_of, weight_hash
+from rlstreams.workers.weights.layout import weight_hash
 
 VALUE = "value"  # of an adapter among the optimizer's tensors
 ARRIVED = "adapter_arrived"
@@ -33,23 +33,8 @@ class Trainable(Protocol):
     def weights(self) -> dict[str, Tensor]:
         """The whole model as it is published, in name order; not copies where none are needed."""
 
-    def extra(self) -> dict[str, Tensor]:
-        """What a checkpoint needs beside the weights, by the names of `parameters`."""
-
-    def figures(self) -> dict[str, float]:
-        """Metrics of the weights as they are."""
-
-    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Take what `weights` and `extra` gave.
-
-        Returns:
-            Those of the given weights that have other bits here: other hardware may merge adapters
-            so. A version has one content, so they stand for it until the next step.
-
-        Raises:
-            WeightError: the weights are not this model's.
-            ValueError: `extra` is not what they need; nothing is loaded.
-        """
+    def extra(self) -> frozenset[str]:
+        """Which of `parameters` a checkpoint needs beside the weights."""
 
 
 class AllWeights:
@@ -66,20 +51,9 @@ class AllWeights:
         """The model's own tensors: the next step changes them."""
         return weights_of(self._model)
 
-    def extra(self) -> dict[str, Tensor]:
+    def extra(self) -> frozenset[str]:
         """Nothing: the weights are all."""
-        return {}
-
-    def figures(self) -> dict[str, float]:
-        """None."""
-        return {}
-
-    def load(
-        self, weights: Mapping[str, Tensor], _extra: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """See `Trainable`."""
-        load_weights(self._model, weights)
-        return {}
+        return frozenset()
 
 
 class _LowRank(nn.Module):
@@ -105,10 +79,6 @@ class _LowRank(nn.Module):
         merge: Any = _Merged.apply
         found: Tensor = merge(weight, self.down, self.up, self._scale, dither)
         return found
-
-    def arrived(self, weight: Tensor) -> tuple[float, float]:
-        """See `arrived`."""
-        return arrived(weight, self(weight), self.down, self.up, self._scale)
 
 
 class _Merged(torch.autograd.Function):
@@ -199,37 +169,9 @@ class Adapters:
         """The folder's weights, with adapters merged into copies of those that have some."""
         return {name: self._merged(name, base) for name, base in self._base.items()}
 
-    def extra(self) -> dict[str, Tensor]:
+    def extra(self) -> frozenset[str]:
         """The adapters."""
-        return {name: parameter.detach() for name, parameter in self.parameters().items()}
-
-    @torch.no_grad()
-    def figures(self) -> dict[str, float]:
-        """`adapter_arrived`; in float32 all has."""
-        adapted = [(self._base[name], one) for name, one in self._adapted.items()]
-        return share_arrived(one.arrived(w) for w, one in adapted if w.dtype == torch.bfloat16)
-
-    @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Trainable`."""
-        own = self.parameters()
-        shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
-        if {name: tuple(tensor.shape) for name, tensor in extra.items()} != shapes:
-            raise ValueError(
-                f"the checkpoint has {len(extra)} adapter tensors and trainer.lora asks for "
-                f"{len(own)}, or of other shapes: it was written under another trainer.lora"
-            )
-        if layout_of(weights) != layout_of(self._base):
-            raise ValueError(NOT_OF_FOLDER)
-        check_base(((n, b) for n, b in self._base.items() if n not in self._adapted), weights)
-        for name, parameter in own.items():
-            parameter.copy_(extra[name])
-        made = self.weights()
-        return {
-            name: weights[name].to(made[name].device)
-            for name in self._adapted
-            if not is_same(weights[name], made[name])
-        }
+        return frozenset(self.parameters())
 
     def _merged(self, name: str, base: Tensor) -> Tensor:
         if name not in self._adapted:

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.trainer import MEGATRON, TrainerSection
+from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.loop.dead_letters import Reason
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.cut import Cut, cut_smaller
@@ -30,7 +30,6 @@ from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
 from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted, shaped_rewards
 from rlstreams.workers.trainer.learn.distill import with_teacher
-from rlstreams.workers.trainer.learn.optimizer import NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
 from rlstreams.workers.trainer.learn.packing import (
     Batch,
@@ -40,14 +39,15 @@ from rlstreams.workers.trainer.learn.packing import (
     pack,
     planned_cut,
 )
+from rlstreams.workers.trainer.learn.step import NumericsError, StepResult
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
-from rlstreams.workers.trainer.training.computing import over_library, over_megatron
+from rlstreams.workers.trainer.training.computing import computing_of
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import weight_hash
 
 if TYPE_CHECKING:
-    from rlstreams.workers.trainer.parallel.team import Team
+    from rlstreams.workers.compute.team import Team
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +108,9 @@ class Training:
             config = read_config(folder)
             self.vocab_size, self.max_tokens = vocab_size_of(config), token_limit(config)
             self._section, self.device = section, device
-            begin = over_megatron if section.backend == MEGATRON else over_library
-            made = begin(team, section, numerics, folder, device, dtype)
+            made = computing_of(team, section, numerics, folder, device, dtype)
             self.learner, self.numerics, self.routers = made.learner, made.numerics, made.routers
-            self.why_eager, self._cost = made.why_eager, made.cost
+            self.why_eager, self._cost = made.learner.why_eager, made.cost
             self.model_hash = self.weight_hash = weight_hash(self.learner.weights())
             on_error.pop_all()
 
@@ -247,14 +246,8 @@ class Training:
         return tuple(found)
 
     def pass_over(self) -> None:
-        """A step that nobody made: its number is counted, the weights stay.
-
-        Raises:
-            ValueError: several ranks, each of which counts for itself.
-        """
-        if self.numerics.ranks > 1:
-            raise ValueError("a step that its trainer disowned is passed over by one rank alone")
-        self.learner.step_number += 1
+        """A step that nobody made: its number is counted, the weights stay."""
+        self.learner.pass_over()
 
     def _advantages(self, samples: Sequence[ScoredTrajectory]) -> Float32s:
         rewards = shaped_rewards(samples, self._section.loss)

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from rlstreams.workers.compute.link import Meeting
 from rlstreams.workers.model.base import CPU
-from rlstreams.workers.trainer.parallel.link import Meeting
 from rlstreams.workers.weights.link.group import name_of
 
 # Gloo's last resort; NCCL has none, see _ENVIRONMENT. What all ranks do together has a deadline in

@@ -17,19 +17,19 @@ from typing import Any
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.workers.compute.hosts import (
+    PROVE_S,
+    RECEIVER,
+    fingerprint,
+    versions,
+)
+from rlstreams.workers.compute.team import PROGRAM
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.log import Log, get
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.device import VISIBLE, visible_gpus
-from rlstreams.workers.trainer.parallel.hosts import (
-    PROVE_S,
-    RECEIVER,
-    fingerprint,
-    versions,
-)
-from rlstreams.workers.trainer.parallel.team import PROGRAM
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Connection
 from rlstreams.workers.weights.link.handshake import admit, receiver_key

@@ -16,21 +16,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.workers.compute.hosts import Hosts, reach
+from rlstreams.workers.compute.link import ALIVE, BEGIN, FREE, Answer, Link, Meeting
+from rlstreams.workers.compute.mesh import Mesh, Meshed
 from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.parallel.hosts import Hosts, reach
-from rlstreams.workers.trainer.parallel.link import ALIVE, BEGIN, FREE, Answer, Link, Meeting
 
 T = TypeVar("T")
-PROGRAM = "rlstreams.workers.trainer.parallel.follower"
+M = TypeVar("M", bound=Meshed)
+PROGRAM = "rlstreams.workers.compute.follower"
 LOOPBACK = "127.0.0.1"
 SILENT_S = 30.0  # a follower speaks once a second
 END_S = 10.0  # for the thread that reads a link
@@ -152,7 +153,7 @@ class Team:
         ends = reach(hosts) if hosts else []
         self._store: tuple[object, int] | None = None
         if ends:
-            from rlstreams.workers.trainer.parallel import group  # torch.distributed
+            from rlstreams.workers.compute import group  # torch.distributed
 
             self.host = ends[0].getsockname()[0]
             self._store = group.serve(self.host)
@@ -162,7 +163,11 @@ class Team:
         self._folder = tempfile.TemporaryDirectory(prefix="rlstreams-ranks-")  # this user's alone
         self._num_meetings = 0
         self._changed = threading.Event()
-        self._own = ThreadPoolExecutor(1, "rank-0")
+        self._inside: set[int] = set()  # rank 0's own thread
+        self._own = ThreadPoolExecutor(
+            1, "rank-0", initializer=lambda: self._inside.add(threading.get_ident())
+        )
+        self._num_begun = 0
         self._is_closed = False
         places: list[tuple[Child | str, socket.socket]] = []
         places += [_started(program, gpu) for gpu in gpus]
@@ -172,6 +177,7 @@ class Team:
             _Follower(rank, end, at, self._changed, owner)
             for rank, (at, end) in enumerate(places, 1)
         ]
+        self.mesh = Mesh(size=self.size, team=self)
         self._watcher = threading.Thread(target=self._tick, name="ranks", daemon=True)
         self._watcher.start()
 
@@ -211,25 +217,37 @@ class Team:
                 self.close()
                 raise FollowerError(f"{problem}; all ranks end")
 
-    def begin(self, spec: Any, own: Callable[[Meeting], T]) -> T:  # noqa: ANN401
-        """Every rank becomes what `spec` says: `spec.begin` there, `own` here; they meet.
+    def is_inside(self) -> bool:
+        """Whether the calling thread is doing rank 0's part of what all do."""
+        return threading.get_ident() in self._inside
+
+    def begin(self, spec: Any, own: Callable[[Mesh], M]) -> M:  # noqa: ANN401
+        """Every rank becomes what `spec` says, beside what it is: `spec.begin` there, `own` here.
 
         Args:
-            spec: a `RankSpec` or `ScorerSpec`.
+            spec: a `LearnerSpec` or `ScorerSpec`.
 
         Raises:
             FollowerError, ConfigError, EngineError: one cannot; the team is closed.
         """
-        from rlstreams.workers.trainer.parallel import group  # torch.distributed
+        mesh, meeting = self.mesh, self.new_meeting()
+        mesh.device, mesh.host = spec.device, self.host
+        self._num_begun += 1
+        others = [(spec, rank, self.size, meeting) for rank in range(1, self.size)]
 
-        meeting = self.new_meeting()
-        others = [(replace(spec, rank=rank), meeting) for rank in range(1, self.size)]
+        def begun() -> M:
+            if mesh.devices is None:
+                mesh.join(meeting)
+            return own(mesh)
+
         try:
-            return self.together(lambda: own(meeting), BEGIN, by_rank=others)[0]
+            made = self.together(begun, BEGIN, by_rank=others, number=self._num_begun)[0]
         except BaseException:
             self.close()
-            group.leave()
+            mesh.leave()
             raise
+        made.number = self._num_begun
+        return made
 
     def together(
         self,
@@ -237,11 +255,13 @@ class Team:
         method: str,
         *args: object,
         by_rank: Sequence[tuple[object, ...]] = (),
+        number: int = 0,
     ) -> tuple[T, list[Any]]:
-        """Every rank does the same: the followers `method` of their `RankLearner`, rank 0 `own`.
+        """Every rank does the same: the followers `method` of their object, rank 0 `own`.
 
         Args:
             by_rank: what each follower gets behind `args`.
+            number: of the object.
 
         Returns:
             What `own` gave, and the followers' results by rank.
@@ -252,10 +272,10 @@ class Team:
         """
         self.check()
         self._changed.clear()
-        for number, follower in enumerate(self._followers):
-            given = args + (by_rank[number] if by_rank else ())
+        for place, follower in enumerate(self._followers):
+            given = args + (by_rank[place] if by_rank else ())
             with contextlib.suppress(OSError):  # gone or stopped: `check` says which
-                follower.link.send((method, given))
+                follower.link.send((number, method, given))
         future = self._own.submit(own)
         future.add_done_callback(lambda _: self._changed.set())
         answers = self._wait(future)
@@ -295,6 +315,8 @@ class Team:
                 with contextlib.suppress(queue.Empty):
                     answers[follower.rank] = follower.answers.get_nowait()
             self.check()
+            if self._is_closed:  # by another thread
+                raise FollowerError(f"the ranks of the {self._owner} were ended meanwhile")
             is_done = future.done() and len(answers) == len(self._followers)
             yield  # of the last state too
             if is_done:
@@ -340,11 +362,11 @@ class Team:
         Raises:
             FollowerError: one does not come out.
         """
-        from rlstreams.workers.trainer.parallel import group  # torch.distributed
+        from rlstreams.workers.compute import group  # torch.distributed
 
         for follower in self._followers:
             with contextlib.suppress(OSError):
-                follower.link.send((FREE, ()))
+                follower.link.send((0, FREE, ()))
         group.abort()
         undone = "did not come out of a pass, in which another rank ran out of memory,"
         for _ in self._looks(future, answers, _FREE_S, undone):

@@ -16,15 +16,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 ALIVE = "alive"  # what a follower sends between its answers
-BEGIN, FREE = "begin", "free"  # commands beside the methods of `RankLearner`
-PASSES = (
-    "local_gradient",
-    "local_look",
-    "local_scores",
-    "take",
-)  # in which the ranks wait for each other
+BEGIN, FREE = "begin", "free"  # commands beside the methods of what a rank has
 CUT_OFF_S = 30  # a host without network or power closes nothing
-Command = tuple[str, tuple[Any, ...]]  # method, arguments
+Command = tuple[int, str, tuple[Any, ...]]  # of which object, method, arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

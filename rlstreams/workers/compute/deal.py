@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,14 +19,17 @@ class Task:
     is_empty: bool = False  # nothing is left for this rank, which passes `empty`
 
 
-def deal(batch: Batch, ranks: int) -> list[list[Task]]:
+def deal(batch: Batch, ranks: int, *, alone: bool = False) -> list[list[Task]]:
     """Each rank's tasks, round by round; micro-batches without a token to learn from are left out.
 
     Widest first: the ranks of a round wait for each other in every layer, so they get neighbours
     in size.
+
+    Args:
+        alone: nobody waits: they stay in the batch's order.
     """
     sized = [
-        (-micro_batch.num_computed_tokens, index)
+        (0 if alone else -micro_batch.num_computed_tokens, index)
         for index, micro_batch in enumerate(batch.micro_batches)
         if micro_batch.num_loss_tokens
     ]
@@ -36,13 +40,37 @@ def deal(batch: Batch, ranks: int) -> list[list[Task]]:
         for rank, hand in enumerate(hands):
             if rank < len(of_round):
                 index = of_round[rank]
-                own = replace(batch.micro_batches[index], trajectories=())  # nobody needs them
-                hand.append(Task(index=index, micro_batch=own))
+                hand.append(Task(index=index, micro_batch=batch.micro_batches[index]))
             else:
                 widest = of_round[0]
                 nothing = empty(batch.micro_batches[widest].bin_tokens)
                 hand.append(Task(index=widest, micro_batch=nothing, is_empty=True))
     return hands
+
+
+def for_hands(batch: Batch, hands: Sequence[int]) -> list[Batch]:
+    """What each rank is told of a batch: all, but what is large of other hands' micro-batches.
+
+    Args:
+        hands: by rank.
+    """
+    ranks = max(hands) + 1
+    own: list[set[int]] = [set() for _ in range(ranks)]
+    for members in (tuple(range(len(batch.micro_batches))), *batch.updates):  # looks come first
+        parts = tuple(batch.micro_batches[index] for index in members)
+        for hand, tasks in enumerate(deal(replace(batch, micro_batches=parts), ranks)):
+            own[hand] |= {members[task.index] for task in tasks if not task.is_empty}
+    return [batch, *(_told(batch, own[hand]) for hand in hands[1:])]
+
+
+def _told(batch: Batch, own: set[int]) -> Batch:
+    parts = (replace(part, trajectories=()) for part in batch.micro_batches)
+    told = (part if index in own else _small(part) for index, part in enumerate(parts))
+    return replace(batch, micro_batches=tuple(told))
+
+
+def _small(part: MicroBatch) -> MicroBatch:
+    return replace(part, routed_experts_BTLK=None, top_ids_BTK=None, top_logprobs_BTK=None)
 
 
 def empty(bin_tokens: int) -> MicroBatch:

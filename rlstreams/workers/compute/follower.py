@@ -1,7 +1,7 @@
 """A follower: a rank, of the trainer or a scorer, that is not rank 0. It touches no log and decides
 nothing.
 
-    python -m rlstreams.workers.trainer.parallel.follower FD [FOLDER]
+    python -m rlstreams.workers.compute.follower FD [FOLDER]
 
 It does what comes over the socket FD, one thing at a time, answers each, and says once a second
 that it is alive. When the socket closes its trainer is gone, however that ended, and so is it; its
@@ -21,15 +21,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlstreams.workers.trainer.parallel.link import (
+from rlstreams.workers.compute.link import (
     ALIVE,
     BEGIN,
     FREE,
-    PASSES,
     Answer,
     Command,
     Link,
+    Meeting,
 )
+from rlstreams.workers.compute.mesh import Mesh, of_rank
 
 ALIVE_EVERY_S = 1.0
 SEND_LIMIT_S = 60.0
@@ -41,13 +42,14 @@ class Follower:
     def __init__(self, link: Link, **own: object) -> None:
         """
         Args:
-            own: what of a `RankSpec` is this host's own; nothing on the trainer's.
+            own: what of a spec is this host's own, `folder` and `host`; nothing on the trainer's.
         """
         self._link = link
         self._own = own
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        # A `RankLearner` or `RankScorer`: torch is imported once this process is heard.
-        self._rank: Any = None
+        self._mesh: Mesh | None = None
+        # A `Learner`, or one `MeshScorer` or two: torch is imported once this process is heard.
+        self._objects: dict[int, Any] = {}
 
     def run(self) -> None:
         """Until the trainer is gone."""
@@ -58,29 +60,44 @@ class Follower:
         while True:
             self._link.send(self._answer(*self._commands.get()))
 
-    def _answer(self, method: str, args: tuple[Any, ...]) -> Answer:
-        """What came of a command. After a failure in a pass others hang until we have left."""
+    def _answer(self, number: int, method: str, args: tuple[Any, ...]) -> Answer:
+        """What came of a command. After a failure others may hang until we have left."""
         from rlstreams.streams.log.errors import ConfigError
         from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
+        from rlstreams.workers.trainer.learn.step import NumericsError
 
         try:
             if method == BEGIN:
-                spec, meeting = args
-                self._rank = replace(spec, **self._own).begin(meeting)
+                self._begin(number, *args)
                 return Answer()
-            return Answer(result=getattr(self._rank, method)(*args))
+            return Answer(result=of_rank(self._objects[number], method, args))
+        except NumericsError as err:  # of all ranks alike: nobody hangs
+            return Answer(kind=type(err).__name__, failure=str(err))
         except OutOfMemoryError as err:
             answer = Answer(exhausted=(err.index, err.told))
         except (RuntimeError, MemoryError, ConfigError) as err:
             answer = Answer(kind=type(err).__name__, failure=str(err))
-        if self._rank is not None and method in PASSES:
+        if number in self._objects:
             self._free()
-            self._rank.leave()
+            self._objects[number].leave()
         return answer
+
+    def _begin(self, number: int, spec: Any, rank: int, size: int, meeting: Meeting) -> None:  # noqa: ANN401
+        """Become what `spec` says, beside what this rank is already; the first meets the others."""
+        own = dict(self._own)
+        host = str(own.pop("host", spec.host))
+        if self._mesh is None:
+            self._mesh = Mesh(rank=rank, size=size, device=spec.device, host=host)
+        if self._mesh.devices is None:
+            self._objects.clear()
+            self._mesh.join(meeting)
+        made = replace(spec, **own).begin(self._mesh)
+        made.number = number
+        self._objects[number] = made
 
     def _receive(self) -> None:
         while (received := self._link.receive()) is not None:
-            if received[0] == FREE:
+            if received[1] == FREE:
                 self._free()
             else:
                 self._commands.put(received)
@@ -96,7 +113,7 @@ class Follower:
 
     def _free(self) -> None:
         """End the collectives that this process is in, here and where others wait for it."""
-        from rlstreams.workers.trainer.parallel import group
+        from rlstreams.workers.compute import group
 
         group.abort()
         group.hang_up(but=self._link.peer)

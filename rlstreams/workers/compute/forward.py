@@ -1,0 +1,132 @@
+"""Forwards over sequences: which of them pass the model together, and what comes out for each.
+
+A cut follows from the order and lengths of the sequences, so the same call gives the same bits.
+Axes: `B` sequence, `T` token, `N` token that is scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlstreams.workers.engines.base import Scores, TokenSequence, check_sequences
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
+from rlstreams.workers.model.device import on_device
+from rlstreams.workers.model.documents import Documents
+from rlstreams.workers.model.model import right_padded
+from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
+from rlstreams.workers.model.routing import Routes
+from rlstreams.workers.model.token_scores import Score
+
+Part = tuple[Sequence[TokenSequence], int]  # of one forward; tokens of its bin, or 0: padded rows
+
+
+class Forward:
+    """One pass through a model: log-probs and entropies of all tokens but each sequence's first."""
+
+    def __init__(
+        self, score: Score, device: torch.device, routers: RouterShape | None, top_k: int = 0
+    ) -> None:
+        """
+        Args:
+            routers: of the model, where recorded routes are replayed.
+            top_k: likeliest tokens to score as well.
+        """
+        self._top = (top_k,) if top_k else ()
+        self._score = score
+        self._device = device
+        self._tensor = partial(on_device, device)
+        self._routers = routers
+
+    def __call__(self, part: Part, temperature: float) -> tuple[Tensor, ...]:
+        """See the class; behind them log-probs and ids of the likeliest tokens, if asked for. A
+        temperature of 0 counts as 1."""
+        sequences, bin_tokens = part
+        ids_BT, real_BT = (t.numpy() for t in right_padded([s.token_ids for s in sequences], 0))
+        chosen_BT = real_BT.copy()
+        chosen_BT[:, :1] = False
+        arrays = [ids_BT, chosen_BT, *self._routes(sequences, ids_BT.shape[1])]
+        documents = None
+        if bin_tokens:
+            lengths = [len(s.token_ids) for s in sequences]
+            documents = Documents.of(lengths, bin_tokens).to(self._device)
+            arrays = [one_row(array, real_BT, bin_tokens) for array in arrays]
+        ids, chosen, *routes = arrays
+        chosen_N = self._tensor(np.flatnonzero(chosen))
+        temperature_N = torch.full((len(chosen_N),), temperature or 1.0, device=self._device)
+        is_real = None if bin_tokens else self._tensor(real_BT)
+        taken = Routes(*map(self._tensor, routes)) if routes else None
+        with self._score.routing.replaying(taken):
+            scores = self._score(
+                self._tensor(ids), is_real, chosen_N, temperature_N, documents, *self._top
+            )
+        found = (scores.logprobs_N, scores.entropy_N)
+        if scores.top_NK is None or scores.top_ids_NK is None:
+            return found
+        return *found, scores.top_NK, scores.top_ids_NK.int()
+
+    def _routes(self, sequences: Sequence[TokenSequence], width: int) -> tuple[Any, ...]:
+        if self._routers is None:
+            return ()
+        return (
+            padded_routes([(s.routed_experts, s.routed_experts_mask) for s in sequences], width)
+            or ()
+        )
+
+
+def check_all(
+    sequences: Sequence[TokenSequence],
+    vocab_size: int,
+    max_tokens: int,
+    routers: RouterShape | None,
+) -> None:
+    """
+    Raises:
+        EngineError: ids out of range, a sequence too long, or routes of another model.
+    """
+    check_sequences(sequences, vocab_size, max_tokens)
+    for index, sequence in enumerate(sequences):
+        if routers is not None and sequence.routed_experts is not None:
+            try:
+                check_routes(sequence.routed_experts, sequence.routed_experts_mask, routers)
+            except ValueError as err:
+                raise EngineError(f"sequence {index}: {err}") from err
+
+
+def cut_of(sequences: Sequence[TokenSequence], token_budget: int, *, in_bins: bool) -> Cut:
+    """Which sequences pass the model together; it follows from their order and lengths."""
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    return (cut_bins if in_bins else cut_rows)(lengths, token_budget)
+
+
+def parts_of(cut: Cut, sequences: Sequence[TokenSequence]) -> list[Part]:
+    """The forwards of a cut, in its order."""
+    bins = cut.bins or (0,) * len(cut.sizes)
+    return [([sequences[i] for i in own], n) for own, n in zip(cut.members, bins, strict=True)]
+
+
+def in_order(
+    cut: Cut,
+    sequences: Sequence[TokenSequence],
+    *columns: np.ndarray[Any, Any],
+) -> list[Scores]:
+    """What the forwards of a cut gave, one behind another, by sequence."""
+    ends = np.cumsum([len(sequences[index].token_ids) - 1 for index in cut.order])[:-1]
+    parts = zip(*(np.split(column, ends) for column in columns), strict=True)
+    by_place = dict(zip(cut.order, parts, strict=True))
+    names = ("logprobs", "entropy", "top_logprobs", "top_ids")[: len(columns)]
+    return [
+        Scores(**dict(zip(names, map(_from_second, by_place[i]), strict=True)))
+        for i in range(len(sequences))
+    ]
+
+
+def _from_second(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The values of a sequence's tokens but the first, which has 0."""
+    return np.concatenate([np.zeros((1, *values.shape[1:]), values.dtype), values])

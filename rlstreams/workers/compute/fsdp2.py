@@ -1,0 +1,145 @@
+"""A model in FSDP2 shards, as one rank has it: rows of every parameter, in tensors of its own.
+
+Each decoder layer is a unit that is gathered for its forward and backward; embeddings, last norm
+and head are one more, which stays whole from forward to backward: the head is applied in chunks, on
+some ranks more often than on others, and no gathering may depend on that. Gradients are sums over
+the ranks, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.shards import ShardedModel, Share
+from rlstreams.workers.model.context import SlicedScores
+from rlstreams.workers.model.token_scores import Score, TokenScorer, TokenScores
+
+_PREFIX = "model."  # of a parameter in the root
+
+
+class _Root(nn.Module):
+    """The scorer as a module: one forward of it is one pass through the model."""
+
+    def __init__(self, scorer: TokenScorer | SlicedScores) -> None:
+        super().__init__()
+        self.model = scorer.model
+        self.routing = scorer.routing
+        self._scorer = scorer
+
+    def forward(self, *inputs: Any) -> TokenScores:  # noqa: ANN401
+        scores = self._scorer(*inputs)
+        # No view: what is done to one in place would get past the hook that gathers for backward.
+        copies: Any = (None if own is None else own.clone() for own in scores)
+        return TokenScores(*copies)
+
+
+class Shards(ShardedModel):
+    """The model of a scorer, cut. From here on the model's forward is `root`'s."""
+
+    no_gradient = torch.no_grad
+
+    def __init__(
+        self,
+        scorer: TokenScorer | SlicedScores,
+        mesh: DeviceMesh,
+        field: str = "trainer.ranks",
+        cp: int = 1,
+    ) -> None:
+        """
+        Args:
+            field: that asks for several ranks, for messages.
+            cp: so many neighbours compute the same rows.
+
+        Raises:
+            ConfigError: a model that cannot be cut so; names what is in the way.
+        """
+        root = _Root(scorer)
+        self.root, self.model = cast(Score, root), scorer.model
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for layer in units_of(scorer.model, field):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(root, mesh=mesh, mp_policy=policy)
+        self._units = [module for module in root.modules() if isinstance(module, FSDPModule)]
+        for module in self._units:
+            module.set_gradient_divide_factor(1.0)  # a sum: the loss is divided already
+            module.set_force_sum_reduction_for_comms(True)
+            # Now, not in the first forward: it may move the rows of an uneven cut.
+            module.unshard()
+            module.reshard()
+        self._cut: dict[str, Any] = {
+            path.removeprefix(_PREFIX): parameter for path, parameter in root.named_parameters()
+        }
+        ranks, self.rank = range(mesh.size()), mesh.get_local_rank()
+        self.hands, self.voices = [rank // cp for rank in ranks], frozenset(ranks[::cp])
+        self.rows = {
+            path: nn.Parameter(parameter.detach().to_local(), parameter.requires_grad)
+            for path, parameter in self._cut.items()
+        }
+        self.device = next(iter(self.rows.values())).device
+
+    def reshard(self) -> None:
+        """See `ShardedModel`: the root stays whole behind a forward without a backward."""
+        for module in self._units:
+            module.reshard()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Those of the rows, summed over the ranks, since the last call; by path."""
+        found = {}
+        for path, parameter in self._cut.items():
+            if parameter.grad is not None:
+                found[path] = parameter.grad.to_local()
+                parameter.grad = None
+        return found
+
+    def whole_shape(self, path: str) -> Sequence[int]:
+        """See `ShardedModel`."""
+        shape: Sequence[int] = self._cut[path].shape
+        return shape
+
+    def own_share(self, path: str, rank: int) -> Share | None:
+        """See `ShardedModel`: equal shares of the rows, the last ones less."""
+        num_rows = self.whole_shape(path)[0]
+        each = -(-num_rows // len(self.hands))
+        first, end = rank * each, min((rank + 1) * each, num_rows)
+        return (slice(first, end),) if first < end else None
+
+
+def units_of(model: nn.Module, field: str = "trainer.ranks") -> list[nn.Module]:
+    """The layers that are gathered one by one.
+
+    Args:
+        field: that asks for several ranks, for messages.
+
+    Raises:
+        ConfigError: none is marked, or the model has what FSDP2 cannot cut.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    kind = type(model).__name__
+    units = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not units:
+        raise ConfigError(
+            f"{field} is above 1, but a {kind} has no layer that its library marks as one: "
+            "set it to 1"
+        )
+    scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
+    if scalars:
+        raise ConfigError(
+            f"{field} is above 1, but {scalars[0]} of a {kind} is a single number, which has "
+            "no rows to share out: set it to 1"
+        )
+    # An expert that no token of a rank is routed to has no gradient there: the sum would wait.
+    loose = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and "expert" in n]
+    if loose:
+        raise ConfigError(
+            f"{field} is above 1, but {loose[0]} of a {kind} holds experts one by one, not "
+            "in one tensor: set it to 1"
+        )
+    return units

@@ -1,0 +1,111 @@
+"""A folder's model as one rank computes it: layers of Hugging Face or of megatron-core, on a mesh.
+
+Whoever learns or scores asks here; which layers there are, how they are cut and what was compiled
+is nobody else's affair.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.fsdp2 import Shards
+from rlstreams.workers.compute.mesh import Mesh
+from rlstreams.workers.compute.shards import ShardedModel, Whole, plan_of
+from rlstreams.workers.compute.spec import Layers, ModelSpec
+from rlstreams.workers.config.trainer import MEGATRON, LoraSection
+from rlstreams.workers.engines.selfcheck import load_scorer
+from rlstreams.workers.model.base import CPU
+from rlstreams.workers.model.bins import take_documents, use_bins
+from rlstreams.workers.model.context import SlicedScores, check_slices
+from rlstreams.workers.model.recompute import recompute_activations
+from rlstreams.workers.model.token_scores import TokenScorer, ValueHead
+from rlstreams.workers.trainer.learn.trainable import trainable_of
+
+
+def layers_of(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer | None = None) -> Layers:
+    """The model; of several ranks all call it together.
+
+    Args:
+        scorer: of the whole model, loaded already: on the mesh's device if that is one rank, else
+            on the CPU. None: each rank loads it.
+
+    Raises:
+        ConfigError, EngineError: a model that cannot be computed so.
+    """
+    if spec.backend == MEGATRON:
+        from rlstreams.workers.compute.megatron_shards import megatron_layers
+
+        return megatron_layers(spec, mesh)
+    routers = None
+    if scorer is None:
+        # Head and body are told apart where the model is whole.
+        place = mesh.device if mesh.size == 1 else CPU
+        scorer, routers = load_scorer(
+            spec.folder, spec.dtype, place, replay_routes=spec.replay_routes
+        )
+    trainable = trainable_of(scorer.model, spec.lora) if spec.learns else None
+    if spec.has_values:
+        scorer.value_head = _value_head(scorer, mesh.device)
+    plan = plan_of(scorer.model, trainable, scorer.value_head)
+    shards, why_padded, why_eager = (_alone if mesh.size == 1 else _shared)(spec, mesh, scorer)
+    if scorer.value_head is not None:
+        shards.add_head(scorer.value_head)
+    scorer.head.holds_logits = spec.learns and not (why_padded or spec.recomputes)
+    if spec.recomputes:
+        recompute_activations(scorer.model)
+    shards.reshard()
+    return Layers(
+        plan=plan, shards=shards, routers=routers, why_padded=why_padded, why_eager=why_eager
+    )
+
+
+def _alone(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedModel, str, str]:
+    why = use_bins(scorer, mesh.device, spec.bin_tokens, learns=spec.learns)
+    return Whole(scorer.model, scorer), *why
+
+
+def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedModel, str, str]:
+    assert mesh.devices is not None, "ranks have met before"
+    cp = spec.layout.cp
+    sliced = SlicedScores(scorer, cp, spec.asked_by) if cp > 1 else None
+    shards = Shards(sliced or scorer, mesh.devices, f"{spec.asked_by}.ranks", cp=cp)
+    if sliced is None:
+        tokens, learns = spec.bin_tokens, spec.learns
+        return shards, *use_bins(scorer, mesh.device, tokens, learns=learns, root=shards.root)
+    why_padded = take_documents(scorer, mesh.device, shards.root)
+    check_slices(sliced, shards.root, shards.device)
+    return shards, why_padded, "the ranks that share a row meet in the middle of each layer"
+
+
+def _value_head(scorer: TokenScorer, device: str) -> ValueHead:
+    """What `scorer` gives values with.
+
+    Raises:
+        ConfigError: a model whose last hidden states cannot be told from its head.
+    """
+    if not scorer.gives_states:
+        raise ConfigError(
+            f"trainer.loss.advantage is 'gae', but a {type(scorer.model).__name__} does not show "
+            "its last hidden states, which values are computed from: set another advantage"
+        )
+    config: Any = scorer.model.config
+    return ValueHead(config.get_text_config().hidden_size, device)
+
+
+def whole_layers(
+    model: nn.Module, scorer: TokenScorer, *, lora: LoraSection, why_padded: str
+) -> Layers:
+    """Of a model that this process has whole, as it is."""
+    plan = plan_of(model, trainable_of(model.eval(), lora))
+    assert torch.is_grad_enabled(), "it learns"
+    return Layers(
+        plan=plan,
+        shards=Whole(model, scorer),
+        routers=None,
+        why_padded=why_padded,
+        why_eager="not asked for",
+    )

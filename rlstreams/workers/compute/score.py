@@ -1,0 +1,336 @@
+"""The scorer: one module on a mesh of ranks, and the weights of each version that is held.
+
+Sequences are packed into bins and layers compiled as the trainer's are (decision 0045); where a
+family or a device cannot, rows are padded. Each rank holds its rows of every version and computes
+its share of the bins; which rank has a bin follows from the cut alone, and it is computed as one
+rank would, so N ranks of FSDP2 give the bits of one. In float32 they are the log-probs that
+sampling gave, up to rounding (below 1e-4).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.compute.forward import Forward, Part, check_all, cut_of, in_order, parts_of
+from rlstreams.workers.compute.layers import layers_of
+from rlstreams.workers.compute.mesh import ByRank, Mesh, by_all, on_all
+from rlstreams.workers.compute.shards import Version
+from rlstreams.workers.compute.spec import ModelSpec
+from rlstreams.workers.compute.team import Team
+from rlstreams.workers.config.trainer import LayoutSection
+from rlstreams.workers.engines.base import Scores, TokenSequence, pulled_of
+from rlstreams.workers.model.base import CPU, EngineError, RankLostError
+from rlstreams.workers.model.device import Run, at_once
+from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
+from rlstreams.workers.model.model import FLOAT32, configure_torch
+from rlstreams.workers.model.offload import OffLoad
+from rlstreams.workers.weights.channel import Pulled, WeightError, WeightSource
+from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
+
+TOKEN_BUDGET = 16384
+BUCKET_BYTES = 256_000_000  # of weights that are given out between two windows
+_NOTHING: Part = ([TokenSequence(token_ids=np.zeros(2, np.int32))], 0)
+T = TypeVar("T")
+Found = tuple[np.ndarray[Any, Any], ...]  # of a forward, column by column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorerSpec:
+    """What makes a scorer; the same on all ranks.
+
+    Attributes:
+        top_k: likeliest tokens of each distribution to score as well; 0: none.
+        pull_deadline_s: for one version.
+    """
+
+    folder: Path
+    device: str = CPU
+    dtype: str = FLOAT32
+    threads: int = 1
+    host: str = ""
+    backend: str = "builtin"  # or megatron
+    layout: LayoutSection = field(default_factory=LayoutSection)
+    token_budget: int = TOKEN_BUDGET
+    replay_routes: bool = False
+    top_k: int = 0
+    pull_deadline_s: float = 300.0
+
+    def begin(self, mesh: Mesh) -> MeshScorer:
+        """This process as a rank of it."""
+        configure_torch(self.threads, self.device, fused=True)  # a forward alone has one order
+        return MeshScorer(self, mesh)
+
+
+def scorer_of(
+    folder: Path | str,
+    *,
+    team: Team | None = None,
+    run: Run | None = None,
+    **asked: Any,  # noqa: ANN401
+) -> MeshScorer:
+    """A scorer whose rank 0 is this process; whatever is raised, the team is closed.
+
+    Args:
+        team: the other ranks; it may have a scorer already. None: there are none.
+        run: see `MeshScorer.run`; None: at once.
+        asked: of `ScorerSpec`.
+
+    Raises:
+        ConfigError, EngineError: the folder cannot be loaded, or its family not be scored here, so,
+            or along given routes.
+        RankLostError: a rank is gone, silent or failed.
+    """
+    spec = ScorerSpec(folder=Path(folder), **asked)
+    if team is None:
+        made = spec.begin(Mesh(device=spec.device))
+    else:
+        made = team.begin(replace(spec, host=team.host), spec.begin)
+    made.run = run or at_once
+    return made
+
+
+class MeshScorer:
+    """See the module, and `Scorer`. Of one rank `pull` may run in one thread while `score` runs in
+    another; those of several take turns, a bucket at a time."""
+
+    def __init__(self, spec: ScorerSpec, mesh: Mesh) -> None:
+        """Load and compile the model; it scores under pulled weights only."""
+        self.mesh, self.number = mesh, 0
+        config = read_config(spec.folder)
+        self.vocab_size = vocab_size_of(config)
+        self.max_tokens = token_limit(config)
+        self._spec = spec
+        model = ModelSpec(
+            folder=spec.folder,
+            dtype=spec.dtype,
+            backend=spec.backend,
+            layout=spec.layout,
+            bin_tokens=spec.token_budget,
+            asked_by="logprob",
+            learns=False,
+            replay_routes=spec.replay_routes,
+        )
+        layers = layers_of(model, mesh)
+        self.why_padded, self.why_eager = layers.why_padded, layers.why_eager
+        self._plan, self._shards, self._routers = layers.plan, layers.shards, layers.routers
+        self._layout = layout_of(self._plan.facts)
+        self._device = self._shards.device
+        self._shards.release()  # of the folder's weights nothing is scored
+        self._forward = Forward(self._shards.root, self._device, self._routers, spec.top_k)
+        self._off_load = OffLoad(self._device)
+        self.run: Run = at_once  # each forward
+        # Threads change it, each by one operation: a copy that replaced it would undo the other's.
+        self._held: dict[int, Version] = {}
+        self._coming = Version()
+        self._computing: int | None = None  # the version that was copied
+        self._dropped: set[int] = set()  # by rank 0, and not told yet
+        is_beside = mesh.size == 1 and self._device.type != CPU
+        self._side = torch.cuda.Stream() if is_beside else None  # type: ignore[no-untyped-call]
+        self._turn = threading.RLock() if mesh.size > 1 else nullcontext()  # of the ranks
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """Versions held, lowest first.
+
+        Raises:
+            RankLostError: a rank is gone or silent: asked for in each turn, so it is noticed then.
+        """
+        if self.mesh.team is not None:
+            self.mesh.team.check()
+        return sorted(self._held)
+
+    def pull(self, published: PolicyPublished, channel: WeightSource) -> Pulled:
+        """Hold one more version, received beside those that are held, on a stream of its own.
+
+        Raises:
+            WeightError: not received, or it does not fit; what was held before is held still.
+        """
+        started_s = time.monotonic()
+        if found := layout_difference(expected=self._layout, found=published.layout):
+            raise WeightError(f"weights do not fit the model: {found}")
+        with nullcontext() if self._side is None else torch.cuda.stream(self._side):
+            facts = self._received(channel.pull(published, self._spec.pull_deadline_s))
+        if self._side is not None:
+            self._side.synchronize()
+        if found := layout_difference(expected=self._layout, found=layout_of(facts)):
+            raise WeightError(f"weights do not fit the model: {found}")
+        self._all(lambda told: self._adopt(told, published.policy_version))
+        return pulled_of(published, size_bytes(facts), started_s)
+
+    def _received(self, pulled: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Dtypes and shapes of what came; each rank has its rows of what fits."""
+        self._all(self._expect)
+        expected, facts = self._plan.facts, dict[str, Tensor]()
+        bucket: dict[str, Tensor] = {}
+        for name, tensor in pulled:
+            facts[name] = tensor.to("meta")
+            if name in self._plan.constant:
+                if not torch.equal(self._plan.constant[name].cpu(), tensor.cpu()):
+                    raise WeightError(f"{name} is no parameter, and is another than the model's")
+            elif name in expected and expected[name].shape == tensor.shape:
+                bucket[name] = tensor
+            if self.mesh.size == 1 or size_bytes(bucket) >= BUCKET_BYTES:
+                self._give(bucket)
+                bucket = {}
+        self._give(bucket)
+        return facts
+
+    def _give(self, bucket: Mapping[str, Tensor]) -> None:
+        whole = ByRank([bucket, *[None] * (self.mesh.size - 1)])
+        if bucket:
+            self._all(lambda told: self._take(told, sorted(bucket), whole))
+
+    @on_all
+    def _expect(self, told: Sequence[int]) -> None:
+        """A version comes; what came of another one is of no use."""
+        self._forget(told)
+        self._coming = self._shards.version()
+
+    @on_all
+    def _take(self, told: Sequence[int], names: Sequence[str], whole: Any) -> None:  # noqa: ANN401
+        """Take this rank's rows of these tensors, which rank 0 has."""
+        self._forget(told)
+        for name in names:
+            given = None if whole is None else whole[name]
+            self._shards.receive(self._coming, self._plan.published[name], given)
+
+    @on_all
+    def _adopt(self, told: Sequence[int], version: int) -> None:
+        """Hold what came as this version."""
+        self._forget(told)
+        self._held[version], self._coming = self._coming, Version()
+        self._computing = None if self._computing == version else self._computing
+
+    def drop(self, policy_version: int) -> None:
+        """Hold this version no longer; a `score` under it that has begun ends as it would. Other
+        ranks let go of it with what they do next."""
+        if self._held.pop(policy_version, None) is not None and self.mesh.size > 1:
+            self._dropped.add(policy_version)
+
+    def _forget(self, told: Sequence[int]) -> None:
+        """Of ranks that rank 0 told."""
+        for version in told if self.mesh.rank else ():
+            self._held.pop(version, None)
+
+    def off_load(self) -> None:
+        """Move all versions that are held to the host."""
+        self._all(self._give_up)
+
+    @by_all
+    def _give_up(self, told: Sequence[int]) -> int:
+        self._forget(told)
+        self._shards.reshard()
+        versions = (*self._held.values(), self._coming)  # at once: another thread may drop one
+        held = [t for one in versions for t in (*one.rows.values(), *one.tensors.values())]
+        return self._off_load.give_up((*held, *self._shards.rows.values(), *self._shards.buffers()))
+
+    def load_back(self) -> None:
+        """Move them back, bit for bit."""
+        self._all(self._take_back)
+
+    @on_all
+    def _take_back(self, told: Sequence[int]) -> None:
+        self._off_load.take_back()
+        self._forget(told)
+
+    def score(
+        self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
+    ) -> Sequence[Scores]:
+        """Score under `policy_version`; see `Scorer.score`.
+
+        A temperature of 0 counts as 1, as in the engine's log-probs.
+
+        Raises:
+            RankLostError: a rank is gone, silent or failed, of which no sequence is to blame.
+        """
+        held = self._held.get(policy_version)
+        if held is None:
+            raise EngineError(
+                f"policy version {policy_version} is not held, only {list(self.versions)}"
+            )
+        check_all(sequences, self.vocab_size, self.max_tokens, self._routers)
+        if not sequences:
+            return []
+        cut = cut_of(sequences, self._spec.token_budget, in_bins=not self.why_padded)
+        parts: list[Part | None] = [*parts_of(cut, sequences)]
+        of_rank, num = self._shards.hands, max(self._shards.hands) + 1
+        parts += [None] * (-len(parts) % num)
+        hands = ByRank([parts[hand::num] for hand in of_rank])
+        version = ByRank([held, *[None] * (self.mesh.size - 1)])  # here it may be dropped meanwhile
+        given = policy_version, version, temperature, hands
+        found = self._all(lambda told: self._scores(told, *given), but=policy_version)
+        by_hand = [found[of_rank.index(hand)] for hand in range(num)]
+        each = [by_hand[place % num][place // num] for place in range(len(cut.sizes))]
+        columns = [np.concatenate(column) for column in zip(*each, strict=True)]
+        return in_order(cut, sequences, *columns)
+
+    @by_all
+    def _scores(
+        self,
+        told: Sequence[int],
+        number: int,
+        version: Any,  # noqa: ANN401
+        temperature: float,
+        hand: Any,  # noqa: ANN401
+    ) -> list[Found]:
+        """This rank's forwards under a version; a part None: it passes two tokens, for the others
+        wait in each layer."""
+        self._forget(told)
+        with self._holding(number, version or self._held[number]), self._shards.no_gradient():
+            # Of a GPU of its own nothing waits: the next bin is laid out while one is computed.
+            found = [
+                self.run(partial(self._forward, part or _NOTHING, temperature)) for part in hand
+            ]
+            return [
+                tuple(column.cpu().numpy() for column in columns)
+                for columns, part in zip(found, hand, strict=True)
+                if part is not None
+            ]
+
+    @contextmanager
+    def _holding(self, number: int, version: Version) -> Iterator[None]:
+        """The module has these weights; afterwards none, if they were not copied."""
+        if self._computing != number:
+            self._shards.hold(version)
+        self._computing = number if self._shards.copies else None
+        try:
+            yield
+        finally:
+            self._shards.release()
+
+    def _all(self, work: Callable[[list[int]], T], *, but: int | None = None) -> T:
+        """`work` of all ranks, which are told what was dropped, `but` this version."""
+        with self._turn:
+            told = [version for version in list(self._dropped) if version != but]
+            self._dropped.difference_update(told)
+            try:
+                return work(told)
+            except Exception as err:
+                if self.mesh.size == 1 or isinstance(err, RankLostError):
+                    raise
+                raise RankLostError(
+                    f"rank 0 of the scorer failed: {type(err).__name__}: {err}"
+                ) from err
+
+    def leave(self) -> None:
+        """Free the others from a pass that this rank could not finish."""
+        self.mesh.leave()
+
+    def close(self) -> None:
+        """End the other ranks, and let the group go: a process has one at a time."""
+        if self.mesh.team is not None:
+            self.mesh.team.close()
+        self._shards.close()
+        self.mesh.leave()
