@@ -33,12 +33,12 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling
+from rlstreams.workers.engines.sampled import Sampled, sampled_of
 from rlstreams.workers.engines.turn import whole_turn
 from rlstreams.workers.gateway.canonical import answer_message, call_id
 from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Report
-from rlstreams.workers.gateway.records import Records
-from rlstreams.workers.gateway.sampled import Sampled, sampled_of
+from rlstreams.workers.gateway.records import Records, experts_of
 from rlstreams.workers.gateway.shared import BUSY_S, Shared
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.sandbox.reward import Judgement, check_judgement
@@ -216,7 +216,7 @@ class OpenSession:
             request=self._shared.packed(request.body),
             response=self._shared.packed(json.dumps(answer_message(answer.parsed)).encode()),
             overruled=json.dumps(answer.overruled) if answer.overruled else "",
-            routed_experts=sampled.experts(first_row),
+            routed_experts=experts_of(sampled, first_row),
             routed_experts_start=first_row,
             engine=self._shared.engine.name,
             worker=self._shared.worker,
@@ -228,7 +228,7 @@ class OpenSession:
             loads = self._shared.loads()
             if any(version not in loads for version in sampled.versions):
                 return None  # no record names a load that nobody can read of yet
-            segments = sampled.events(loads.__getitem__, self._sampling)
+            segments = sampled.events(lambda version: loads[version].load_id, self._sampling)
             ordinal = next(self._ordinals)
             return replace(draft, segments=segments, ordinal=ordinal, finished_at_ms=now_ms())
 

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
+
 from rlstreams.schemas.calls import REWARD
 from rlstreams.schemas.events import (
     CallCommitted,
@@ -16,11 +18,14 @@ from rlstreams.schemas.events import (
     Prompt,
     SessionClosed,
     SessionOpened,
+    Tensor,
 )
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.record import Outgoing, Record
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
+from rlstreams.streams.sessions.experts import row_versions, stitched
 from rlstreams.streams.sessions.session import Session
+from rlstreams.workers.engines.sampled import Sampled
 from rlstreams.workers.gateway.port import CallRefusedError, Report
 from rlstreams.workers.gateway.shared import Shared
 
@@ -148,3 +153,25 @@ class Records:
 
         await self._shared.asked.committed(self._record.raw, make, is_progress=is_progress)
         return found[0]
+
+
+def experts_of(sampled: Sampled, start: int) -> Tensor | None:
+    """Routed experts of the tokens from `start` of the sequence on; None: not all are known."""
+    ends = sampled.num_prompt + np.cumsum([len(segment.token_ids) for segment in sampled.segments])
+    spans = [
+        (segment.policy_version, int(end))
+        for segment, end in zip(sampled.segments, ends, strict=True)
+        if len(segment.token_ids)
+    ]
+    versions = row_versions(int(ends[-1]), spans)
+    rows, mask = stitched(
+        versions,
+        [
+            (s.policy_version, s.routed_experts_start, s.routed_experts[: len(versions)])
+            for s in sampled.segments
+            if s.routed_experts is not None
+        ],
+    )
+    if rows is None or (mask is not None and not mask[start:].all()):
+        return None
+    return Tensor.of(np.ascontiguousarray(rows[start:]), "zstd")

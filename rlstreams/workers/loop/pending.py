@@ -123,10 +123,11 @@ class PendingCommits:
         Returns:
             Whether it has finished records, and no more are left.
         """
-        self._keep_ours()
         has_more = bool(self._announced or self._awaited or begun)
         if not (has_more or (self._ready and is_due)) or time.monotonic() < self._not_before_s:
             return False
+        self._keep_ours()
+        has_more = bool(self._announced or self._awaited or begun)
         batch = [] if self._num_alone and has_more else self._first_batch()
         if not (batch or has_more):
             return False

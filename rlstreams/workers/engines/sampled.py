@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlstreams.schemas.events import Segment, Tensor
-from rlstreams.streams.sessions.experts import row_versions, stitched
 from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, Sampling
-from rlstreams.workers.policy.puller import Load
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -39,11 +37,11 @@ class Sampled:
         """Neither the policy nor a stop string ended it."""
         return not self.stopped_by and self.segments[-1].finish_reason is not FinishReason.STOP
 
-    def events(self, load_ids: Callable[[int], Load], sampling: Sampling) -> tuple[Segment, ...]:
+    def events(self, load_ids: Callable[[int], str], sampling: Sampling) -> tuple[Segment, ...]:
         """As the log has it.
 
         Args:
-            load_ids: how the engine came to hold a version.
+            load_ids: of the load by which the engine came to hold a version.
         """
         return tuple(
             Segment(
@@ -51,7 +49,7 @@ class Sampled:
                 token_ids=Tensor.of(segment.token_ids.astype(np.int32, copy=False)),
                 policy_version=segment.policy_version,
                 weight_hash=segment.weight_hash,
-                load_id=load_ids(segment.policy_version).load_id,
+                load_id=load_ids(segment.policy_version),
                 behavior_logprobs=Tensor.of(segment.logprobs.astype(np.float32, copy=False)),
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
@@ -60,27 +58,6 @@ class Sampled:
             )
             for segment in self.segments
         )
-
-    def experts(self, start: int) -> Tensor | None:
-        """Routed experts of the tokens from `start` of the sequence on; None: not all are known."""
-        ends = self.num_prompt + np.cumsum([len(segment.token_ids) for segment in self.segments])
-        spans = [
-            (segment.policy_version, int(end))
-            for segment, end in zip(self.segments, ends, strict=True)
-            if len(segment.token_ids)
-        ]
-        versions = row_versions(int(ends[-1]), spans)
-        rows, mask = stitched(
-            versions,
-            [
-                (s.policy_version, s.routed_experts_start, s.routed_experts[: len(versions)])
-                for s in self.segments
-                if s.routed_experts is not None
-            ],
-        )
-        if rows is None or (mask is not None and not mask[start:].all()):
-            return None
-        return Tensor.of(np.ascontiguousarray(rows[start:]), "zstd")
 
 
 def sampled_of(

@@ -1,0 +1,329 @@
+"""What it costs that a call is committed before it is answered, and what that saves after a kill.
+
+    python tests/bench/agent_calls.py [--seconds 10] [--save]
+
+One rollout worker, one broker of one node, agents that are coroutines. Overhead is the time of a
+call less what the engine itself took for it, so the engine (a table in memory) does not matter.
+Rows: calls at a steady rate, each session waiting for its next tick, whatever came before; and as
+many as go. `direct` calls the sessions in the process, `http` is a client of the gateway. Each
+record carries a request of 12 kB that zstd cannot shrink.
+
+The last row kills a worker in turn 8 of 10 of each session, and counts the calls that the next one
+samples again; without the log that is all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import aiohttp
+import numpy as np
+
+from rlstreams.schemas.events import CallCommitted, SessionClosed
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import CALLS
+from rlstreams.workers.engines.base import SampleRequest, Sampling
+from rlstreams.workers.engines.thread import EngineThread
+from rlstreams.workers.engines.turn import whole_turn
+from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.weights.file import FileWeightChannel
+from tests.bench.hardware import hardware
+from tests.unit.roles.sessions_stand import Client, ScriptedAgent, request_of, worker_of
+from tests.unit.roles.stand import Stand
+from tests.unit.roles.test_turns import EndsTurns
+
+SLOTS = 64
+BODY_BYTES = 12_000
+RATES = (100, 500)  # calls a second
+LIMIT_S = 120.0
+WARM_UP = 200  # calls that the broker's compiler sees first
+
+
+Call = Callable[[Client, int], Awaitable[str]]  # the id of the call
+
+
+class TimedEngine(EndsTurns):
+    """Knows how long it took for each call."""
+
+    def __init__(self, slots: int = SLOTS) -> None:
+        super().__init__()
+        self.capacity = slots
+        self.took_s: dict[str, float] = {}
+
+    async def generate(self, request: Any) -> Any:
+        begun_s = time.perf_counter()
+        async for segment in super().generate(request):
+            yield segment
+        self.took_s[request.sample_id.split("/")[2]] = time.perf_counter() - begun_s
+
+
+class OnBroker(Stand):
+    """A stand whose log is on a broker."""
+
+    def __init__(self, bootstrap: str, run: str, folder: Path) -> None:
+        self._of_broker = (bootstrap, run)
+        apply(bootstrap, run, TopicPlan(rollout_workers=1, logprob_workers=1))
+        super().__init__(folder)
+
+    def bus(self) -> Bus:
+        return KafkaBus(*self._of_broker)
+
+
+def drive(loop: StageLoop, done: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not done():
+        loop.turn()
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"not done within {LIMIT_S:g} s")
+
+
+def body(number: int) -> bytes:
+    noise = base64.b64encode(os.urandom(BODY_BYTES * 3 // 4)).decode()
+    return json.dumps({"number": number, "noise": noise}).encode()
+
+
+async def direct(client: Client, number: int) -> str:
+    request = request_of([{"role": "user", "content": "1"}], choice=number, body=body(number))
+    return (await client.keeper.call(client.start.key, request)).call_id
+
+
+def over_http(session: aiohttp.ClientSession) -> Call:
+    async def call(client: Client, number: int) -> str:
+        messages = [{"role": "user", "content": "1"}]
+        noise = json.loads(body(number))["noise"]
+        sent = {"model": "m", "messages": messages, "max_tokens": 1000 + number, "user": noise}
+        async with session.post(
+            f"{client.start.url}/v1/chat/completions",
+            json=sent,
+            headers={"authorization": f"Bearer {client.start.key}"},
+        ) as answer:
+            said = await answer.json()
+            assert answer.status == 200, said
+            return str(said["id"]).rpartition("-")[2]
+
+    return call
+
+
+class Row:
+    """Sessions that call at a rate for a while."""
+
+    def __init__(self, stand: OnBroker, how: str, rate: float, seconds: float) -> None:
+        self.took_s: list[tuple[str, float]] = []
+        self.begun_s = self.ended_s = 0.0
+        self._stand, self._how, self._rate, self._seconds = stand, how, rate, seconds
+        self._http: aiohttp.ClientSession | None = None
+
+    def measured(self) -> dict[str, Any]:
+        engine, num = TimedEngine(), SLOTS
+        self._left = num
+        group = f"{time.monotonic_ns()}"
+        self._stand.issue(group, num)
+        agent = ScriptedAgent(lambda client: self._session(client, num))
+        loop = worker_of(self._stand, engine, agent, max_calls=1_000_000)
+        closed: list[SessionClosed] = []
+        reader = self._stand.bus().reader(self._stand.bus().ends(CALLS.name))
+
+        def is_done() -> bool:
+            events = [decoded(raw).event for raw in reader.poll(1000, 0.0)]
+            closed.extend(e for e in events if isinstance(e, SessionClosed))
+            return len(closed) == num
+
+        begun_cpu_s = time.process_time()
+        drive(loop, is_done)
+        cpu_s = time.process_time() - begun_cpu_s
+        reader.close()
+        loop.close()
+        over_ms = sorted(1000 * (took - engine.took_s[name]) for name, took in self.took_s)
+        span_s = self.ended_s - self.begun_s
+        return {
+            "how": self._how,
+            "wanted_per_s": self._rate or "as many as go",
+            "sessions": num,
+            "calls": len(over_ms),
+            "calls_per_s": round(len(over_ms) / span_s, 1),
+            "overhead_p50_ms": round(statistics.median(over_ms), 2),
+            "overhead_p99_ms": round(over_ms[int(0.99 * (len(over_ms) - 1))], 2),
+            "cpu_ms_per_call": round(1000 * cpu_s / len(over_ms), 2),
+            "engine_p50_ms": round(1000 * statistics.median(engine.took_s.values()), 2),
+            "load_average": round(os.getloadavg()[0], 1),
+        }
+
+    async def _bare(self, engine: TimedEngine, place: int) -> None:
+        """The engine's own part: the same requests, one after the other."""
+        number = 0
+        while time.perf_counter() < self.begun_s + self._seconds:
+            named = f"{place}-{number}"
+            ids = np.array([1, 5], np.int32)
+            await whole_turn(
+                engine,
+                SampleRequest(
+                    sample_id=f"0/{place}/{named}/0",
+                    group_id="0",
+                    token_ids=ids,
+                    prompt_tokens=2,
+                    sampling=Sampling(max_new_tokens=6),
+                    seed=0,
+                ),
+            )
+            self.took_s.append((named, 0.0))
+            number += 1
+
+    def bare(self) -> dict[str, Any]:
+        """The engine alone, as many at once."""
+        engine, thread = TimedEngine(), EngineThread()
+        stand = self._stand
+        published = stand.publish(0, announce=False)
+        thread.submit(engine.pull(published, FileWeightChannel())).result(LIMIT_S)
+        self.begun_s = time.perf_counter()
+        begun_cpu_s = time.process_time()
+        futures = [thread.submit(self._bare(engine, place)) for place in range(SLOTS)]
+        for future in futures:
+            future.result(LIMIT_S)
+        cpu_s, span_s = time.process_time() - begun_cpu_s, time.perf_counter() - self.begun_s
+        thread.submit(engine.close()).result(LIMIT_S)
+        thread.close()
+        return {
+            "how": "bare engine",
+            "sessions": SLOTS,
+            "calls": len(self.took_s),
+            "calls_per_s": round(len(self.took_s) / span_s, 1),
+            "cpu_ms_per_call": round(1000 * cpu_s / len(self.took_s), 2),
+            "engine_p50_ms": round(1000 * statistics.median(engine.took_s.values()), 2),
+            "load_average": round(os.getloadavg()[0], 1),
+        }
+
+    async def _session(self, client: Client, num: int) -> None:
+        call: Call = direct
+        if self._how == "http":
+            if self._http is None:
+                self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            call = over_http(self._http)
+        place = int(client.start.session_id.rpartition("/")[2])
+        every_s = num / self._rate if self._rate else 0.0
+        self.begun_s = self.begun_s or time.perf_counter()
+        begun_s = time.perf_counter() + every_s * place / num
+        number = 0
+        while (at_s := begun_s + number * every_s) < self.begun_s + self._seconds or not every_s:
+            if (wait_s := at_s - time.perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+            sent_s = time.perf_counter()
+            if sent_s > self.begun_s + self._seconds:
+                break
+            named = await call(client, number)
+            self.ended_s = time.perf_counter()
+            self.took_s.append((named, self.ended_s - sent_s))
+            number += 1
+        self._left -= 1
+        if self._http is not None and not self._left:
+            await self._http.close()
+
+
+async def _opened(gate: list[bool]) -> None:
+    while not gate:  # noqa: ASYNC110  (another thread opens it)
+        await asyncio.sleep(0.01)
+
+
+def saved(stand: OnBroker, num: int = 8, turns: int = 10, killed_in: int = 8) -> dict[str, Any]:
+    """A worker is killed while each of its sessions is in turn `killed_in`."""
+    gate: list[bool] = []
+
+    async def works(client: Client) -> None:
+        for number in range(turns):
+            if number == killed_in - 1:
+                await asyncio.wait_for(_opened(gate), LIMIT_S)
+            await direct(client, number)
+
+    group = f"{time.monotonic_ns()}"
+    stand.issue(group, num)
+    engines = [TimedEngine(), TimedEngine()]
+    first = worker_of(stand, engines[0], ScriptedAgent(works), max_calls=100)
+    reader = stand.bus().reader(stand.bus().ends(CALLS.name))
+    calls: list[CallCommitted] = []
+    closed: list[SessionClosed] = []
+
+    def read() -> None:
+        for raw in reader.poll(1000, 0.0):
+            event = decoded(raw).event
+            calls.extend([event] if isinstance(event, CallCommitted) else [])
+            closed.extend([event] if isinstance(event, SessionClosed) else [])
+
+    def reached(count: int) -> bool:
+        read()
+        return len(calls) >= count
+
+    drive(first, lambda: reached(num * (killed_in - 1)))
+    gate.append(True)
+    while len(engines[0].requests) < num * killed_in:  # sampled, and nothing of it is committed
+        time.sleep(0.005)
+    first.close()  # nothing is committed, and nobody told: what the next one finds is as of SIGKILL
+    begun_s = time.perf_counter()
+    second = worker_of(stand, engines[1], ScriptedAgent(works), max_calls=100)
+    drive(second, lambda: reached(num * turns) and len(closed) == num)
+    second.close()
+    sampled = [len(engine.requests) for engine in engines]
+    again = sum(sampled) - num * turns
+    return {
+        "sessions": num,
+        "turns": turns,
+        "killed_in_turn": killed_in,
+        "calls_sampled_before": sampled[0],
+        "calls_sampled_again": again,
+        "again_per_session": again / num,
+        "without_the_log": num * killed_in,
+        "saved_share": round(1 - again / (num * killed_in), 3),
+        "seconds_to_the_end": round(time.perf_counter() - begun_s, 2),
+    }
+
+
+def main() -> None:
+    """Measure, print, and save if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    started = hardware()
+    with tempfile.TemporaryDirectory() as folder:
+        broker = EmbeddedBroker(Path(folder) / "broker")
+        bootstrap = broker.start().bootstrap
+        try:
+            stand = OnBroker(bootstrap, "bench", Path(folder) / "run")
+            stand.publish(0)
+            Row(stand, "direct", 0, WARM_UP / 100).measured()
+            rows = [Row(stand, "bare", 0, args.seconds).bare()]
+            rows += [
+                Row(stand, how, rate, args.seconds).measured()
+                for how in ("direct", "http")
+                for rate in (*RATES, 0)
+            ]
+            for row in rows:
+                print(json.dumps(row))  # noqa: T201
+            kill = saved(stand)
+            print(json.dumps(kill))  # noqa: T201
+        finally:
+            broker.stop()
+    result = {"hardware": started, "rows": rows, "kill": kill}
+    if args.save:
+        file = Path(__file__).with_name("results") / f"agent_calls-{time.strftime('%Y-%m-%d')}.json"
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
