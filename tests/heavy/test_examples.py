@@ -19,8 +19,10 @@ OVERLAYS = ("slower.toml", "demo-vllm.toml", "demo-gpu.toml", "demo-sglang.toml"
 ELSEWHERE = "reasoning_gym.toml"
 ON_GPUS = "gsm8k-2gpu.toml"
 OVER_IT = ("eight-gpus-hybrid.toml", "judge.toml")
+AGENTS = "agent.toml"  # `try` starts none
 TRIED = sorted(
-    {path.name for path in EXAMPLES.glob("*.toml")} - {*OVERLAYS, ELSEWHERE, ON_GPUS, *OVER_IT}
+    {path.name for path in EXAMPLES.glob("*.toml")}
+    - {*OVERLAYS, ELSEWHERE, ON_GPUS, *OVER_IT, AGENTS}
 )
 
 

@@ -117,6 +117,9 @@ def compile_for_bins(
                 ):
                     _score(score, scorer, _thirds(size), size)
             _compile_head(scorer, bin_tokens, learns)
+            with torch.inference_mode():
+                for size in () if learns else bin_sizes(bin_tokens):
+                    _score(score, scorer, _thirds(size), size)
         except (*REFUSALS, EngineError) as err:
             for layer, forward in zip(layers, plain, strict=True):
                 layer.forward = forward

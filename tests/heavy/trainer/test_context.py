@@ -165,5 +165,5 @@ def test_what_a_model_says_of_itself_is_refused_without_ranks(
     """The same refusal, asked of the model alone: no rank has to start for it."""
     model = load_model(families.make(family, tmp_path, **changes))
     with pytest.raises(ConfigError, match=rf"^trainer\.layout\.cp is 2, but .*{words}"):
-        context._check(model, 2)
-    context._check(load_model(families.make("Qwen3ForCausalLM", tmp_path / "fine")), 2)
+        context._check(model, 2, "trainer")
+    context._check(load_model(families.make("Qwen3ForCausalLM", tmp_path / "fine")), 2, "trainer")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from rlstreams.cli.explain import formula, numbers
 
 from rlstreams.__main__ import main
+from rlstreams.debug.loss.formula import formula, numbers
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import Advantage, Kind, LossSection
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection

@@ -28,7 +28,7 @@ class Unordered(Training):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         one_order.ask(True)
-        model: Any = self.learner._model
+        model: Any = self.learner._shards.model
         model.get_input_embeddings().register_forward_hook(_refuse_backward)
 
 

@@ -57,7 +57,7 @@ class Numbers(Training):
 
 def embedding_of(training: Training) -> torch.nn.Module:
     """What every forward begins with, whichever way the head is called."""
-    model: Any = training.learner._model
+    model: Any = training.learner._shards.model
     embedding: torch.nn.Module = model.get_input_embeddings()
     return embedding
 

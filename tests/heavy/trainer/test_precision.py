@@ -115,7 +115,7 @@ def test_activations_computed_again_give_the_same_bits(
     plain = learned(trained(folder, dtype=dtype, optimizer=FAST), range(2))
     again = trained(folder, dtype=dtype, optimizer=FAST, activation_checkpointing=True)
     calls: list[int] = []
-    model: Any = again.learner._model
+    model: Any = again.learner._shards.model
     body = model.get_decoder()
     first = (body.h if name == "GPT2LMHeadModel" else body.layers)[0]
     norm = first.ln_1 if name == "GPT2LMHeadModel" else first.input_layernorm

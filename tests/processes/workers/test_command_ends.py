@@ -123,7 +123,7 @@ def test_a_worker_without_its_file_says_so(tmp_path, capsys):
 
 @pytest.mark.parametrize("port", ["-1", "65536", "99999"])
 def test_a_port_out_of_range_is_refused(tmp_path, capsys, port):
-    with pytest.raises(SystemExit) as ended:
-        main(["broker", "start", "--dir", str(tmp_path / "broker"), "--port", port])
-    assert (2, False) == (ended.value.code, (tmp_path / "broker").exists())
-    assert f"--port: must be 0 to 65535, got {port}" in capsys.readouterr().err
+    status = main(["broker", "start", "--dir", str(tmp_path / "broker"), "--port", port])
+    assert (2, False) == (status, (tmp_path / "broker").exists())
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("--port", port, "65535"))

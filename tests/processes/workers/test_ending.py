@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 HUNG_UP = """
 import sys
 from rlstreams import __main__ as ours
-ours.main = lambda: (sys.stdout.write("unread"), sys.stderr.write(""), 129)[-1]
+ours.main = lambda **_: (sys.stdout.write("unread"), sys.stderr.write(""), 129)[-1]
 sys.exit(ours.console())
 """
 

@@ -365,15 +365,6 @@ def test_what_cannot_be_meant_is_refused(section: dict[str, Any], message: str) 
         LossSection(**section)
 
 
-def test_a_critic_is_on_one_rank() -> None:
-    with pytest.raises(
-        ConfigError, match=r"'gae', trainer.ranks is 2 and trainer.backend is 'fsdp"
-    ):
-        TrainerSection(loss=LossSection(advantage="gae"), ranks=2)
-    with pytest.raises(ConfigError, match=r"trainer.ranks is 1 and trainer.backend is 'megatron'"):
-        TrainerSection(loss=LossSection(advantage="gae"), backend="megatron")
-
-
 def test_mini_batches_must_divide() -> None:
     with pytest.raises(ConfigError, match=r"minibatches is 3, which does not divide .*step is 16"):
         TrainerSection(minibatches=3)

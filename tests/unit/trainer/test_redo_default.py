@@ -11,7 +11,6 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.model import Numerics
 from rlstreams.workers.trainer.facts import versions
 from rlstreams.workers.trainer.redo.redo import RedoneStep, differences
-from rlstreams.workers.trainer.training.training import Training
 
 
 @pytest.mark.parametrize(
@@ -70,18 +69,3 @@ def test_a_step_is_equal_with_its_value_head(
         again=cast(Any, SimpleNamespace(weight_hash=weights, value_head_hash=heads[1])),
     )
     assert step.is_equal is expected
-
-
-def test_a_step_that_nobody_made_is_counted_by_one_rank_alone() -> None:
-    """Several ranks count for themselves, and would not agree on the next step's number."""
-    one, many = (
-        SimpleNamespace(
-            numerics=SimpleNamespace(ranks=ranks), learner=SimpleNamespace(step_number=6)
-        )
-        for ranks in (1, 2)
-    )
-    Training.pass_over(one)
-    assert 7 == one.learner.step_number
-    with pytest.raises(ValueError, match="passed over by one rank alone"):
-        Training.pass_over(many)
-    assert 6 == many.learner.step_number
