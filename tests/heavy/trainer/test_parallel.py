@@ -90,6 +90,21 @@ def test_what_both_ranks_off_loaded_comes_back_to_the_bit(two: Training, folder:
     assert after == hashes(two)
 
 
+def test_ranks_agree_on_the_number_behind_a_step_that_nobody_made(
+    two: Training, folder: Path
+) -> None:
+    """The weights stay, and the next step is one further on every rank."""
+    begin(two, folder)
+    two.learner.step(batch_of(0))
+    before = hashes(two)
+    two.pass_over()
+    assert before == hashes(two)
+    assert two.learner.step_number == 2
+    two.learner.step(batch_of(1))
+    assert two.learner.step_number == 3
+    assert before != hashes(two)
+
+
 def test_a_checkpoint_knows_no_ranks(two: Training, folder: Path, tmp_path: Path) -> None:
     """Saved by two, it is loaded by one with the same bytes, and by two as if nothing had been."""
     begin(two, folder)
