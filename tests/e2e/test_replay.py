@@ -33,7 +33,8 @@ def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace)
     assert (0, True) == (listed.returncode, "every byte verified" in listed.stdout)
 
     into = ("rlstreams", "replay")
-    trained = recorded.run(*into, "trainer", "--as", "again", "--keep-weights", timeout_s=UP_S)
+    again = ("--as", "again", "--keep-weights")
+    trained = recorded.run(*into, "trainer", "recordings/demo", *again, timeout_s=UP_S)
     found = re.search(r"^(\d+) of (\d+) steps equal, bit for bit", trained.stdout, re.MULTILINE)
     assert found is not None, trained.stdout
     num_steps = int(found[2])
