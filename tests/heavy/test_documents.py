@@ -109,19 +109,33 @@ class _Doubled(torch.autograd.Function):
         return 2 * gradient
 
 
+def _doubled_weights(forward: Any, args: tuple[Any, ...], kwargs: Any) -> torch.Tensor:
+    """The same output and gradient of what comes in, with twice the gradient of weights."""
+    once = forward(*args, **kwargs)
+    again = forward(args[0].detach(), *args[1:], **kwargs)
+    found: torch.Tensor = once + (again - again.detach())
+    return found
+
+
+@pytest.mark.parametrize("of_weights", [False, True])
 @pytest.mark.parametrize(("flawed", "reason"), [((64,), ""), ((64, 1), "off in a row of 128")])
 def test_a_compiled_gradient_that_differs_is_not_learnt_from(
-    flawed: tuple[int, ...], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flawed: tuple[int, ...],
+    reason: str,
+    of_weights: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In rows of one length: then kernels are not fused; if that differs too, none is compiled."""
 
     def compiled(forward: Any, **_: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            found = forward(*args, **kwargs)
             is_layer, fused = hasattr(forward, "__self__"), torch._inductor.config.max_fusion_size
-            if is_layer and fused in flawed and found.shape[1] == 128:
-                return _Doubled.apply(found)
-            return found
+            if not is_layer or fused not in flawed or args[0].shape[1] != 128:
+                return forward(*args, **kwargs)
+            if of_weights:
+                return _doubled_weights(forward, args, kwargs)
+            return _Doubled.apply(forward(*args, **kwargs))
 
         return call
 

@@ -50,6 +50,7 @@ class World:
         self.stand.issue("0", 1)
         self.heard: dict[str, set[CallAnswer]] = {}
         self.sampled: Counter[str] = Counter()
+        self.early: list[str] = []  # calls that the agent heard before they were in the log
         self.agent_dies = False
 
     async def script(self, client: Client) -> None:
@@ -68,13 +69,18 @@ class World:
     def _hears(self, answer: CallAnswer) -> CallAnswer:
         said = (answer.parsed, answer.created_s, answer.logprobs, answer.tokens)
         self.heard.setdefault(answer.call_id, set()).add(said)
+        if answer.call_id not in self.committed():
+            self.early.append(answer.call_id)
         if self.agent_dies:
             self.agent_dies = False
             raise LostAgentError("killed")
         return answer
 
+    def committed(self) -> list[str]:
+        return [call.call_id for call in self.stand.read(CALLS.name, CallCommitted)]
+
     def num_calls(self) -> int:
-        return len(self.stand.read(CALLS.name, CallCommitted))
+        return len(self.committed())
 
     def is_over(self) -> bool:
         return bool(self.stand.read(TRAJECTORIES.name, Trajectory))
@@ -127,6 +133,7 @@ def played(folder: Path, kills: list[Kill]) -> World:
     )
 )
 @example([Kill(kind, 3) for kind in KINDS])
+@example([Kill("aborted", number) for number in range(4)])
 @example([Kill("unknown", 5), Kill("unasked", 6), Kill("worker", 4)])
 def test_kills_between_calls_change_nothing(kills: list[Kill]) -> None:
     """Tokens are those of a run without kills; each call that the agent heard is in the log, once,
@@ -135,6 +142,7 @@ def test_kills_between_calls_change_nothing(kills: list[Kill]) -> None:
         wanted = played(Path(calm), [])
         world = played(Path(folder), kills)
     assert world.tokens() == wanted.tokens()
+    assert [] == world.early  # where a transaction is aborted, its answers wait for the next
     log = recorded(world.stand)
     named = [call.call_id for call in log.calls]
     assert len(named) == len(set(named)) == NUM_CALLS
