@@ -36,8 +36,7 @@ def one_by_one(
 
 def _documents(starts: Tensor, extent: Tensor, window: int) -> Iterator[tuple[int, int, Tensor]]:
     for start, end in pairwise(starts[: int(extent[0]) + 1].tolist()):
-        size = end - start
-        seen_TT = torch.ones(size, size, dtype=torch.bool, device=starts.device).tril()
+        seen_TT = torch.ones(end - start, end - start, dtype=torch.bool).tril()
         yield start, end, ~(seen_TT if window < 0 else seen_TT.triu(-window))
 
 

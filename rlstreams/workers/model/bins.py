@@ -139,8 +139,8 @@ class _DifferenceError(EngineError):
 def _configure(fuses: bool) -> None:
     """`fuses`: several operations become one kernel, unless the compiler inlined them before.
 
-    torch 2.11 makes fused kernels of Gemma 3's layers whose threads overtake one another: gradients
-    of 1e5 and more, others each time, in rows of some lengths (infra/decisions/0078).
+    torch 2.11 fuses operations of Gemma 3's layers into kernels whose gradients have norms of 1e5
+    and more, another each time, in rows of some lengths (infra/decisions/0078).
     """
     import torch._dynamo.config
     import torch._inductor.config
