@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
+from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import Prompt
 from rlstreams.streams.log.bus import Bus, Reader
 from rlstreams.streams.log.codec import decoded
@@ -52,7 +54,8 @@ class _Reading:
         if self.reader is None:
             return
         for raw in self.reader.poll(BATCH, 0.0):
-            self.log.apply(decoded(raw, bus.schemas()).event, raw.position.offset)
+            with suppress(DecodeError):  # a stranger's bytes; the audit counts them
+                self.log.apply(decoded(raw, bus.schemas()).event, raw.position.offset)
         at = self.reader.positions()
         behind = {p: end for p, end in self.ends.items() if at.get(p, 0) < end}
         if not behind:

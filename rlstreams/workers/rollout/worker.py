@@ -37,8 +37,8 @@ from rlstreams.workers.sandbox.reward import RewardError
 from rlstreams.workers.sandbox.user_code import EditedCodeError, UserCodeError
 from rlstreams.workers.weights.channel import WeightChannel
 
-START_S = 10.0
 Rolling = Sampler | Sessions
+START_S = 10.0
 CLOSE_S = 40.0  # a server that is ours is given time to end
 _JUDGED = 4  # times the engine's capacity: samples that only wait for their reward
 # Why a sample is set aside; any other error ends the worker.
@@ -79,9 +79,8 @@ class RolloutStage:
         )
         self._waiting: list[Record[Prompt]] = []
         self._running: dict[Hashable, Record[Prompt]] = {}  # begun and not finished
-        self._ended: dict[
-            Hashable, asyncio.Task[Played | Closed]
-        ] = {}  # of these, and not concluded
+        # Of these, and not concluded.
+        self._ended: dict[Hashable, asyncio.Task[Played | Closed]] = {}
         self._over: list[Finished] = []  # whose session was closed before
         self._num_sampled = 0
         self._may_begin = True  # False: it has no turn on its device, or its turn ends
@@ -151,17 +150,18 @@ class RolloutStage:
             self._loop.start({key: self._rolled(record) for key, record in begun.items()})
 
     def _set_over(self, history: History) -> None:
-        """What came of a session that is closed is in the log, in its transaction."""
-        known = [record for record in self._waiting if history.is_known(record)]
-        for record in known:
-            self._late.listen(record)
-        over = [record for record in known if history.is_closed(record)]
-        late = [record for record in known if history.is_waiting(record)]
-        for record in late:
-            self._late.add(record, history.take(record))
-        self._waiting = [record for record in self._waiting if record not in late]
-        self._waiting = [record for record in self._waiting if record not in over]
-        self._over += [Finished(raw=record.raw) for record in over]
+        """Set closed sessions apart: what came of them is in the log, or waits for graders."""
+        waiting, self._waiting = self._waiting, []
+        for record in waiting:
+            is_known = history.is_known(record)
+            if is_known:
+                self._late.listen(record)
+            if is_known and history.is_closed(record):
+                self._over.append(Finished(raw=record.raw))
+            elif is_known and history.is_waiting(record):
+                self._late.add(record, history.take(record))
+            else:
+                self._waiting.append(record)
 
     def _rolled(self, record: Record[Prompt]) -> Coroutine[Any, Any, Played | Closed]:
         if self._sessions is None:

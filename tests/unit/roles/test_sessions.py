@@ -17,6 +17,7 @@ from rlstreams.schemas.events import (
     PolicyLoaded,
     Trajectory,
 )
+from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import (
     CALLS,
     DEAD_LETTERS,
@@ -244,6 +245,21 @@ def test_an_agent_that_says_nothing_is_set_aside(tmp_path: Path) -> None:
     ended = Ended(tmp_path, silent)
     assert ended.letters[0].reason == "agent"
     assert "has no call" in ended.letters[0].detail
+
+
+def test_a_strangers_bytes_among_the_calls_stop_nobody(tmp_path: Path) -> None:
+    """They are read before a partition's first session begins; the audit counts them."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    rubbish = [
+        Outgoing(topic=topic.name, key=b"0/0", value=[b"rubbish"], partition=0)
+        for topic in (CALLS, OUTCOMES)
+    ]
+    stand.send(*rubbish)
+    stand.issue("0", 1)
+    loop = worker_of(stand, EndsTurns(), ScriptedAgent(three_turns))
+    turn_until(loop, lambda: bool(stand.read(TRAJECTORIES.name, Trajectory)))
+    loop.close()
 
 
 def test_a_lost_process_is_started_again_and_goes_on(tmp_path: Path) -> None:
