@@ -39,3 +39,21 @@ def test_preloading_imports_the_model_and_starts_no_thread() -> None:
         check=True,
     )
     assert done.stdout.split() == ["1", "1", "True"]
+
+
+@pytest.mark.parametrize(
+    ("module", "costly"),
+    [
+        ("rlstreams.workers.trainer.worker", "torch.distributed.fsdp"),  # five seconds
+        ("rlstreams.workers.rollout.worker", "uvicorn"),
+        ("rlstreams.workers.rollout.worker", "torch"),
+        ("rlstreams.workers.logprob.worker", "torch"),
+    ],
+)
+def test_a_role_starts_without_what_few_runs_need(module: str, costly: str) -> None:
+    """Each start of a role waits for its imports, after a kill too."""
+    program = f"import sys, {module}; print({costly!r} in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

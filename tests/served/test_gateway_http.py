@@ -336,9 +336,10 @@ def test_many_connections_do_not_use_up_what_a_process_may_open(running: Running
 
 def test_a_key_is_logged_nowhere(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even of a call that fails by a mistake of ours."""
-    words, root = Words(), logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [*root.handlers, words])
-    monkeypatch.setattr(root, "level", logging.DEBUG)
+    words = Words()
+    for logger in (logging.getLogger(), logging.getLogger("rlstreams")):
+        monkeypatch.setattr(logger, "handlers", [*logger.handlers, words])
+        monkeypatch.setattr(logger, "level", logging.DEBUG)
     monkeypatch.setattr(running.calls, "says", lambda _: 1 / 0)
     key = running.key("5/5")
     ask(running, f"/sessions/{key}/v1/chat/completions", {"messages": USER})

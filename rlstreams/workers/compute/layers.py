@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.compute.fsdp2 import Shards
 from rlstreams.workers.compute.mesh import Mesh
 from rlstreams.workers.compute.shards import ShardedModel, Whole, plan_of
 from rlstreams.workers.compute.spec import Layers, ModelSpec
@@ -20,7 +19,6 @@ from rlstreams.workers.config.trainer import MEGATRON, LoraSection
 from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.bins import take_documents, use_bins
-from rlstreams.workers.model.context import SlicedScores, check_slices
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer, ValueHead
 from rlstreams.workers.trainer.learn.trainable import trainable_of
@@ -69,6 +67,10 @@ def _alone(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedMod
 
 
 def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedModel, str, str]:
+    # torch.distributed's tensors and FSDP2: five seconds, which one rank need not wait for.
+    from rlstreams.workers.compute.fsdp2 import Shards
+    from rlstreams.workers.model.context import SlicedScores, check_slices
+
     assert mesh.devices is not None, "ranks have met before"
     cp = spec.layout.cp
     sliced = SlicedScores(scorer, cp, spec.asked_by) if cp > 1 else None

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlstreams.schemas.calls import (
     AGENT,
@@ -37,7 +37,6 @@ from rlstreams.streams.sessions.verdict import Verdict
 from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Start
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
-from rlstreams.workers.gateway.http.serve import GatewayServer, start
 from rlstreams.workers.gateway.keeper import Keeper
 from rlstreams.workers.gateway.open_session import CallLimits, OpenSession
 from rlstreams.workers.gateway.port import Report
@@ -47,6 +46,9 @@ from rlstreams.workers.rollout.ends import JUDGED, REASONS, trajectory_of_sessio
 from rlstreams.workers.rollout.judged import sample_of_chain
 from rlstreams.workers.rollout.sampling import SampleClock
 from rlstreams.workers.sandbox.reward import RewardError, Sample, Verifier
+
+if TYPE_CHECKING:
+    from rlstreams.workers.gateway.http.serve import GatewayServer
 
 LAST_WORDS_S = 5.0  # from an agent's word that it is done to its end
 KEY_S = 60.0  # beyond an agent's time that its key holds
@@ -127,7 +129,9 @@ class Sessions:
 
     async def start(self) -> None:
         """Listen for agents."""
-        self.server = await start(self.keeper)
+        from rlstreams.workers.gateway.http import serve  # a web server, for agents alone
+
+        self.server = await serve.start(self.keeper)
 
     async def close(self) -> None:
         """Take no more requests, and end what agents keep running."""

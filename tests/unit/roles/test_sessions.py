@@ -18,24 +18,12 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 from rlstreams.streams.log.record import Outgoing
-from rlstreams.streams.log.topics import (
-    CALLS,
-    DEAD_LETTERS,
-    OUTCOMES,
-    POLICY_PULLS,
-    TRAJECTORIES,
-)
+from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, OUTCOMES, POLICY_PULLS, TRAJECTORIES
 from rlstreams.streams.sessions.session import sampled_tokens
 from rlstreams.workers.agents.agent import Ending, LostAgentError
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Report
 from rlstreams.workers.loop.validation import check_trajectory
-from tests.unit.roles.sessions_stand import (
-    Client,
-    Script,
-    ScriptedAgent,
-    recorded,
-    worker_of,
-)
+from tests.unit.roles.sessions_stand import Client, Script, ScriptedAgent, recorded, worker_of
 from tests.unit.roles.stand import Stand, make_prompt, turn_until
 from tests.unit.roles.test_turns import EndsTurns
 
