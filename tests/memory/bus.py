@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 from rlstreams.streams.log.bus import Closing, GroupConsumer
 from rlstreams.streams.log.catalogue import Catalogue
@@ -18,7 +19,7 @@ from rlstreams.streams.log.errors import (
     TopicMismatchError,
 )
 from rlstreams.streams.log.partitioner import partition_of
-from rlstreams.streams.log.parts import PART_BYTES, Message, num_parts, part_headers, split
+from rlstreams.streams.log.parts import PART_BYTES, Message, num_parts, part_headers, split, whole
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
 from tests.memory.consumer import MemoryGroupConsumer, MemoryReader
 from tests.memory.log import MemoryLog, State, Transaction, named
@@ -125,35 +126,70 @@ class MemoryProducer(Closing):
             self._log.add_offsets(transaction, member.group, offsets)
 
     def _append(self, transaction: Transaction, record: Outgoing) -> Position:
-        topic = f"{self._run}.{record.topic}"
-        try:
-            total = len(self._log.topic(topic).logs)
-        except TopicMismatchError as err:
-            raise BrokerError(f"{err}; sending it again would not help") from err
-        number = partition_of(record.key, total) if record.partition is None else record.partition
-        if not 0 <= number < total:
-            raise BrokerError(
-                f"topic {topic} has {total} partitions, a record is for {number}; "
-                "sending it again would not help"
-            )
+        partition = _place(self._log, self._run, record)
         self._sent += 1
         count = num_parts(len(record), self._part_bytes)
         record_id = f"{self._id}.{self._epoch}.{self._sent}"
         offsets = []
         for index, part in enumerate(split(record.value, self._part_bytes)):
-            message = Message(
-                partition=Partition(topic, number),
-                offset=-1,
-                key=record.key,
-                value=part,
-                headers=dict(part_headers(record.headers, record_id, index, count)),
-                timestamp_ms=time.time_ns() // 1_000_000,
-            )
+            headers = dict(part_headers(record.headers, record_id, index, count))
+            message = _message(partition, record)._replace(value=part, headers=headers)
             offsets.append(self._log.append(transaction, message))
-        return Position(record.topic, number, offsets[0])
+        return Position(record.topic, partition.number, offsets[0])
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+class MemoryAppender(Closing):
+    """The port `Appender`; a record is acknowledged when `append` returns."""
+
+    def __init__(self, log: MemoryLog, run: str) -> None:
+        self._log = log
+        self._run = run
+
+    def append(self, record: Outgoing) -> Future[Position]:
+        """See `Appender`."""
+        if len(record) > PART_BYTES:
+            raise ValueError(f"a record of {len(record)} bytes takes several parts")
+        answer: Future[Position] = Future()
+        try:
+            partition = _place(self._log, self._run, record)
+            offset = self._log.write(_message(partition, record))
+        except StreamsError as err:
+            answer.set_exception(err)
+        else:
+            answer.set_result(Position(record.topic, partition.number, offset))
+        return answer
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _place(log: MemoryLog, run: str, record: Outgoing) -> Partition:
+    topic = f"{run}.{record.topic}"
+    try:
+        total = len(log.topic(topic).logs)
+    except TopicMismatchError as err:
+        raise BrokerError(f"{err}; sending it again would not help") from err
+    number = partition_of(record.key, total) if record.partition is None else record.partition
+    if not 0 <= number < total:
+        raise BrokerError(
+            f"topic {topic} has {total} partitions, a record is for {number}; "
+            "sending it again would not help"
+        )
+    return Partition(topic, number)
+
+
+def _message(partition: Partition, record: Outgoing) -> Message:
+    return Message(
+        partition=partition,
+        offset=-1,
+        key=record.key,
+        value=whole(record.value),
+        headers=dict(record.headers),
+        timestamp_ms=time.time_ns() // 1_000_000,
+    )
 
 
 def _member(
@@ -199,6 +235,10 @@ class MemoryBus(Closing):
     def producer(self, transactional_id: str) -> MemoryProducer:
         """A producer; its predecessor's transaction is aborted."""
         return MemoryProducer(self._log, self._run, self._name(transactional_id), self._part_bytes)
+
+    def appender(self) -> MemoryAppender:
+        """See `Bus`."""
+        return MemoryAppender(self._log, self._run)
 
     def consumer(self, group: str, topics: Sequence[str]) -> MemoryGroupConsumer:
         """See `Bus`."""

@@ -81,6 +81,11 @@ class _Log:
         self.entries.append((message, transaction))
         return offset
 
+    def write(self, message: Message, alone: Transaction) -> int:
+        offset = self.end
+        self.entries.append((message._replace(offset=offset), alone))
+        return offset
+
     def next_committed(self, offset: int) -> Message | None:
         for index in range(offset - self.begin, self.stable - self.begin):
             message, transaction = self.entries[index]
@@ -149,6 +154,7 @@ class MemoryLog:
         self._epochs: dict[str, int] = {}
         self._open: dict[str, Transaction] = {}
         self._faults: dict[str, Fault] = {}
+        self._append_fault: Fault | None = None
         self._groups: dict[str, Group] = {}
 
     def create(self, topic: str, partitions: int) -> None:
@@ -234,6 +240,26 @@ class MemoryLog:
                 raise RefusedError(f"{len(message.value)} bytes, max.message.bytes is {limit}")
             transaction.touched.add(message.partition)
             return self._log(message.partition).append(message, transaction)
+
+    def write(self, message: Message) -> int:
+        """Write outside of any transaction; the offset it got. Raises what was injected."""
+        with self.changed:
+            limit = self.topic(message.partition.topic).settings.get("max.message.bytes")
+            if limit is not None and len(message.value) > int(limit):
+                raise RefusedError(f"{len(message.value)} bytes, max.message.bytes is {limit}")
+            fault, self._append_fault = self._append_fault, None
+            if fault is Fault.BEFORE:
+                raise OutcomeUnknownError("a record was not acknowledged (injected)")
+            alone = Transaction("", 0, State.COMMITTED)
+            offset = self._log(message.partition).write(message, alone)
+            self.changed.notify_all()
+        if fault is Fault.AFTER:
+            raise OutcomeUnknownError("a record's acknowledgement is lost (injected)")
+        return offset
+
+    def fail_next_append(self, fault: Fault) -> None:
+        """Let the next record that is written outside of transactions go wrong."""
+        self._append_fault = fault
 
     def add_offsets(
         self, transaction: Transaction, group: str, offsets: Mapping[Partition, Committed]

@@ -159,6 +159,9 @@ class SessionsAudit:
 
     def _call(self, heard: Heard, event: CallCommitted, position: Position) -> None:
         name, content = event.session_id, _content(event)
+        if event.start < max(heard.starts, default=0):  # by a worker that has lost the session
+            self._duplicates.add(f"{name}: a call of start {event.start}, over, at {position}")
+            return
         first = heard.calls.get(event.call_id)
         if not self._once(first is not None, name, position):
             if first is not None and first.content != content:

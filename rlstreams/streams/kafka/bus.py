@@ -22,6 +22,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
+from rlstreams.streams.kafka.appender import KafkaAppender
 from rlstreams.streams.kafka.consumer import KafkaGroupConsumer, committed_at, stable
 from rlstreams.streams.kafka.errors import (
     NO_TOPIC,
@@ -164,6 +165,12 @@ class KafkaBus(Closing):
                     raise broker_error(error, doing, self._bootstrap) from err
             else:
                 return
+
+    def appender(self) -> KafkaAppender:
+        """See `Bus`."""
+        timeout_ms = str(round(self._commit_s * 1000))
+        settings = {"linger.ms": "0", "message.timeout.ms": timeout_ms}
+        return KafkaAppender(self._client(Producer, {**_PRODUCER, **settings}), run=self._run)
 
     def consumer(self, group: str, topics: Sequence[str]) -> KafkaGroupConsumer:
         """See `Bus`."""

@@ -122,6 +122,16 @@ def aborted_transaction(error: Any, transactional_id: str) -> StreamsError:  # n
     return AbortedError(said)
 
 
+def unappended(error: Any) -> StreamsError:  # noqa: ANN401
+    """Why a record outside of transactions was not acknowledged."""
+    said = f"a record was not acknowledged ({error.name()}: {error.str()})"
+    if error.code() in _UNFIT | _REFUSED:
+        return RefusedError(f"{said}; it can never be written")
+    return OutcomeUnknownError(
+        f"{said}; it may be in the log: restart this process, which reads it"
+    )
+
+
 def until(
     deadline: float,
     call: Callable[[], T],

@@ -8,6 +8,7 @@ Topics, groups and transactional ids are named without the run's prefix; the bus
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -157,11 +158,34 @@ class Producer(Closing, Protocol):
         """
 
 
+class Appender(Closing, Protocol):
+    """Writes single records outside of transactions: a record that was acknowledged is in the log.
+
+    Nothing fences it: readers tell by the log's own order which of its records count. Any thread
+    may append. Records of one partition come in the order in which they were appended.
+    """
+
+    def append(self, record: Outgoing) -> Future[Position]:
+        """Write it once; ends with its place when every in-sync replica has it.
+
+        The future ends with
+            RefusedError: it is not in the log and never will be.
+            OutcomeUnknownError: it may be in the log or not, as may all that were appended with it;
+                exit, the next start reads which.
+
+        Raises:
+            ValueError: it takes several parts, of which a death would leave some.
+        """
+
+
 class Bus(Closing, Protocol):
     """Makes producers, consumers and readers of one run, and answers questions about its topics."""
 
     def producer(self, transactional_id: str) -> Producer:
         """A producer; waits until its predecessor's transaction is settled."""
+
+    def appender(self) -> Appender:
+        """An appender."""
 
     def consumer(self, group: str, topics: Sequence[str]) -> GroupConsumer:
         """A member of `group`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlstreams.schemas import SchemaTexts
-from rlstreams.streams.log.bus import Closing, GroupConsumer, Producer
+from rlstreams.streams.log.bus import Appender, Closing, GroupConsumer, Producer
 from rlstreams.streams.log.errors import NoGroupsError, OffsetGoneError, TopicMismatchError
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 from rlstreams.streams.recording.manifest import RecordedTopic, RecordingError
@@ -67,6 +67,10 @@ class RecordingBus(Closing):
     def producer(self, transactional_id: str) -> Producer:
         """Raises RecordingError: a recording is only read."""
         raise RecordingError(f"{self._recording.folder} is only read, also by {transactional_id}")
+
+    def appender(self) -> Appender:
+        """Raises RecordingError: a recording is only read."""
+        raise RecordingError(f"{self._recording.folder} is only read")
 
     def consumer(self, group: str, topics: Sequence[str]) -> GroupConsumer:
         """Raises RecordingError: a recording has no groups."""

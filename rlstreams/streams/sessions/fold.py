@@ -2,7 +2,8 @@
 
 Each topic comes in the order of its partition, in any order between the two, and the end is the
 same. Of a call id, of a start, of a close and of an outcome id the first record counts; a copy of
-one changes nothing. Behind the first close no call counts.
+one changes nothing. Behind the first close no call counts, and behind the opening of a start no
+call of an earlier one.
 
 What is kept of a session is dropped by `forget`; only that it was there is remembered, so that a
 copy does not begin it anew.
@@ -28,7 +29,7 @@ from rlstreams.streams.sessions.session import Session
 OfSession: TypeAlias = (
     SessionOpened | CallCommitted | CallReplayed | CallFailed | SessionClosed | OutcomeReported
 )
-_TAKES: dict[type[OfSession], Callable[[Session, Any, int], bool]] = {
+_TAKES: dict[type[Event], Callable[[Session, Any, int], bool]] = {
     SessionOpened: lambda session, event, _: session.open(event),
     CallCommitted: Session.commit,
     CallReplayed: lambda session, event, _: session.replay(event),
@@ -65,7 +66,7 @@ class SessionLog:
         if not isinstance(event, OfSession):
             return False
         session = self._session(event.session_id, event, offset)
-        return session is not None and _TAKES[type(event)](session, event, offset)
+        return session is not None and apply_to(session, event, offset)
 
     def forget(self, session_id: str) -> None:
         """Drop what is kept of a session; later records of it change nothing."""
@@ -92,6 +93,12 @@ class SessionLog:
         if found.first_offset == NO_PLACE and not isinstance(event, OutcomeReported):
             found.first_offset = offset
         return found
+
+
+def apply_to(session: Session, event: Event, offset: int = NO_PLACE) -> bool:
+    """Take one event of a session; see `SessionLog.apply`."""
+    takes = _TAKES.get(type(event))
+    return takes is not None and takes(session, event, offset)
 
 
 def _bit(session_id: str) -> tuple[str, int]:

@@ -78,6 +78,7 @@ class Session:
     num_copies: int = 0  # records of a call, a start, a close or an outcome that is there
     num_strays: int = 0  # replays of calls that are not there
     num_late: int = 0  # calls, replays and failures behind the close
+    num_void: int = 0  # calls of a start behind the opening of the next one
     _by_request: dict[tuple[str, int], CallCommitted] = field(default_factory=dict)
     _asked: Counter[tuple[int, str]] = field(default_factory=Counter)  # by start, request hash
     _superseded: set[str] = field(default_factory=set)
@@ -139,7 +140,14 @@ class Session:
         return True
 
     def commit(self, event: CallCommitted, offset: int = NO_PLACE) -> bool:
-        """Take a call; False: it is there, or the session is closed."""
+        """Take a call; False: it is void, it is there, or the session is closed.
+
+        Calls are written outside of transactions, so a worker that lost the session may still
+        write some. Only the owner can write an opening, and behind it no earlier start counts.
+        """
+        if event.start + 1 < self.num_starts:
+            self.num_void += 1
+            return False
         if event.call_id in self.nodes:
             return self._is_copy()
         if self._is_late():

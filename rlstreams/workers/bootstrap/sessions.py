@@ -69,6 +69,7 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
         renderer=make_renderer(tokenizer, eos_ids_of(folder), options=data.template_options),
         tokenizer=tokenizer,
         asked=Asked(),
+        appender=context.bus.appender(),
         loads=dict,  # until the role knows of one
         worker=context.worker,
         instance=context.instance,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from rlstreams.schemas.calls import (
@@ -30,6 +31,7 @@ from rlstreams.schemas.events import (
     Tensor,
 )
 from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling
@@ -95,7 +97,6 @@ class OpenSession:
         self._limits = limits
         self._sampling = sampling
         self._is_closed = False
-        self._ordinals = itertools.count(len(log.nodes))
         self._under_way: dict[str, asyncio.Task[CallAnswer]] = {}  # by request hash
         self._writing: set[str] = set()  # of these, what is being committed
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
@@ -112,11 +113,24 @@ class OpenSession:
         """Requests that wait for their answer."""
         return len(self._under_way)
 
-    def begin(self, agent: str, agent_hash: str) -> None:
-        """Record that the agent is started; before the first of its calls."""
-        opened = self.records.opened(agent, agent_hash)
-        self.records.note(opened)
+    async def begin(
+        self, agent: str, agent_hash: str, caught_up: Callable[[], bool] | None = None
+    ) -> None:
+        """Record that the agent is started; before the first of its calls.
+
+        Behind this record no call of an earlier start counts, whoever writes one.
+
+        Args:
+            caught_up: once it is committed, takes into `log` what others recorded before it;
+                returns whether that is all. None: nobody else had the session.
+        """
+        opened = await self.records.committed(
+            self.records.opened(agent, agent_hash), is_progress=False
+        )
+        if caught_up is not None:
+            await self.records.settled(caught_up)
         self.log.open(opened)
+        self._ordinals = itertools.count(len(self.log.nodes))
 
     async def call(self, request: CallRequest) -> CallAnswer:
         """The answer, once it is committed; see `Calls.call`."""
@@ -224,21 +238,40 @@ class OpenSession:
             received_at_ms=received_ms,
         )
 
-        def made() -> CallCommitted | None:
-            loads = self._shared.loads()
-            if any(version not in loads for version in sampled.versions):
-                return None  # no record names a load that nobody can read of yet
-            segments = sampled.events(lambda version: loads[version].load_id, self._sampling)
-            ordinal = next(self._ordinals)
-            return replace(draft, segments=segments, ordinal=ordinal, finished_at_ms=now_ms())
-
         self._writing.add(request_hash)
         try:
-            event = await self.records.committed(made)
+            load_ids = await self._load_ids(sampled)
+            segments = sampled.events(load_ids.__getitem__, self._sampling)
+            ordinal = next(self._ordinals)
+            event = replace(draft, segments=segments, ordinal=ordinal, finished_at_ms=now_ms())
+            await self.records.appended(event)
+        except StreamsError as err:
+            self._break(err)
+            raise CallRefusedError(503, "ending", f"this worker ends: {err}") from err
         finally:
             self._writing.discard(request_hash)
         self.log.commit(event)
         return replace(answer, **of_record(event))
+
+    async def _load_ids(self, sampled: Sampled) -> Mapping[int, str]:
+        """By version; no record names a load that nobody can read of yet."""
+        shared = self._shared
+
+        def known() -> dict[int, str]:
+            loads = shared.loads()
+            return {v: loads[v].load_id for v in sampled.versions if v in loads}
+
+        found = known()
+        if len(found) < len(sampled.versions) or not shared.readable.issuperset(found.values()):
+            await self.records.settled(lambda: len(known()) == len(sampled.versions))
+            found = known()
+            shared.readable.update(found.values())
+        return found
+
+    def _break(self, err: Exception) -> None:
+        """No agent can go on here: the process ends, and its sessions go on in the next."""
+        if not self.broken.done():
+            self.broken.set_exception(err)
 
     def _check_request(self, request: CallRequest) -> None:
         """
@@ -315,8 +348,8 @@ class OpenSession:
 
     def _failed_engine(self, failed: EngineError) -> CallRefusedError:
         """One that will sample no more ends the worker: its sessions go on in the next one."""
-        if not self._shared.engine.is_ready and not self.broken.done():
-            self.broken.set_exception(failed)
+        if not self._shared.engine.is_ready:
+            self._break(failed)
         self.trouble = Trouble(is_limit=False, detail=str(failed), is_ours=True)
         return CallRefusedError(503, "engine_failed", str(failed), retry_after_s=BUSY_S)
 
@@ -334,7 +367,7 @@ class OpenSession:
             raise CallRefusedError(400, "invalid_value", str(err), param="reward") from None
         outcome = self.records.outcome(report, AGENT, named=report.outcome_id)
         if outcome.outcome_id not in self.log.outcomes:
-            await self.records.committed(lambda: outcome)
+            await self.records.committed(outcome)
             self.log.judge(outcome)
         return outcome.outcome_id
 
@@ -351,6 +384,6 @@ class OpenSession:
 
     async def _replayed(self, request: CallRequest, recorded: CallCommitted) -> CallAnswer:
         event = self.records.replayed(recorded)
-        await self.records.committed(lambda: event, is_progress=False)
+        self.records.note(event)
         self.log.replay(event)
         return self._dialogue.again(request, recorded)

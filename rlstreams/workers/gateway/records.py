@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,6 +22,7 @@ from rlstreams.schemas.events import (
     Tensor,
 )
 from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.parts import PART_BYTES
 from rlstreams.streams.log.record import Outgoing, Record
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.sessions.experts import row_versions, stitched
@@ -140,19 +142,33 @@ class Records:
         topic = OUTCOMES if isinstance(event, OutcomeReported) else CALLS
         return outgoing(topic, event, partition=self._record.position.partition)
 
-    async def committed(self, made: Callable[[], E | None], *, is_progress: bool = True) -> E:
-        """The event that `made` makes on the role's thread, once it is committed."""
-        found: list[E] = []
+    async def committed(self, event: E, *, is_progress: bool = True) -> E:
+        """The event, once it is committed."""
+        records = [self.outgoing(event)]
+        asked = self._shared.asked
+        await asked.committed(self._record.raw, lambda: records, is_progress=is_progress)
+        return event
 
-        def make() -> list[Outgoing] | None:
-            event = made()
-            if event is None:
-                return None
-            found.append(event)
-            return [self.outgoing(event)]
+    async def settled(self, is_settled: Callable[[], bool]) -> None:
+        """Return once `is_settled` was true on the role's thread, and all is committed that was
+        announced by then."""
+        asked = self._shared.asked
+        await asked.committed(
+            self._record.raw, lambda: () if is_settled() else None, is_progress=False
+        )
 
-        await self._shared.asked.committed(self._record.raw, make, is_progress=is_progress)
-        return found[0]
+    async def appended(self, event: CallCommitted) -> CallCommitted:
+        """The call, once it is in the log.
+
+        Raises:
+            StreamsError: it is not, or nobody knows; this process has to end.
+        """
+        record = self.outgoing(event)
+        if len(record) > PART_BYTES:
+            return await self.committed(event)
+        await asyncio.wrap_future(self._shared.appender.append(record))
+        self._shared.asked.note(self._record.raw, is_progress=True)
+        return event
 
 
 def experts_of(sampled: Sampled, start: int) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import zstandard
 
+from rlstreams.streams.log.bus import Appender
 from rlstreams.workers.engines.base import Engine
 from rlstreams.workers.gateway.canonical import Matcher
 from rlstreams.workers.gateway.port import CallRefusedError, Renderer
@@ -30,12 +31,16 @@ class Shared:
     renderer: Renderer
     tokenizer: Tokenizer
     asked: Asked
-    loads: Callable[[], Loads]  # announced or about to be; asked on the role's thread alone
+    appender: Appender
+    loads: Callable[[], Loads]  # announced or about to be
     worker: str
     instance: str
     max_attempts: int = 3
     matcher: Matcher = field(default_factory=Matcher)
     num_live: int = 0
+    readable: set[str] = field(
+        default_factory=set
+    )  # ids of loads whose `PolicyLoaded` is committed
     _packer: zstandard.ZstdCompressor = field(
         default_factory=lambda: zstandard.ZstdCompressor(level=1)
     )

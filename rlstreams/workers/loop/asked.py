@@ -50,9 +50,12 @@ class Asked:
         self._woken.set()
         await asyncio.wrap_future(question.answer)
 
-    def note(self, raw: RawRecord, *records: Outgoing) -> None:
-        """Have records committed before all that is asked for from now on; nobody waits."""
-        self._new.put(_Question(raw, lambda: records, is_progress=False))
+    def note(self, raw: RawRecord, *records: Outgoing, is_progress: bool = False) -> None:
+        """Have records committed before all that is asked for from now on; nobody waits.
+
+        Without any it says that work of this input came forward, which nobody does again.
+        """
+        self._new.put(_Question(raw, lambda: records, is_progress))
         self._woken.set()
 
     def wait(self, timeout_s: float) -> None:

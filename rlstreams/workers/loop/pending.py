@@ -111,7 +111,7 @@ class PendingCommits:
         Those that somebody waits for come behind the others of the same transaction.
         """
         self._announced += records
-        self._awaited += awaited
+        self._awaited += (one for one in awaited if not self._is_idle(one))
 
     def start(self, begun: Collection[Partition] = (), *, is_due: bool = True) -> bool:
         """Start a transaction of all that is there and still ours; `settle` says when it is over.
@@ -170,6 +170,13 @@ class PendingCommits:
         else:
             self._succeeded(sent)
         return True
+
+    def _is_idle(self, one: Awaited) -> bool:
+        """Whether it only says that work came forward, of which nobody has died."""
+        is_note = one.is_progress and not one.outputs
+        return (
+            is_note and self._tracker.holds(one.raw) and not self._tracker[one.raw.partition].tries
+        )
 
     def _first_batch(self) -> list[Finished]:
         """As many of the ready records as one transaction takes."""

@@ -2,7 +2,9 @@
 
 A worker that was killed, or that gave a partition away, has left calls of sessions that are not
 over. They lie in the partition's own number of `calls` and `outcomes`, behind the time at which its
-first open prompt was issued. Nobody else writes there any more: who holds a partition alone can.
+first open prompt was issued. Only who holds the partition can open a session there. Calls are
+written outside of transactions, so a worker that lost the partition may still write some, of
+sessions that it had opened: up to our own opening of a session they count, and are taken as well.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from rlstreams.schemas import DecodeError
-from rlstreams.schemas.events import Prompt
+from rlstreams.schemas.events import Event, Prompt, SessionOpened
 from rlstreams.streams.log.bus import Bus, Reader
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition, Record
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
-from rlstreams.streams.sessions.fold import SessionLog
+from rlstreams.streams.sessions.fold import SessionLog, apply_to
 from rlstreams.streams.sessions.session import Session
 from rlstreams.workers.rollout.ends import JUDGED
 
@@ -40,8 +42,12 @@ class _Reading:
         self.ends = {partition: end for partition, (begin, end) in spans.items() if begin < end}
         self.until_s = time.monotonic() + DEADLINE_S
         self.log = SessionLog()
+        self._taken: dict[str, tuple[Session, int]] = {}  # others had them: until we meet our start
         self._keeps_judged = keeps_judged
         self.reader: Reader | None = None
+        self._behind: Reader | None = None  # of calls, beyond what was read at first
+        calls = Partition(CALLS.name, number)
+        self._next: dict[Partition, int] = {calls: spans[calls][1]}
         if self.ends:
             self.reader = bus.reader({p: spans[p][0] for p in self.ends})
 
@@ -71,11 +77,62 @@ class _Reading:
                 "a transaction that nobody ends would hold it up: rlstreams doctor names it"
             )
 
+    def take(self, session_id: str) -> Session:
+        """What is recorded of a session, which goes on with it."""
+        session = self.log.sessions.pop(session_id, None) or Session(session_id=session_id)
+        if session.starts:
+            self._taken[session_id] = session, session.num_starts
+        return session
+
+    def caught_up(self, bus: Bus, session_id: str) -> bool:
+        """Read on, without waiting; whether our opening of the session was met.
+
+        Raises:
+            DeadlineError: it is not met.
+        """
+        if self._behind is None:
+            self._behind = bus.reader(self._next)
+            self.until_s = time.monotonic() + DEADLINE_S
+        for raw in self._behind.poll(BATCH, 0.0):
+            with suppress(DecodeError):
+                self._take(decoded(raw, bus.schemas()).event, raw.position.offset)
+        self._next = dict(self._behind.positions())
+        if session_id in self._taken:
+            if time.monotonic() > self.until_s:
+                raise DeadlineError(
+                    f"reading session {session_id} up to the start that this worker has written, "
+                    f"at {self._next}: not met within {DEADLINE_S:g} s"
+                )
+            return False
+        if not self._taken:
+            self._stop_behind()
+        return True
+
+    def _take(self, event: Event, offset: int) -> None:
+        """Of sessions that others have had: what we write ourselves is known."""
+        named = getattr(event, "session_id", "")
+        if named not in self._taken:
+            if self.log.get(named) is not None:
+                self.log.apply(event, offset)
+            return
+        session, start = self._taken[named]
+        if isinstance(event, SessionOpened) and event.start == start:
+            del self._taken[named]
+            self.until_s = time.monotonic() + DEADLINE_S
+        else:
+            apply_to(session, event, offset)
+
     def close(self) -> None:
-        """Let go of the reader."""
+        """Let go of the readers."""
         if self.reader is not None:
             self.reader.close()
             self.reader = None
+        self._stop_behind()
+
+    def _stop_behind(self) -> None:
+        if self._behind is not None:
+            self._behind.close()
+            self._behind = None
 
 
 class History:
@@ -120,9 +177,13 @@ class History:
 
     def take(self, record: Record[Prompt]) -> Session:
         """What is recorded of its session, which goes on with it."""
-        named = session_of(record.event)
-        log = self._readings[record.position.partition].log
-        return log.sessions.pop(named, None) or Session(session_id=named)
+        return self._readings[record.position.partition].take(session_of(record.event))
+
+    def caught_up(self, record: Record[Prompt]) -> bool:
+        """Whether all that others recorded of a session is taken, once our opening of it is
+        committed: until then somebody who lost it may have written more calls."""
+        reading = self._readings[record.position.partition]
+        return reading.caught_up(self._bus, session_of(record.event))
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Partitions that went away: others write there now."""

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -153,11 +153,14 @@ class Sessions:
                 return member
         return self.members[-1]
 
-    async def roll_out(self, record: Record[Prompt], log: Session) -> Closed:
+    async def roll_out(
+        self, record: Record[Prompt], log: Session, caught_up: Callable[[], bool] | None = None
+    ) -> Closed:
         """Have an agent work on a prompt until its session is over; nothing is written of the end.
 
         Args:
             log: what is recorded of the session so far.
+            caught_up: see `OpenSession.begin`.
 
         Raises:
             EngineError: the engine will sample no more.
@@ -168,7 +171,9 @@ class Sessions:
             async with self.clock.limit(self.deadline_s):
                 while starts < member.section.starts:
                     starts += 1
-                    session = self._opened(record, log, member)
+                    session = self._session(record, log, member)
+                    await session.begin(member.section.name, member.code_hash, caught_up)
+                    caught_up = None  # from now on nobody else has it
                     try:
                         kind, detail = await self._played(session, prompt, member)
                         break
@@ -192,23 +197,20 @@ class Sessions:
         if not self.graders or closed.kind not in JUDGED:
             return
         if (outcome := closed.outcome) is not None:
-            log.judge(await records.committed(lambda: outcome))
+            log.judge(await records.committed(outcome))
             closed.outcome = None
-        event = records.closed(log, closed.kind, closed.detail)
-        log.close(await records.committed(lambda: event))
+        log.close(await records.committed(records.closed(log, closed.kind, closed.detail)))
         closed.is_waiting = True
 
-    def _opened(self, record: Record[Prompt], log: Session, member: Member) -> OpenSession:
+    def _session(self, record: Record[Prompt], log: Session, member: Member) -> OpenSession:
         section = member.section
-        session = OpenSession(
+        return OpenSession(
             self.keeper.shared,
             record,
             log,
             CallLimits(max_calls=section.max_calls, max_tokens=section.max_tokens),
             self.evaluation if record.event.purpose == EVALUATE else self.sampling,
         )
-        session.begin(section.name, member.code_hash)
-        return session
 
     async def _played(
         self, session: OpenSession, prompt: Prompt, member: Member

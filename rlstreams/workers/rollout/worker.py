@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Hashable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Any
 
 from rlstreams.schemas.events import Event, Prompt
@@ -167,7 +168,9 @@ class RolloutStage:
         if self._sessions is None:
             assert isinstance(self._sampler, Sampler)
             return self._sampler.roll_out(record.event)
-        return self._sessions.roll_out(record, self._history.take(record))
+        log = self._history.take(record)
+        caught_up = partial(self._history.caught_up, record) if log.starts else None
+        return self._sessions.roll_out(record, log, caught_up)
 
     def _conclude(self, key: Hashable) -> Finished | None:
         """None: it was given up, or has to wait."""

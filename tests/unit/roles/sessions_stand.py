@@ -91,6 +91,7 @@ def worker_of(
         renderer=PlainRenderer(tokenizer, frozenset({EOS})),
         tokenizer=tokenizer,
         asked=asked or Asked(),
+        appender=context.bus.appender(),
         loads=dict,
         worker=context.worker,
         instance=context.instance,

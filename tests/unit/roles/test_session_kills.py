@@ -18,7 +18,6 @@ from rlstreams.streams.log.topics import CALLS, OUTCOMES, TRAJECTORIES
 from rlstreams.streams.sessions.fold import SessionLog
 from rlstreams.workers.agents.agent import LostAgentError
 from rlstreams.workers.gateway.port import CallAnswer
-from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.loop.stage import StageLoop
 from tests.memory.log import Fault
 from tests.unit.roles.sessions_stand import Client, ScriptedAgent, recorded, request_of, worker_of
@@ -28,8 +27,8 @@ from tests.unit.roles.test_turns import EndsTurns
 NUM_CALLS = 8
 KINDS = (
     "worker",  # the worker dies while the next call is sampled
-    "unasked",  # it dies with a call that is sampled and not committed
-    "unknown",  # it dies with a call that is committed and not answered
+    "unwritten",  # it dies with a call that is sampled and not in the log
+    "unknown",  # it dies with a call that is in the log and not answered
     "aborted",  # a transaction fails, and is sent again
     "agent",  # the agent's process dies behind an answer
 )
@@ -87,29 +86,29 @@ class World:
 
     def play(self, kill: Kill | None) -> None:
         """One worker, until it is killed or the sample is done."""
-        engine, asked = EndsTurns(), Asked()
-        loop = worker_of(self.stand, engine, ScriptedAgent(self.script), asked=asked, starts=20)
+        engine = EndsTurns()
+        loop = worker_of(self.stand, engine, ScriptedAgent(self.script), starts=20)
         try:
-            self._play(loop, asked, kill)
+            self._play(loop, kill)
         finally:
             self.sampled.update(request.sample_id for request in engine.requests)
             loop.close()
 
-    def _play(self, loop: StageLoop, asked: Asked, kill: Kill | None) -> None:
+    def _play(self, loop: StageLoop, kill: Kill | None) -> None:
         def reached() -> bool:
             return self.is_over() or (kill is not None and self.num_calls() >= kill.after)
 
         turn_until(loop, reached)
         if kill is None or self.is_over():
             return
-        if kill.kind in ("unasked", "unknown"):
-            turn_until(loop, lambda: self.is_over() or asked._new.qsize() > 0)
-        if kill.kind in ("unknown", "aborted"):
+        if kill.kind in ("unwritten", "unknown"):
             fault = Fault.AFTER if kill.kind == "unknown" else Fault.BEFORE
-            self.stand.log.fail_next_commit("demo.rollout.0", fault)
+            self.stand.log.fail_next_append(fault)
+        if kill.kind == "aborted":
+            self.stand.log.fail_next_commit("demo.rollout.0", Fault.BEFORE)
         if kill.kind == "agent":
             self.agent_dies = True
-        if kill.kind in ("unknown", "aborted", "agent"):
+        if kill.kind != "worker":
             with suppress(OutcomeUnknownError):
                 turn_until(loop, self.is_over)
 
@@ -134,7 +133,7 @@ def played(folder: Path, kills: list[Kill]) -> World:
 )
 @example([Kill(kind, 3) for kind in KINDS])
 @example([Kill("aborted", number) for number in range(4)])
-@example([Kill("unknown", 5), Kill("unasked", 6), Kill("worker", 4)])
+@example([Kill("unknown", 5), Kill("unwritten", 6), Kill("worker", 4)])
 def test_kills_between_calls_change_nothing(kills: list[Kill]) -> None:
     """Tokens are those of a run without kills; each call that the agent heard is in the log, once,
     and is heard word for word alike in every start; a kill costs the calls under way at most."""
