@@ -127,6 +127,11 @@ class SessionsAudit:
                 starts = self._of(event.session_id).starts
                 self._once(event.start in starts, event.session_id, position)
                 starts.add(event.start)
+            case CallCommitted() | CallReplayed() if event.start < max(
+                self._of(event.session_id).starts, default=0
+            ):  # by a worker that has lost the session
+                told = f"{event.session_id} of start {event.start}, which is over, at {position}"
+                self._duplicates.add(told)
             case CallCommitted():
                 self._call(self._of(event.session_id), event, position)
             case CallReplayed():
@@ -159,9 +164,6 @@ class SessionsAudit:
 
     def _call(self, heard: Heard, event: CallCommitted, position: Position) -> None:
         name, content = event.session_id, _content(event)
-        if event.start < max(heard.starts, default=0):  # by a worker that has lost the session
-            self._duplicates.add(f"{name}: a call of start {event.start}, over, at {position}")
-            return
         first = heard.calls.get(event.call_id)
         if not self._once(first is not None, name, position):
             if first is not None and first.content != content:

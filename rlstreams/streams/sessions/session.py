@@ -78,7 +78,7 @@ class Session:
     num_copies: int = 0  # records of a call, a start, a close or an outcome that is there
     num_strays: int = 0  # replays of calls that are not there
     num_late: int = 0  # calls, replays and failures behind the close
-    num_void: int = 0  # calls of a start behind the opening of the next one
+    num_void: int = 0  # calls and replays of a start behind the opening of the next one
     _by_request: dict[tuple[str, int], CallCommitted] = field(default_factory=dict)
     _asked: Counter[tuple[int, str]] = field(default_factory=Counter)  # by start, request hash
     _superseded: set[str] = field(default_factory=set)
@@ -145,8 +145,7 @@ class Session:
         Calls are written outside of transactions, so a worker that lost the session may still
         write some. Only the owner can write an opening, and behind it no earlier start counts.
         """
-        if event.start + 1 < self.num_starts:
-            self.num_void += 1
+        if self._is_void(event):
             return False
         if event.call_id in self.nodes:
             return self._is_copy()
@@ -185,10 +184,12 @@ class Session:
         )
 
     def replay(self, event: CallReplayed) -> bool:
-        """Take an answer from the log; False: it is there, of no call, or behind the close.
+        """Take an answer from the log; False: it is void, there, of no call, or behind the close.
 
         The call that a start sampled was its answer then, and is not one more.
         """
+        if self._is_void(event):
+            return False
         name = (event.start, event.call_id)
         node = self.nodes.get(event.call_id)
         if node is None:
@@ -230,6 +231,11 @@ class Session:
     def _is_copy(self) -> bool:
         self.num_copies += 1
         return False
+
+    def _is_void(self, event: CallCommitted | CallReplayed) -> bool:
+        is_void = event.start + 1 < self.num_starts
+        self.num_void += is_void
+        return is_void
 
     def _is_late(self) -> bool:
         self.num_late += self.is_closed

@@ -1,1 +1,1 @@
-"""The gateway: an agent's model calls over HTTP, each of them committed before it is answered."""
+"""The gateway: an agent's model calls over HTTP, each of them in the log before it is answered."""

@@ -26,6 +26,7 @@ from rlstreams.schemas.calls import (
 )
 from rlstreams.schemas.events import (
     CallCommitted,
+    CallReplayed,
     OutcomeReported,
     Prompt,
     Tensor,
@@ -244,14 +245,18 @@ class OpenSession:
             segments = sampled.events(load_ids.__getitem__, self._sampling)
             ordinal = next(self._ordinals)
             event = replace(draft, segments=segments, ordinal=ordinal, finished_at_ms=now_ms())
-            await self.records.appended(event)
-        except StreamsError as err:
-            self._break(err)
-            raise CallRefusedError(503, "ending", f"this worker ends: {err}") from err
+            await self._append(event)
         finally:
             self._writing.discard(request_hash)
         self.log.commit(event)
         return replace(answer, **of_record(event))
+
+    async def _append(self, event: CallCommitted | CallReplayed) -> None:
+        try:
+            await self.records.appended(event)
+        except StreamsError as err:
+            self._break(err)
+            raise CallRefusedError(503, "ending", f"this worker ends: {err}") from err
 
     async def _load_ids(self, sampled: Sampled) -> Mapping[int, str]:
         """By version; no record names a load that nobody can read of yet."""
@@ -384,6 +389,6 @@ class OpenSession:
 
     async def _replayed(self, request: CallRequest, recorded: CallCommitted) -> CallAnswer:
         event = self.records.replayed(recorded)
-        self.records.note(event)
+        await self._append(event)
         self.log.replay(event)
         return self._dialogue.again(request, recorded)

@@ -157,18 +157,19 @@ class Records:
             self._record.raw, lambda: () if is_settled() else None, is_progress=False
         )
 
-    async def appended(self, event: CallCommitted) -> CallCommitted:
-        """The call, once it is in the log.
+    async def appended(self, event: CallCommitted | CallReplayed) -> None:
+        """Return once it is in the log.
 
         Raises:
             StreamsError: it is not, or nobody knows; this process has to end.
         """
         record = self.outgoing(event)
         if len(record) > PART_BYTES:
-            return await self.committed(event)
+            await self.committed(event)
+            return
         await asyncio.wrap_future(self._shared.appender.append(record))
-        self._shared.asked.note(self._record.raw, is_progress=True)
-        return event
+        if isinstance(event, CallCommitted):
+            self._shared.asked.note(self._record.raw, is_progress=True)
 
 
 def experts_of(sampled: Sampled, start: int) -> Tensor | None:

@@ -1,6 +1,6 @@
 """From a prompt to a closed session: an agent is started on it, ends, and what it did is judged.
 
-Runs on the engine's event loop. The agent calls the model over HTTP; each call is committed before
+Runs on the engine's event loop. The agent calls the model over HTTP; each call is in the log before
 it is answered (`workers.gateway`). So a session that was begun before, here or elsewhere, goes on:
 its agent is started again, and what it asked before is answered from the log.
 """
