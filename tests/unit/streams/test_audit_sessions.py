@@ -127,6 +127,15 @@ def test_copies_are_no_breach() -> None:
     assert report.duplicates == 7  # starts, calls, the replay, the close, the outcome
 
 
+def test_what_a_worker_writes_that_lost_its_session_is_no_breach() -> None:
+    """Behind the opening of the next start, also behind the end; it counts for nothing."""
+    lost = [call("c"), call_replayed(start=0, call_id="b", **SESSION)]
+    report = delivered(*lost).report()
+    assert (report.ok, report.calls, report.replayed, report.duplicates) == (True, 2, 1, 2)
+    assert any("of start 0, which is over" in name for name in report.named_duplicates)
+    assert folded(*opened(healthy(), *lost)).num_void == len(lost)
+
+
 def test_failures_are_told_by_kind_and_are_no_breach() -> None:
     log = healthy()
     opened(log, kind="infrastructure", rewards=0)
@@ -160,12 +169,12 @@ def _(log: Log) -> None:
 
 @breach("CallCommitted at calls[0]@7, closed at calls[0]@6", late_call=1)
 def _(log: Log) -> None:
-    log.add("calls", call("z"))
+    log.add("calls", call("z", start=1))
 
 
 @breach("calls[0]@7 has another content than the first of a", call_twice=1)
 def _(log: Log) -> None:
-    log.add("calls", call("a", finish_reason="length"))
+    log.add("calls", call("a", start=1, finish_reason="length"))
 
 
 @breach(
