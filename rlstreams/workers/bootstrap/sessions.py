@@ -25,6 +25,7 @@ from rlstreams.workers.loop.runtime import Pausable
 from rlstreams.workers.model.folder import eos_ids_of
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.sampling import sampling_of
+from rlstreams.workers.rollout.session_player import SessionPlayer
 from rlstreams.workers.rollout.sessions import Member, Sessions
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.rollout.worker import make_worker
@@ -39,7 +40,8 @@ def make_agents_role(
     """The rollout role, whose samples are what agents do; arguments and errors of
     `make_sessions`."""
     sessions = make_sessions(context, engine, secret)
-    return make_worker(context, context.bus, engine, channel, sessions)
+    player = SessionPlayer(sessions, context.bus, context.config.outcome)
+    return make_worker(context, context.bus, engine, channel, player)
 
 
 def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:

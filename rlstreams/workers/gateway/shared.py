@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import zstandard
 
@@ -15,9 +14,7 @@ from rlstreams.workers.gateway.canonical import Matcher
 from rlstreams.workers.gateway.port import CallRefusedError, Renderer
 from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.model.tokenizer import Tokenizer
-from rlstreams.workers.policy.puller import Load
-
-Loads: TypeAlias = Mapping[int, Load]
+from rlstreams.workers.policy.puller import Loads
 
 BUSY_S = 1.0  # until a request that finds no room may be sent again
 CALLS_PER_SLOT = 4  # under way, for each that the engine samples at a time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -28,6 +28,9 @@ class Load:
 
     weight_hash: str
     load_id: str
+
+
+Loads = Mapping[int, Load]  # by version
 
 
 class PolicyPuller:

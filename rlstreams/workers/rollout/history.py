@@ -80,7 +80,7 @@ class _Reading:
     def take(self, session_id: str) -> Session:
         """What is recorded of a session, which goes on with it."""
         session = self.log.sessions.pop(session_id, None) or Session(session_id=session_id)
-        if session.starts:
+        if session.starts and not session.is_closed:
             self._taken[session_id] = session, session.num_starts
         return session
 

@@ -14,13 +14,15 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rlstreams.schemas.events import EVALUATE, Prompt
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Record
+from rlstreams.streams.log.topics import TRAJECTORIES
 from rlstreams.workers.config.run import RolloutSection
 from rlstreams.workers.engines.base import (
     Engine,
@@ -30,9 +32,14 @@ from rlstreams.workers.engines.base import (
     Sampling,
 )
 from rlstreams.workers.engines.turn import whole_turn
+from rlstreams.workers.loop.context import Context
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.policy.puller import Loads
+from rlstreams.workers.rollout.clock import SampleClock
 from rlstreams.workers.rollout.episode import EnvironmentSegment, Played, Turn, turn_of
+from rlstreams.workers.rollout.player import Concluded
+from rlstreams.workers.rollout.trajectory import trajectory_of
 from rlstreams.workers.rollout.turns import Turns
 from rlstreams.workers.sandbox.environment import Ends, PolicyTurn, Says, UserEpisode
 from rlstreams.workers.sandbox.reward import Judgement, Sample, Verifier
@@ -51,42 +58,9 @@ def sampling_of(section: RolloutSection) -> Sampling:
     )
 
 
-class SampleClock:
-    """Deadlines of samples under way. They stand still while the engine sleeps."""
-
-    def __init__(self) -> None:
-        self._left_s: dict[asyncio.Timeout, float] = {}  # as of the last stop
-        self._is_stopped = False
-
-    @asynccontextmanager
-    async def limit(self, seconds: float) -> AsyncIterator[None]:
-        """As `asyncio.timeout`."""
-        async with asyncio.timeout(None if self._is_stopped else seconds) as timeout:
-            self._left_s[timeout] = seconds
-            try:
-                yield
-            finally:
-                del self._left_s[timeout]
-
-    def stop(self) -> None:
-        """No deadline is met from now on."""
-        self._is_stopped, now_s = True, asyncio.get_running_loop().time()
-        for timeout in self._left_s:
-            if (until_s := timeout.when()) is not None and not timeout.expired():
-                self._left_s[timeout] = until_s - now_s
-                timeout.reschedule(None)
-
-    def go_on(self) -> None:
-        """Each sample has the time that it had left."""
-        self._is_stopped, now_s = False, asyncio.get_running_loop().time()
-        for timeout, left_s in self._left_s.items():
-            if timeout.when() is None:
-                timeout.reschedule(now_s + left_s)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """All that a sample needs."""
+    """The port `Player`: each sample is one dialogue, driven from here."""
 
     engine: Engine
     verifier: Verifier
@@ -98,7 +72,62 @@ class Sampler:
     deadline_s: float
     clock: SampleClock = field(default_factory=SampleClock)
 
-    async def roll_out(self, prompt: Prompt) -> Played:
+    @property
+    def asked(self) -> None:
+        """A sample is committed when it is over, and nobody waits for that."""
+        return
+
+    @property
+    def num_apart(self) -> int:
+        """Those that wait for a slow judge."""
+        return self.verifier.num_open
+
+    num_late = num_waiting = 0
+    waits_for = ""
+
+    async def open(self, loads: Callable[[], Loads]) -> None:
+        """Nothing is to be made ready."""
+
+    async def stop(self) -> None:
+        """End the environment; the engine's end ends what is sampled."""
+        if self.turns is not None:
+            await asyncio.to_thread(self.turns.environment.close)
+
+    def close(self) -> None:
+        """Let go of the verifier."""
+        self.verifier.close()
+
+    def sift(self, waiting: list[Record[Prompt]]) -> list[Record[Prompt]]:
+        """Nothing but a trajectory or a dead letter ends a prompt: all are still to be played."""
+        return waiting
+
+    def ready(
+        self, waiting: Sequence[Record[Prompt]], num_running: int
+    ) -> Sequence[Record[Prompt]]:
+        """All of them; the engine has its own queue."""
+        return waiting
+
+    def concluded(
+        self, record: Record[Prompt], rolled: Played, loads: Loads, context: Context, judge: str
+    ) -> Concluded:
+        """A trajectory."""
+        trajectory = trajectory_of(
+            *(record.event, record.position, rolled, loads, self.engine.name, context), judge=judge
+        )
+        return Concluded(
+            record=record,
+            outputs=(outgoing(TRAJECTORIES, trajectory),),
+            counts=rolled.counts(in_turns=self.turns is not None),
+        )
+
+    def over(self, context: Context, judge: str) -> tuple[Concluded, ...]:
+        """Nothing waits."""
+        return ()
+
+    def give_up(self, numbers: Set[int]) -> None:
+        """Nothing is known of partitions."""
+
+    async def roll_out(self, record: Record[Prompt]) -> Played:
         """Generate and judge one sample.
 
         Raises:
@@ -109,7 +138,7 @@ class Sampler:
             TimeoutError: not finished within `deadline_s`.
             RewardError: the verifier failed.
         """
-        started_s = time.monotonic()
+        started_s, prompt = time.monotonic(), record.event
         played = await self.generate(prompt)
         played.judgement = played.judgement or await self._judged(prompt, played)
         played.sample_s = time.monotonic() - started_s

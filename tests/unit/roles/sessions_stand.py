@@ -19,6 +19,7 @@ from rlstreams.workers.gateway.shared import Shared
 from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.session_player import SessionPlayer
 from rlstreams.workers.rollout.sessions import Member, Sessions
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.sandbox.reward import Verifier
@@ -109,7 +110,8 @@ def worker_of(
         deadline_s=deadline_s,
         graders=stand.config.outcome.wait_for,
     )
-    return make_worker(context, context.bus, engine, FileWeightChannel(), sessions)
+    player = SessionPlayer(sessions, context.bus, stand.config.outcome)
+    return make_worker(context, context.bus, engine, FileWeightChannel(), player)
 
 
 @dataclass

@@ -161,9 +161,9 @@ def test_a_partition_that_goes_away_is_forgotten_and_its_new_owner_waits(tmp_pat
     run = Waiting(tmp_path)
     first = run.worker()
     stage = stage_of(first)
-    turn_until(first, lambda: len(stage._late) == 1)
+    turn_until(first, lambda: stage._player.num_late == 1)
     stage.give_up({Partition(PROMPTS.name, 0)})
-    assert len(stage._late) == 0
+    assert stage._player.num_late == 0
     run.say()
     for _ in range(5):
         first.turn()

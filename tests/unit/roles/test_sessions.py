@@ -325,7 +325,7 @@ def test_all_samples_of_a_group_have_the_same_agent(tmp_path: Path) -> None:
     """Drawn by weight: they are compared with each other."""
     loop = worker_of(Stand(tmp_path), EndsTurns(), ScriptedAgent(three_turns))
     stage: Any = loop._stage
-    sessions = stage._sessions
+    sessions = stage._player.sessions
     (member,) = sessions.members
     names = {"often": 3.0, "rarely": 1.0}
     sessions.members = [

@@ -12,7 +12,7 @@ import pytest
 from rlstreams.schemas.events import ScoredTrajectory, Trajectory, WorkerReport
 from rlstreams.streams.log.topics import SCORED, TRAJECTORIES, WORKER_EVENTS
 from rlstreams.workers.loop.stage import StageLoop
-from rlstreams.workers.rollout.sampling import SampleClock
+from rlstreams.workers.rollout.clock import SampleClock
 from tests.fake_engine import FakeEngine, FakeScorer
 from tests.unit.roles.stand import Stand, turn_until
 from tests.unit.roles.test_logprob import make_logprob, segment, send, trajectory

@@ -1,0 +1,135 @@
+"""Prompts that agents play: what the log has of their sessions, and what waits for graders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
+from functools import partial
+from typing import Any
+
+from rlstreams.schemas.events import Prompt
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.record import Record
+from rlstreams.workers.config.agents import OutcomeSection
+from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.policy.puller import Loads
+from rlstreams.workers.rollout.clock import SampleClock
+from rlstreams.workers.rollout.ends import outputs_of
+from rlstreams.workers.rollout.history import History
+from rlstreams.workers.rollout.late import LateOutcomes
+from rlstreams.workers.rollout.player import Concluded
+from rlstreams.workers.rollout.sessions import Closed, Sessions
+
+
+class SessionPlayer:
+    """The port `Player`; sessions that are played live on the engine's event loop."""
+
+    def __init__(self, sessions: Sessions, bus: Bus, waited_for: OutcomeSection) -> None:
+        self.sessions = sessions
+        self.late = LateOutcomes(bus, waited_for)
+        self._shared = sessions.keeper.shared
+        self._history = History(bus, keeps_judged=bool(waited_for.wait_for))
+        self._over: list[Concluded] = []  # whose session was closed before
+
+    @property
+    def clock(self) -> SampleClock:
+        """Of the sessions."""
+        return self.sessions.clock
+
+    @property
+    def asked(self) -> Asked:
+        """What calls wait to see committed."""
+        return self._shared.asked
+
+    @property
+    def num_apart(self) -> int:
+        """Sessions that are being judged, or wait for graders."""
+        return self.sessions.verifier.num_open + self.num_late
+
+    @property
+    def num_late(self) -> int:
+        """Closed sessions that wait for graders."""
+        return len(self.late)
+
+    @property
+    def num_waiting(self) -> int:
+        """None: an agent is started at once."""
+        return 0
+
+    @property
+    def waits_for(self) -> str:
+        """The graders."""
+        if not self.num_late:
+            return ""
+        return f"for outcomes of {self.num_late} sessions by {', '.join(self.late.graders)}"
+
+    async def open(self, loads: Callable[[], Loads]) -> None:
+        """Listen for agents."""
+        self._shared.loads = loads
+        await self.sessions.start()
+
+    async def stop(self) -> None:
+        """Refuse further calls, and end the agents."""
+        await self.sessions.close()
+
+    def close(self) -> None:
+        """Let go of readers and of the verifier."""
+        self._history.close()
+        self.late.close()
+        self.sessions.verifier.close()
+
+    def sift(self, waiting: list[Record[Prompt]]) -> list[Record[Prompt]]:
+        """Without those whose session is closed: what came of it is in the log, or waits."""
+        self._history.poll()
+        return [record for record in waiting if not self._is_over(record)]
+
+    def _is_over(self, record: Record[Prompt]) -> bool:
+        history = self._history
+        if not history.is_known(record):
+            return False
+        self.late.listen(record)
+        if history.is_closed(record):
+            self._over.append(Concluded(record=record, outputs=()))
+            return True
+        if history.is_waiting(record):
+            self.late.add(record, history.take(record))
+            return True
+        return False
+
+    def ready(
+        self, waiting: Sequence[Record[Prompt]], num_running: int
+    ) -> Sequence[Record[Prompt]]:
+        """An agent is a program: no more of them run than calls are sampled at a time."""
+        room = max(0, self._shared.engine.capacity - num_running)
+        return [record for record in waiting if self._history.is_known(record)][:room]
+
+    def roll_out(self, record: Record[Prompt]) -> Coroutine[Any, Any, Closed]:
+        """See `Sessions.roll_out`."""
+        log = self._history.take(record)
+        caught_up = partial(self._history.caught_up, record) if log.starts else None
+        return self.sessions.roll_out(record, log, caught_up)
+
+    def concluded(
+        self, record: Record[Prompt], rolled: Closed, loads: Loads, context: Context, judge: str
+    ) -> Concluded:
+        """Its close, outcome and trajectory; or it waits for its graders."""
+        outputs = None
+        if rolled.is_waiting:
+            self.late.add(record, rolled.session.log)
+        else:
+            outputs = rolled.outputs(record, self._shared.engine.name, context, judge)
+        return Concluded(record=record, outputs=outputs, counts=rolled.counts())
+
+    def over(self, context: Context, judge: str) -> Iterator[Concluded]:
+        """Sessions that were closed before, and those whose graders have spoken or are late."""
+        over, self._over = self._over, []
+        yield from over
+        for one in self.late.decided(now_ms()):
+            outputs = outputs_of(one, self._shared.engine.name, context, judge)
+            yield Concluded(record=one.record, outputs=outputs, counts={"late": 1})
+
+    def give_up(self, numbers: Set[int]) -> None:
+        """Their new owner reads of their sessions, and waits on."""
+        self._history.forget(numbers)
+        self.late.forget(numbers)
