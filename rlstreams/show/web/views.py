@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rlstreams.schemas.events import TRAIN
-from rlstreams.show.metrics.figures import of_run
+from rlstreams.show.metrics.figures import of_agents, of_run
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
 from rlstreams.show.report.charts import series
@@ -69,7 +69,8 @@ def run(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
     return _page(
         reader, "", "run.html", "run", all_runs=all_runs, has_charts=True, state=state,
         answers=_newest_answers(reader), warning=nothing_to_learn(state.run.steps),
-        figures=of_run(state, kills=kills).values(), facts=facts.facts(state),
+        figures=of_run(state, kills=kills).values(), agents=of_agents(state),
+        facts=facts.facts(state),
         pace=facts.pace_of(state),
         charts=chart_values({reader.name: series(reader.fold, kills)}),
     )  # fmt: skip

@@ -10,13 +10,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rlstreams.show.report.collect import collect
+from rlstreams.show.report.page import render_report
 from rlstreams.show.web.beside import LOG, listening, web_page
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.run.run_log import BusLog
 from tests import factories
 from tests.factories import NOW_MS
 from tests.html_pages import Balance
 from tests.processes.web.made_run import EVIL, MadeRun, served
 from tests.processes.web.made_session import NUM_CALLS, session_events
+from tests.unit.report.sample_run import audit_report
 from tests.waiting import until
 
 VIEWS = (
@@ -166,6 +170,25 @@ def test_a_session_shows_what_was_said_call_by_call(client: httpx.Client) -> Non
     assert sorted(places) == places
     assert '<li class="muted">agent: reward 0' in outcomes
     assert 1 == outcomes.count("after the close")
+
+
+def test_the_run_has_a_row_for_each_agent(client: httpx.Client) -> None:
+    """Where there are any; each column says what it means."""
+    row = client.get("/r/run/").text.partition("<h2>Agents</h2>")[2].partition("</table>")[0]
+    assert '<td>solver</td><td data-name="sessions">1 ended</td>' in row
+    assert 'title="Sampled tokens that are not on the main chain."' in row
+    assert '<td data-name="call, p95, s" class="num">0.7</td>' in row
+    assert "<h2>Agents</h2>" not in client.get("/r/other/").text
+
+
+def test_a_report_has_the_same_row() -> None:
+    """Read from the log, `calls` included."""
+    run = MadeRun()
+    run.make_step(1)
+    run.write([*session_events()])
+    with BusLog(run.bus, "run") as log:
+        page = render_report(collect(log, "run", audited=audit_report()))
+    assert '<td>solver</td><td data-name="sessions">1 ended</td>' in page
 
 
 def test_no_step_links_to_one_that_is_not_there(client: httpx.Client) -> None:
