@@ -84,8 +84,9 @@ def sample_of(number: int, reward: float) -> Trajectory:
     return trajectory(sample=number, reward=reward, segments=segments, routed_experts=None)
 
 
-def step(rewards: Sequence[float]) -> StepCompleted:
-    advantages = advantages_by(rewards, ["7"] * SIZE, BY.loss).tolist()
+def step(rewards: Sequence[float], learnt: Sequence[float] = ()) -> StepCompleted:
+    """Its advantages are of `learnt`, else of its own rewards."""
+    advantages = advantages_by(learnt or rewards, ["7"] * SIZE, BY.loss).tolist()
     refs = [
         sample_ref(sample=n, reward=r, advantage=a)
         for n, (r, a) in enumerate(zip(rewards, advantages, strict=True))
@@ -191,11 +192,11 @@ def test_equal_rewards_change_no_step() -> None:
     assert judged(bus_of([1.0, 2.0, 3.0, 4.0])).steps == []
 
 
-def plain_bus(rewards: Sequence[float]) -> MemoryBus:
+def plain_bus(rewards: Sequence[float], learnt: Sequence[float] = ()) -> MemoryBus:
     """A run without agents: one group, one step; sample n answers with the words `n` to 3."""
     bus = MemoryBus(made_log("r"), "r")
     told: list[tuple[Topic, Event]] = [(STEPS, trainer_started(config=resolved_json(load([DEMO]))))]
-    told += [(STEPS, step(rewards))] if rewards else []
+    told += [(STEPS, step(rewards, learnt))] if rewards else []
     for number, reward in enumerate(rewards):
         asked = prompt(sample=number, group_size=SIZE, text="?", answer="33")
         told.append((PROMPTS, asked))
@@ -233,12 +234,13 @@ def test_samples_without_an_agent_are_judged_by_their_last_turn() -> None:
 
 
 def test_a_control_run_permutes_its_rewards_here_too() -> None:
-    """So its recorded advantages do not come out unpermuted."""
+    """As its trainer did, by the step's number; taken for another run it is not exact."""
+    rewards = [1.0, 2.0, 3.0, 4.0]
+    assert permuted(rewards, 1) != rewards
     grader = Grader(name="length", hash="", verifier=by_length([]))
-    with BusLog(plain_bus([1.0, 0.0, 0.0, 0.0]), "r") as log:
-        found = rejudge(log, grader, numbers, TrainerSection(control="permuted"))
-    permuted_by_step_1 = permuted([1.0, 0.0, 0.0, 0.0], 1)
-    assert found.num_exact == int(permuted_by_step_1 == [1.0, 0.0, 0.0, 0.0])
+    with BusLog(plain_bus(rewards, permuted(rewards, 1)), "r") as log:
+        assert rejudge(log, grader, numbers, TrainerSection(control="permuted")).num_exact == 1
+        assert rejudge(log, grader, numbers, BY).num_exact == 0
 
 
 GRADERS = """
