@@ -82,18 +82,19 @@ def run(args: Namespace) -> int:
         return 1
     is_group = len(wanted) == 1 and len(known) > 1
     _show(known, args, _title(name, args, wanted), is_group=is_group)
-    _show_sessions(sessions)
+    _show_sessions(sessions, spelled, is_full=args.full)
     return 1 if missing else 0
 
 
-def _show_sessions(sessions: Sequence[Session]) -> None:
-    from rlstreams.debug.inspect.session_text import session_lines
+def _show_sessions(sessions: Sequence[Session], spelled: Spelling, *, is_full: bool) -> None:
     from rlstreams.streams.sessions.figures import session_figures
+    from rlstreams.words.dialogue import words_of
     from rlstreams.words.screen import visible
+    from rlstreams.words.session_text import session_lines
 
     for session in sessions:
         print()
-        for line in session_lines(session_figures(session)):
+        for line in session_lines(session_figures(session, words_of(spelled)), is_full=is_full):
             print(visible(line))
 
 

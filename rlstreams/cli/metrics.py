@@ -104,10 +104,13 @@ def _sink(args: Namespace) -> Iterator[Sink]:
 
 def _serve(bus: Bus, run_id: str, port: int) -> None:
     from rlstreams.show.metrics.prometheus import served
-    from rlstreams.streams.views.feed import Feed, Views
+    from rlstreams.streams.log.bus import existing
+    from rlstreams.streams.log.topics import CALLS
+    from rlstreams.streams.views.feed import WATCHED, Feed, Views
 
     views = Views()
-    feed, latest = Feed(bus, views), views.state  # a frozen snapshot, for another thread
+    topics = (*WATCHED, *existing(bus, (CALLS,)))
+    feed, latest = Feed(bus, views, topics), views.state  # a frozen snapshot, for another thread
     try:
         with (
             served(run_id, lambda: latest, port) as found,

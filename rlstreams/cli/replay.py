@@ -19,6 +19,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
+    from rlstreams.cli.named import NamedRun
     from rlstreams.debug.replay.player import Played, Selection
     from rlstreams.debug.rerun.findings import Finding
     from rlstreams.streams.recording import Recording
@@ -276,14 +277,11 @@ def step(args: Namespace) -> int:
     itself. Writes nothing. Exit status 1 if anything differs.
     """
     from rlstreams.streams.run.places import CHECKPOINTS, check_folder_of
-    from rlstreams.workers.config.load import from_json
 
     for name in args.checkpoints:
         check_folder_of(CHECKPOINTS, name, "--checkpoints")
     with opened(*args.config) as found_run:
-        for problem in found_run.log.problems:
-            print(f"warning: {problem}", file=sys.stderr)
-        found_config = found_run.config or from_json(json.dumps(found_run.log.configuration))
+        found_config = _config_of(found_run)
         path = args.model or found_config.model.path
         config = replace(found_config, model=replace(found_config.model, path=path))
         set_threads(config.model.threads)
@@ -310,3 +308,59 @@ def step(args: Namespace) -> int:
     else:
         print("\n".join(lines(found)))
     return 0 if found.is_equal else 1
+
+
+def _config_of(found_run: NamedRun) -> RunConfig:
+    """Of a run or a recording; what is wrong with that is said."""
+    from rlstreams.workers.config.load import from_json
+
+    for problem in found_run.log.problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    return found_run.config or from_json(json.dumps(found_run.log.configuration))
+
+
+@command(
+    "judge",
+    "rlstreams replay judge runs/demo --reward stricter.py:reward",
+    "rlstreams replay judge recordings/demo --verifier numeric --option tolerance=0.01",
+    "rlstreams replay judge runs/demo",
+    of=REPLAY,
+    takes=LOG,
+)
+@option("--reward", metavar="FILE.py:NAME", help="your function judges", default="")
+@option("--verifier", metavar="NAME", help="a verifier of ours judges", default="")
+@option(
+    "--option", metavar="NAME=VALUE", multiple=True, help="keyword argument of whichever judges"
+)
+@option("--tokenizer", metavar="DIR", help="where tokenizer.json is, if it has moved", default="")
+@option("--json", is_flag=True, help="print all of it as one JSON object")
+def judge(args: Namespace) -> int:
+    """judge recorded answers again, and show what another reward would have changed
+
+    Without --reward and --verifier the run's own [reward] judges, with its files as they are now.
+    Shows samples whose reward would be another, steps whose advantages would be, and whether the
+    recorded advantages come out of the recorded rewards. Writes nothing. Exit status 1 if a reward
+    would be another, or the grader failed on a sample.
+    """
+    from rlstreams.debug.rejudge.rejudge import grader_of, rejudge
+    from rlstreams.debug.rejudge.text import as_json, lines
+    from rlstreams.words.screen import visible
+    from rlstreams.words.spelling import spelling
+
+    with opened(*args.config) as found_run:
+        config, log = _config_of(found_run), found_run.log
+        spelled = spelling(args.tokenizer, found_run.model_path)
+        if not spelled.hash:
+            raise ConfigError(
+                f"there is no tokenizer in {found_run.model_path or 'the model folder'}, so nobody "
+                "can say what was answered: name a folder that has it, --tokenizer DIR"
+            )
+        with grader_of(config.reward, args.reward, args.verifier, args.option) as grader:
+            found = rejudge(log, grader, spelled.plain, config.trainer)
+    if not found.outcomes:
+        raise ConfigError(f"{log.name} has no finished sample: there is nothing to judge")
+    if args.json:
+        print_json(as_json(found, grader, log.name))
+    else:
+        print("\n".join(visible(line) for line in lines(found, grader, log.name)))
+    return int(bool(found.num_changed or found.num_failed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -78,6 +79,24 @@ def test_a_step_is_run_again_and_changed(recorded: Workspace) -> None:
     assert "CHANGED: trainer.loss.clip_high = 0.01 (was 0.28)" in found.stdout
     assert "offline experiment on recorded data" in found.stdout
     assert 0 == found.returncode
+
+
+def test_answers_are_judged_again(recorded: Workspace) -> None:
+    """By the run's own reward nothing changes, and the recorded advantages come out; by another
+    one samples and steps would."""
+    own = recorded.run("rlstreams", "replay", "judge", "recordings/demo", timeout_s=UP_S)
+    assert "; 0 changed; 0 without a reward" in own.stdout, own.stdout
+    exact = re.search(r"^(\d+) of (\d+) steps: the recorded", own.stdout, re.MULTILINE)
+    assert exact is not None, own.stdout
+    assert (exact[1], own.returncode) == (exact[2], 0)
+    other = recorded.run(
+        *("rlstreams", "replay", "judge", "recordings/demo", "--verifier", "exact", "--json"),
+        timeout_s=UP_S,
+    )
+    found = json.loads(other.stdout)
+    assert 1 == other.returncode
+    assert found["changed"] == len(found["samples"]) > 0
+    assert found["steps_changed"]
 
 
 def test_what_is_not_there_is_said_with_what_is(recorded: Workspace, tmp_path: Path) -> None:

@@ -1,18 +1,24 @@
-"""Recorded sessions judged again by another grader, and what that would have changed.
+"""Recorded samples judged again by another grader, and what that would have changed.
 
-Nothing is written, and nothing is sampled: the answers are those of the log. Of each judged
-session there is a new outcome, or why there is none; a grader that fails is no reward of 0. Then
-each step's advantages are computed anew, by the trainer's own function: once from the recorded
-rewards, which says whether that function is the one that the step had, and once from the new ones.
+Nothing is written, and nothing is sampled: the answers are those of the log. Of each finished
+sample, and of each session that closed to be judged, there is a new outcome, or why there is none;
+a grader that fails is no reward of 0. Then each step's advantages are computed anew, by the
+trainer's own function: once from the recorded rewards, which says whether that function is the one
+that the step had, and once from the new ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import batched
 
+import msgspec
 import numpy as np
 
 from rlstreams.schemas.calls import ENDED, GRADER, LIMIT, REWARD
@@ -23,18 +29,24 @@ from rlstreams.schemas.events import (
     TensorError,
     Trajectory,
 )
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.sessions.chain import NoChainError, main_chain
 from rlstreams.streams.sessions.fold import SessionLog
 from rlstreams.streams.sessions.session import Session
-from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.rollout.judged import sample_of_chain
-from rlstreams.workers.sandbox.reward import Judgement, RewardError, Verifier
-from rlstreams.workers.trainer.learn.advantage import advantages_by, overlong_penalty
+from rlstreams.workers.config.layers import override_layer, pairs
+from rlstreams.workers.config.reward import AGENT, ENVIRONMENT, SUM, RewardSection
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.config.user_code import Option, code_hashes, located
+from rlstreams.workers.rollout.judged import sample_of_chain, sample_of_trajectory
+from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.trainer.learn.advantage import advantages_by, overlong_penalty, permuted
 
-AT_ONCE = 64  # sessions that are with the grader
+AT_ONCE = 64  # samples that are with the grader
 JUDGED = (ENDED, LIMIT)
+_OPTIONS = "reward.options."
 Name = tuple[str, int]  # group and number of a sample
 Decode = Callable[[Sequence[int]], str]
 
@@ -48,13 +60,66 @@ class Grader:
     verifier: Verifier
 
 
+@contextmanager
+def grader_of(
+    section: RewardSection, reward: str, verifier: str, options: Sequence[str]
+) -> Iterator[Grader]:
+    """Who judges now, ready; its processes are ended behind the block.
+
+    Args:
+        section: as the run has it; judges itself where nobody is named.
+        reward: `file.py:function`; empty: it is not named.
+        verifier: one of ours; empty: it is not named.
+        options: `NAME=VALUE`, a value as in TOML or plain text.
+
+    Raises:
+        ConfigError: both are named, or what judges gives no reward for an answer alone, or cannot
+            be loaded.
+    """
+    if reward and verifier:
+        raise ConfigError(f"--reward {reward} and --verifier {verifier}: name one of them")
+    if reward and located(reward) is None:
+        raise ConfigError(f"--reward must be FILE.py:NAME, got {reward!r}")
+    if verifier == SUM:
+        raise ConfigError("--verifier sum: its parts stand in the [reward] of a run; name one part")
+    if named := reward or verifier:
+        layers = [override_layer(f"{_OPTIONS}{name}", text) for name, text in pairs(options)]
+        values: dict[str, Option] = {
+            name.removeprefix(_OPTIONS): value
+            for layer in layers
+            for name, value in layer.values.items()
+        }
+        section = replace(section, verifier=named, options=values, parts=())
+    elif options:
+        raise ConfigError(f"--option {options[0]}: of whom? name --reward or --verifier")
+    if section.verifier in (AGENT, ENVIRONMENT):
+        whose = "its agents" if section.verifier == AGENT else "its environment"
+        raise ConfigError(
+            f"reward.verifier is {section.verifier!r}: {whose} gave the rewards, and cannot be "
+            "asked again; name who judges, --reward FILE.py:NAME or --verifier NAME"
+        )
+    places = [section.verifier, *(part.verifier for part in section.parts)]
+    files = {name: sha for place in places for name, sha in code_hashes(place).items()}
+    says = json.dumps([msgspec.to_builtins(section), sorted(files.items())], sort_keys=True)
+    with make_verifier(section) as judges:
+        hashed = hashlib.sha256(says.encode()).hexdigest()
+        yield Grader(name=section.verifier, hash=hashed, verifier=judges)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOutcome:
-    """What the grader says of one session."""
+    """What the grader says of one sample."""
 
-    event: OutcomeReported  # not written
+    event: OutcomeReported  # not written; without a session its id is the sample's name
     sample: Name
-    was: float | None  # the reward of its sample; None: there is no sample of it
+    was: float | None  # its reward; None: its session has no trajectory
+    text: str  # that was judged: the last answer
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its reward would be another."""
+        is_judged = self.event.kind == REWARD and self.was is not None
+        return is_judged and self.was != self.event.reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +144,29 @@ class Rejudged:
 
     outcomes: list[NewOutcome] = field(default_factory=list)
     steps: list[NewAdvantages] = field(default_factory=list)
+    num_steps: int = 0  # of the run
+    num_exact: int = 0  # of these, from whose recorded rewards the recorded advantages come out
     num_unjudged: int = 0  # sessions that closed in another way than by their end or a limit
     num_open: int = 0
 
     @property
     def num_changed(self) -> int:
         """Samples with another reward."""
-        judged = (one for one in self.outcomes if one.event.kind == REWARD)
-        return sum(one.was is not None and one.was != one.event.reward for one in judged)
+        return sum(one.is_changed for one in self.outcomes)
+
+    @property
+    def num_failed(self) -> int:
+        """Samples of which the grader says nothing."""
+        return sum(one.event.kind != REWARD for one in self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A sample to be judged."""
+
+    name: Name
+    sample: Callable[[], tuple[Sample, str | None]]  # and the call whose answer it is
+    supersedes: str | None = None
 
 
 @dataclass(slots=True)
@@ -98,8 +178,8 @@ class _Asked:
     metadata: str
 
 
-def rejudge(log: RunLog, grader: Grader, decode: Decode, by: LossSection) -> Rejudged:
-    """Judge the closed sessions of a run, live or recorded.
+def rejudge(log: RunLog, grader: Grader, decode: Decode, by: TrainerSection) -> Rejudged:
+    """Judge the finished samples of a run, live or recorded.
 
     Args:
         decode: token ids to text, special tokens left out.
@@ -115,33 +195,42 @@ def rejudge(log: RunLog, grader: Grader, decode: Decode, by: LossSection) -> Rej
         )
         for one in log.read(Prompt, skip_unreadable=True)
     }
-    rewards: dict[Name, float] = {}
-    lengths: dict[Name, int] = {}
-    for one in log.read(Trajectory, skip_unreadable=True):
-        name = one.event.group_id, one.event.sample
-        rewards[name] = one.event.reward
-        policy = (s for s in one.event.segments if s.author == "policy")
-        lengths[name] = sum(len(s.token_ids) for s in policy)
-    found = Rejudged()
-    for sessions in _closed(log, found):
-        judging = (_judge(one, asked, grader, decode) for one in sessions)
-        for session, event in zip(sessions, asyncio.run(_all(judging)), strict=True):
-            name = _name(session)
-            found.outcomes.append(NewOutcome(event=event, sample=name, was=rewards.get(name)))
+    found, rewards, lengths = Rejudged(), dict[Name, float](), dict[Name, int]()
+    judged: dict[Name, tuple[OutcomeReported, str]] = {}
+    with asyncio.Runner() as runner:
+
+        def judge(cases: Iterable[_Case]) -> None:
+            for some in batched(cases, AT_ONCE):
+                said = runner.run(_all(some, grader))
+                judged.update(zip((case.name for case in some), said, strict=True))
+
+        judge(
+            _Case(_name(session), partial(_of_session, session, asked, decode), _last(session))
+            for session in _closed(log, found)
+        )
+        judge(_plain(log, asked, decode, judged, rewards, lengths))
+    found.outcomes += [
+        NewOutcome(event=event, sample=name, was=rewards.get(name), text=text)
+        for name, (event, text) in judged.items()
+    ]
     now = {
         one.sample: one.event.reward
         for one in found.outcomes
         if one.event.kind == REWARD and one.was is not None
     }
     for step in log.steps():
-        if (changed := _step(step, now, lengths, by)) is not None:
-            found.steps.append(changed)
+        again = _step(step, now, lengths, by)
+        found.num_steps += 1
+        found.num_exact += again.is_exact
+        if any(now.get(name, ref.reward) != ref.reward
+               for name, ref in zip(again.names, step.samples, strict=True)):  # fmt: skip
+            found.steps.append(again)
     return found
 
 
-def _closed(log: RunLog, found: Rejudged) -> Iterator[list[Session]]:
-    """Sessions to be judged, some at a time; what was given is forgotten."""
-    sessions, ready = SessionLog(), list[Session]()
+def _closed(log: RunLog, found: Rejudged) -> Iterator[Session]:
+    """Sessions to be judged; what was given is forgotten."""
+    sessions = SessionLog()
     for topic in (OUTCOMES, CALLS):  # all that was said before the close is counted is there
         for record in log.read_topic(topic, skip_unreadable=True):
             sessions.apply(record.event, record.position.offset)
@@ -150,41 +239,67 @@ def _closed(log: RunLog, found: Rejudged) -> Iterator[list[Session]]:
                 continue
             sessions.forget(session.session_id)
             if session.closed.kind in JUDGED:
-                ready.append(session)
+                yield session
             else:
                 found.num_unjudged += 1
-            if len(ready) == AT_ONCE:
-                yield ready
-                ready = []
-    if ready:
-        yield ready
     found.num_open = sum(bool(one.starts or one.nodes) for one in sessions)
 
 
-async def _all(judging: Iterable[Awaitable[OutcomeReported]]) -> list[OutcomeReported]:
-    return list(await asyncio.gather(*judging))
+def _plain(
+    log: RunLog,
+    asked: Mapping[Name, _Asked],
+    decode: Decode,
+    judged: Mapping[Name, object],
+    rewards: dict[Name, float],
+    lengths: dict[Name, int],
+) -> Iterator[_Case]:
+    """Samples that were no sessions; of all samples the rewards, and how long their answers are."""
+    of_sessions = set(judged)
+    for record in log.read(Trajectory, skip_unreadable=True):
+        event = record.event
+        name = event.group_id, event.sample
+        rewards[name] = event.reward
+        lengths[name] = sum(len(s.token_ids) for s in event.segments if s.author == "policy")
+        if name not in of_sessions:
+            yield _Case(name, partial(_of_trajectory, event, asked, decode))
 
 
-async def _judge(
-    session: Session, asked: Mapping[Name, _Asked], grader: Grader, decode: Decode
-) -> OutcomeReported:
-    """What the grader says, or that it cannot."""
-    kind, judged, note = REWARD, Judgement(reward=0.0), ""
+def _of_session(
+    session: Session, asked: Mapping[Name, _Asked], decode: Decode
+) -> tuple[Sample, str | None]:
+    chain = main_chain(session, session.terminal)
+    said = _said_to(asked, _name(session))
+    sample = sample_of_chain(chain, said.text, said.answer, said.metadata, decode)
+    return sample, chain.calls[-1].call_id
+
+
+def _of_trajectory(
+    event: Trajectory, asked: Mapping[Name, _Asked], decode: Decode
+) -> tuple[Sample, str | None]:
+    said = _said_to(asked, (event.group_id, event.sample))
+    return sample_of_trajectory(event, said.text, said.answer, said.metadata, decode), None
+
+
+async def _all(cases: Sequence[_Case], grader: Grader) -> list[tuple[OutcomeReported, str]]:
+    return list(await asyncio.gather(*(_judge(case, grader) for case in cases)))
+
+
+async def _judge(case: _Case, grader: Grader) -> tuple[OutcomeReported, str]:
+    """What the grader says, or that it cannot; and of which answer."""
+    kind, judged, note, text, call_id = REWARD, Judgement(reward=0.0), "", "", None
     try:
-        chain = main_chain(session, session.terminal)
-        said = _said_to(asked, _name(session))
-        sample = sample_of_chain(chain, said.text, said.answer, said.metadata, decode)
+        sample, call_id = case.sample()
+        text = sample.completion
         judged = await grader.verifier.verify(sample)
-        note, call_id = judged.note, chain.calls[-1].call_id
-    except (RewardError, NoChainError, TensorError) as err:
+        note = judged.note
+    except (RewardError, NoChainError, TensorError, ValueError) as err:
         kind, note, call_id = GRADER, str(err), None
-    rewards = [one for one in session.standing if one.kind == REWARD]
-    text = f"{session.session_id}\n{grader.name}\n{grader.hash}"
-    assert session.closed is not None, "only closed sessions are judged"
-    return OutcomeReported(
-        session_id=session.session_id,
-        group_id=session.closed.group_id,
-        outcome_id=hashlib.sha256(text.encode()).hexdigest()[:32],
+    session_id = f"{case.name[0]}/{case.name[1]}"
+    told = f"{session_id}\n{grader.name}\n{grader.hash}"
+    event = OutcomeReported(
+        session_id=session_id,
+        group_id=case.name[0],
+        outcome_id=hashlib.sha256(told.encode()).hexdigest()[:32],
         kind=kind,
         reward=judged.reward,
         grader=grader.name,
@@ -192,8 +307,9 @@ async def _judge(
         grader_hash=grader.hash,
         parts=judged.parts,
         note=note,
-        supersedes=rewards[-1].outcome_id if rewards else None,
+        supersedes=case.supersedes,
     )
+    return event, text
 
 
 def _said_to(asked: Mapping[Name, _Asked], name: Name) -> _Asked:
@@ -203,21 +319,20 @@ def _said_to(asked: Mapping[Name, _Asked], name: Name) -> _Asked:
 
 
 def _step(
-    step: StepCompleted, now: Mapping[Name, float], lengths: Mapping[Name, int], by: LossSection
-) -> NewAdvantages | None:
-    """None: none of its rewards would be another."""
+    step: StepCompleted, now: Mapping[Name, float], lengths: Mapping[Name, int], by: TrainerSection
+) -> NewAdvantages:
     names = [(ref.group_id, ref.sample) for ref in step.samples]
     old = [ref.reward for ref in step.samples]
-    new = [now.get(name, ref.reward) for name, ref in zip(names, step.samples, strict=True)]
-    if old == new:
-        return None
+    new = [now.get(name, reward) for name, reward in zip(names, old, strict=True)]
     was = np.array([ref.advantage for ref in step.samples], np.float32)
 
     def advantages(rewards: list[float]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        if by.overlong_tokens:
-            taken = [overlong_penalty(lengths.get(name, 0), by) for name in names]
+        if by.loss.overlong_tokens:
+            taken = [overlong_penalty(lengths.get(name, 0), by.loss) for name in names]
             rewards = [r + p for r, p in zip(rewards, taken, strict=True)]
-        return advantages_by(rewards, [group for group, _ in names], by)
+        if by.control == "permuted":
+            rewards = permuted(rewards, step.step)
+        return advantages_by(rewards, [group for group, _ in names], by.loss)
 
     return NewAdvantages(
         step=step.step,
@@ -226,6 +341,12 @@ def _step(
         now=tuple(advantages(new).tolist()),
         is_exact=bool(np.array_equal(advantages(old), was)),
     )
+
+
+def _last(session: Session) -> str | None:
+    """The newest reward of it that stands."""
+    rewards = [one for one in session.standing if one.kind == REWARD]
+    return rewards[-1].outcome_id if rewards else None
 
 
 def _name(session: Session) -> Name:

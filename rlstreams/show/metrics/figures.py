@@ -1,4 +1,4 @@
-"""The figures of a run and of a step: name, value, unit and what each means, computed here alone.
+"""Figures of a run, a step, an agent: name, value, unit and what each means, computed here alone.
 
 Terminal, page and report are skins: they choose among these, and lay them out.
 """
@@ -11,6 +11,7 @@ from itertools import pairwise
 from statistics import median
 
 from rlstreams.show.metrics.rows import step_row
+from rlstreams.streams.views.agents import NEWEST, AgentState
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import STEPS, pace
 from rlstreams.streams.views.run import StepPoint
@@ -89,6 +90,45 @@ def of_run(
         key: Figure(name=name, value=value, unit=_ABOUT_RUN[key][0], about=_ABOUT_RUN[key][1])
         for key, (name, value) in found.items()
         if key != "lost" or lost is not None
+    }
+
+
+_ABOUT_AGENT: Mapping[str, tuple[str, str, str]] = {  # name, unit, and what it means
+    "sessions": ("sessions", "", "Sessions that are over, by how they closed; and those open."),
+    "calls": ("calls per session", "", "Mean over sessions that are over."),
+    "latency_p50": ("call, p50", "s", f"Request to answer, median of the newest {NEWEST:,} calls."),
+    "latency_p95": ("call, p95", "s", "Time that 95 % of the same calls did not exceed."),
+    "replayed": ("from the log", "%", "Requests of new starts that recorded calls answered."),
+    "beside": ("not learnt from", "%", "Sampled tokens that are not on the main chain."),
+}
+
+
+def of_agents(state: ViewState) -> Mapping[str, Mapping[str, Figure]]:
+    """Each agent by now, by its name; empty: the run has none."""
+    return {one.agent or "unknown": _of_agent(one) for one in state.agents}
+
+
+def _of_agent(one: AgentState) -> Mapping[str, Figure]:
+    closed = [f"{num:,} {kind}" for kind, num in one.ended.items()]
+    closed += [f"{one.num_open:,} open"] if one.num_open else []
+    found = {"sessions": ", ".join(closed)} | {
+        key: NONE if value is None else number(value) for key, value in agent_values(one).items()
+    }
+    return {
+        key: Figure(name=name, value=found[key], unit=unit, about=about)
+        for key, (name, unit, about) in _ABOUT_AGENT.items()
+    }
+
+
+def agent_values(one: AgentState) -> Mapping[str, float | None]:
+    """The numbers of an agent, by key, in the units of its figures; None: not known yet."""
+    answered = one.num_calls + one.num_replays
+    return {
+        "calls": one.num_calls / one.num_sessions if one.num_sessions else None,
+        "latency_p50": one.latency_s(0.5),
+        "latency_p95": one.latency_s(0.95),
+        "replayed": 100 * one.num_replays / answered if answered else None,
+        "beside": 100 * one.num_beside / one.num_tokens if one.num_tokens else None,
     }
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rlstreams.show.metrics.figures import agent_values
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.views.feed import ViewState
@@ -80,6 +81,7 @@ def families(state: ViewState) -> Iterator[Family]:
     yield from _steps(state)
     yield from _samples(state)
     yield from _workers(state)
+    yield from _agents(state)
     pulls = state.pulls
     yield _total("pulls", "Pulls of weights that ended well", pulls.num_pulls)
     yield _total("pull_bytes", "Bytes pulled", pulls.num_bytes)
@@ -159,3 +161,18 @@ def _workers(state: ViewState) -> Iterator[Family]:
     yield each("counter", about, counts, "counter", is_total=True)
     seconds = {(w.worker, w.role, at): s for w in workers for at, s in w.seconds.items()}
     yield each("state_seconds", "Time by state", seconds, "state", is_total=True)
+
+
+def _agents(state: ViewState) -> Iterator[Family]:
+    ended: Values = {(a.agent, kind): num for a in state.agents for kind, num in a.ended.items()}
+    yield Family("agent_sessions", "Sessions that closed", ended, ("agent", "kind"), is_total=True)
+    calls = {a.agent: a.num_calls for a in state.agents}
+    yield _by("agent", "agent_calls", "Calls that were sampled", calls, is_total=True)
+    figures: Values = {
+        (a.agent, name): value
+        for a in state.agents
+        for name, value in agent_values(a).items()
+        if value is not None
+    }
+    about = "Calls per session, call latency in seconds, percent from the log and not learnt from"
+    yield Family("agent_figure", about, figures, ("agent", "figure"))

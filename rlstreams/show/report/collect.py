@@ -23,7 +23,7 @@ from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.lineage.fold import Lineage
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import TopicMismatchError
-from rlstreams.streams.log.topics import Topic
+from rlstreams.streams.log.topics import CALLS, Topic
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.feed import Feed
 from rlstreams.words.sample_detail import SampleDetail, sample_detail
@@ -58,7 +58,7 @@ def collect(
         with suppress(ReplayedError):  # the page of a replay has no verdict
             report = audit(log.bus)
     fold = RunFold()
-    feed = Feed(log.bus, fold, there(log.bus, (*FIRST, *THEN)))
+    feed = Feed(log.bus, fold, there(log.bus, (*FIRST, *THEN, CALLS)))
     try:
         feed.catch_up(READ_DEADLINE_S)
     finally:

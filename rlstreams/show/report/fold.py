@@ -9,7 +9,9 @@ from threading import Lock
 from rlstreams.schemas.events import DeadLetter, Event
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import (
+    CALLS,
     DEAD_LETTERS,
+    OUTCOMES,
     POLICY_PULLS,
     POLICY_VERSIONS,
     PROMPTS,
@@ -24,8 +26,8 @@ from rlstreams.streams.views.feed import Views, ViewState
 FIRST: tuple[Topic, ...] = (STEPS, POLICY_VERSIONS, POLICY_PULLS, DEAD_LETTERS, WORKER_EVENTS)
 """Small topics: with them the page has its curves."""
 THEN: tuple[Topic, ...] = (PROMPTS, TRAJECTORIES)
-LAST: tuple[Topic, ...] = (SCORED,)
-"""For mismatch by sample alone."""
+LAST: tuple[Topic, ...] = (SCORED, CALLS, OUTCOMES)
+"""For mismatch by sample, and for where sessions lie."""
 LETTERS = 1000  # kept, the newest
 KEPT = 300_000  # samples, the newest
 

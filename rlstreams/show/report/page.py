@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from rlstreams.show.metrics.figures import of_run
+from rlstreams.show.metrics.figures import of_agents, of_run
 from rlstreams.show.metrics.rows import CsvTable, step_row
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
@@ -79,6 +79,7 @@ def render_report(given: ReportInput) -> str:
         figures=of_run(
             state, kills=given.kills, lost=given.audit.lost if given.audit else None
         ).values(),
+        agents=of_agents(state),
         facts=facts.facts(state),
         verdict=_verdict(given.audit),
         redone=redone_lines(state.run.redone),

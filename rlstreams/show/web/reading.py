@@ -13,10 +13,12 @@ from rlstreams.schemas.events import Event, Trajectory
 from rlstreams.show.report.collect import there
 from rlstreams.show.report.fold import FIRST, LAST, THEN, RunFold
 from rlstreams.streams.lineage.fold import Lineage
+from rlstreams.streams.log.bus import existing
 from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.streams.log.topics import Topic
 from rlstreams.streams.run.run_log import BusLog, RunLog
+from rlstreams.streams.sessions.session import Session
 from rlstreams.streams.views.feed import Feed
 from rlstreams.words.spelling import Spelling, spelling
 from rlstreams.words.texts import Texts
@@ -65,8 +67,8 @@ class RunReader:
         self._thread = threading.Thread(target=self._run, name=f"reader of {name}", daemon=True)
         self._thread.start()
 
-    def samples(self, name: str) -> tuple[list[Lineage], Spelling]:
-        """A sample's history, and how its tokens become text; empty: the log does not know it.
+    def sample(self, name: str) -> tuple[Lineage, Session | None, Spelling]:
+        """A sample's history, the session of its agent if it has one, and how tokens become text.
 
         Read by who asks, from a log of its own: the reader goes on. Once that has read all, only
         the offsets are read between which it saw the group.
@@ -79,7 +81,8 @@ class RunReader:
             log, places = source.log, self._places
             if not self.reading and isinstance(log, BusLog):
                 log = _PlacedLog(log, places)
-            return log.samples(name), self._spelled()
+            (lineage,) = log.samples(name)
+            return lineage, next(iter(log.sessions(name)), None), self._spelled()
 
     def _spelled(self) -> Spelling:
         if self._spelling is None:
@@ -159,6 +162,8 @@ class _PlacedLog(RunLog):
         """See `RunLog`."""
         if groups is None:
             yield from self._log.records(topic)
+            return
+        if not existing(self.bus, (topic,)):
             return
         begins, ends = self.bus.beginnings(topic.name), self.bus.ends(topic.name)
         with self.bus.reader() as reader:

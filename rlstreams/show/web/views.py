@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rlstreams.schemas.events import TRAIN
-from rlstreams.show.metrics.figures import of_run
+from rlstreams.show.metrics.figures import of_agents, of_run
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
 from rlstreams.show.report.charts import series
@@ -16,7 +16,9 @@ from rlstreams.show.report.html import clock_time, render, short
 from rlstreams.show.report.page import chart_values, kill_marks
 from rlstreams.show.report.rows import Wanted, find, of_step, siblings
 from rlstreams.show.web.reading import RunReader
+from rlstreams.show.web.session import shown_session
 from rlstreams.streams.views.pace import bottleneck, nothing_to_learn
+from rlstreams.words.dialogue import words_of
 from rlstreams.words.sample_detail import SampleDetail
 from rlstreams.words.screen import KillMark
 from rlstreams.workers.config.layers import leaves
@@ -67,7 +69,8 @@ def run(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
     return _page(
         reader, "", "run.html", "run", all_runs=all_runs, has_charts=True, state=state,
         answers=_newest_answers(reader), warning=nothing_to_learn(state.run.steps),
-        figures=of_run(state, kills=kills).values(), facts=facts.facts(state),
+        figures=of_run(state, kills=kills).values(), agents=of_agents(state),
+        facts=facts.facts(state),
         pace=facts.pace_of(state),
         charts=chart_values({reader.name: series(reader.fold, kills)}),
     )  # fmt: skip
@@ -143,10 +146,10 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
     Raises NotThereError: the log knows no such sample.
     """
     try:
-        lineages, spelled = reader.samples(name)
+        lineage, session, spelled = reader.sample(name)
     except ValueError as err:
         raise NotThereError(str(err)) from err
-    detail = readable(lineages[0], spelled)
+    detail = readable(lineage, spelled)
     if not detail.stages:
         raise NotThereError(f"the log of {reader.name} does not know sample {name}")
     color = query.get("color", "")
@@ -173,17 +176,21 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
         reader, "samples", "sample.html", f"sample {name} of", all_runs=all_runs, name=name,
         detail=detail, siblings=[row.name for row in beside], color=color,
         legend=facts.LEGENDS[color],
-        group=detail.lineage.sample.group_id, is_colored=is_colored, texts=_texts(detail),
+        group=detail.lineage.sample.group_id, is_colored=is_colored,
+        texts=_texts(detail, has_session=session is not None),
+        session=None if session is None else shown_session(session, words_of(spelled)),
         shown=facts.shown_tokens(detail, color), sample_facts=told,
         token_rows=_token_rows(detail),
     )  # fmt: skip
 
 
-def _texts(detail: SampleDetail) -> list[tuple[str, str]]:
-    """What was asked, answered by whom in turn, and expected: (title, text)."""
-    prompt, said = detail.lineage.prompt, detail.turns()
+def _texts(detail: SampleDetail, *, has_session: bool) -> list[tuple[str, str]]:
+    """What was asked, answered by whom in turn, and expected: (title, text). What an agent and its
+    model said is in the session."""
+    prompt, said = detail.lineage.prompt, [] if has_session else detail.turns()
     titles = {"policy": "Answer", "environment": "Environment"}
-    found = [("Prompt", prompt.event.text if prompt else detail.said_by("prompt"))]
+    asked = "Task" if has_session else "Prompt"
+    found = [(asked, prompt.event.text if prompt else detail.said_by("prompt"))]
     found += [(titles[author], text) for author, text in said if author in titles]
     if prompt and prompt.event.answer:
         found.append(("Expected answer", prompt.event.answer))

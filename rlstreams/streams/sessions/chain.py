@@ -88,12 +88,22 @@ def main_chain(session: Session, terminal: str | None = None) -> Chain:
 def has_tools(call: CallCommitted) -> bool:
     """Whether its request offers tools; one that cannot be read offers none."""
     try:
-        packed = zstandard.ZstdDecompressor()
-        text = packed.decompress(call.request, max_output_size=MAX_REQUEST_BYTES)
-        body = json.loads(text)
-    except (zstandard.ZstdError, ValueError, RecursionError, MemoryError):
+        body = json.loads(unpacked(call.request))
+    except (ValueError, RecursionError):
         return False
     return isinstance(body, dict) and bool(body.get("tools"))
+
+
+def unpacked(packed: bytes) -> bytes:
+    """A request or an answer as it was before it was packed.
+
+    Raises:
+        ValueError: it cannot be unpacked, or is too large.
+    """
+    try:
+        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=MAX_REQUEST_BYTES)
+    except (zstandard.ZstdError, MemoryError) as err:
+        raise ValueError(f"a request of {len(packed)} packed bytes: {err}") from err
 
 
 def segments_of(chain: Chain) -> tuple[Segment, ...]:

@@ -1,10 +1,13 @@
-"""What is shown of one session: its tree of calls, and its outcomes in order. Pure; no layout."""
+"""What is shown of one session: starts, tree of calls, outcomes in order. Pure; no layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from rlstreams.schemas.events import CallCommitted
 from rlstreams.streams.sessions.chain import (
     Chain,
     NoChainError,
@@ -16,13 +19,53 @@ from rlstreams.streams.sessions.session import Node, Session, sampled_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One message."""
+
+    role: str
+    text: str
+    thought: str = ""
+    tools: tuple[str, ...] = ()  # that it calls: `name(arguments)`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """A call in words."""
+
+    asked: tuple[Said, ...] = ()
+    answer: Said | None = None
+    is_rest: bool = False  # `asked` has what is new alone: it was read from token ids
+
+
+Words: TypeAlias = Callable[[CallCommitted], Spoken]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFigures:
+    """One start of its agent."""
+
+    number: int
+    after_s: float | None  # from the first start; None: nobody told the time
+    worker: str
+    num_calls: int  # that it sampled
+    num_replays: int  # of its requests, answered from the log
+    is_lost: bool  # another start followed: it was killed, or its worker was
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallFigures:
     """One call in its tree."""
 
     number: int  # in commit order, from 0
     call_id: str
     depth: int  # calls above it
+    level: int  # branches that lead to it: a dialogue that never forks has level 0
+    is_branch: bool  # its parent goes on with another call
     parent: int | None  # number of the call that it continues
+    asked: tuple[Said, ...]  # messages that are new since its parent
+    answer: Said | None
+    after_s: float | None  # from the first start to its request; None: nobody told the time
+    parallel: tuple[int, ...]  # numbers of calls that were under way at the same time
     why_root: str  # why it continues none, or why its prompt is not known
     start: int  # of its agent, that it was sampled in
     prompt_tokens: int
@@ -62,6 +105,7 @@ class SessionFigures:
     detail: str
     seconds: float | None  # from its first start to its close
     num_starts: int
+    starts: tuple[StartFigures, ...]  # those that are in the log, by number
     num_replays: int
     calls: tuple[CallFigures, ...]  # each below the one that it continues
     failures: tuple[tuple[int, int, str], ...]  # start, status of HTTP, reason
@@ -72,8 +116,12 @@ class SessionFigures:
     problem: str  # why there is no sample of it; ""
 
 
-def session_figures(session: Session) -> SessionFigures:
-    """All of a session, as far as it is known."""
+def session_figures(session: Session, words: Words = lambda _: Spoken()) -> SessionFigures:
+    """All of a session, as far as it is known.
+
+    Args:
+        words: what a call was asked and answered; by default nothing is said.
+    """
     chain, problem = _chain(session)
     closed, opened = session.closed, session.opened
     begun_ms = opened.at_ms if opened else closed.opened_at_ms if closed else 0
@@ -84,8 +132,9 @@ def session_figures(session: Session) -> SessionFigures:
         detail=closed.detail if closed else "",
         seconds=(closed.at_ms - begun_ms) / 1000 if closed and begun_ms else None,
         num_starts=session.num_starts,
+        starts=tuple(_starts(session, begun_ms)),
         num_replays=len(session.replays),
-        calls=tuple(_call(session, node, chain) for node in in_tree_order(session)),
+        calls=tuple(_calls(session, chain, words, begun_ms)),
         failures=tuple((one.start, one.status, one.reason) for one in session.failed),
         outcomes=tuple(_outcomes(session)),
         undelivered=undelivered_share(session, chain),
@@ -95,18 +144,53 @@ def session_figures(session: Session) -> SessionFigures:
     )
 
 
-def in_tree_order(session: Session) -> list[Node]:
-    """Each call right below the one that it continues, siblings and roots in commit order."""
-    below: dict[Node | None, list[Node]] = {}
-    for node in session.nodes.values():
-        below.setdefault(node.parent, []).append(node)
+def _starts(session: Session, begun_ms: int) -> Iterator[StartFigures]:
+    calls = Counter(node.call.start for node in session.nodes.values())
+    replays = Counter(start for start, _ in session.replays)
+    for number, one in sorted(session.starts.items()):
+        yield StartFigures(
+            number=number,
+            after_s=_after_s(one.at_ms, begun_ms),
+            worker=one.worker,
+            num_calls=calls[number],
+            num_replays=replays[number],
+            is_lost=number + 1 < session.num_starts,
+        )
+
+
+def _after_s(at_ms: int, begun_ms: int) -> float | None:
+    return (at_ms - begun_ms) / 1000 if at_ms and begun_ms else None
+
+
+def in_tree_order(session: Session, straight: Collection[Node]) -> list[Node]:
+    """Each call behind the one that it continues: branches in commit order, then what goes straight
+    on; roots in commit order."""
+    below = _below(session)
     found: list[Node] = []
     left = list(reversed(below.get(None, [])))
     while left:
         node = left.pop()
         found.append(node)
-        left += reversed(below.get(node, []))
+        behind = sorted(below.get(node, []), key=lambda one: one in straight)
+        left += reversed(behind)
     return found
+
+
+def _below(session: Session) -> dict[Node | None, list[Node]]:
+    below: dict[Node | None, list[Node]] = {}
+    for node in session.nodes.values():
+        below.setdefault(node.parent, []).append(node)
+    return below
+
+
+def _straight(session: Session, chain: Chain | None) -> set[Node]:
+    """Of the calls below one call that with which it goes on: the sample's, else the first."""
+    main = set() if chain is None else set(chain.nodes)
+    return {
+        next((node for node in nodes if node in main), nodes[0])
+        for parent, nodes in _below(session).items()
+        if parent is not None
+    }
 
 
 def _chain(session: Session) -> tuple[Chain | None, str]:
@@ -116,29 +200,72 @@ def _chain(session: Session) -> tuple[Chain | None, str]:
         return None, str(err)
 
 
-def _call(session: Session, node: Node, chain: Chain | None) -> CallFigures:
-    call = node.call
-    is_in = chain is not None and node in chain.nodes
-    sampled = [s.policy_version for s in call.segments if len(s.token_ids)]
-    why_not = f"constrained by {call.constrained}" if call.constrained else ""
-    return CallFigures(
-        number=node.number,
-        call_id=call.call_id,
-        depth=node.depth,
-        parent=None if node.parent is None else node.parent.number,
-        why_root=node.problem or call.why_root,
-        start=call.start,
-        prompt_tokens=call.prompt_tokens,
-        new_tokens=len(call.new_ids),
-        sampled_tokens=sampled_tokens(call),
-        versions=tuple(dict.fromkeys(sampled)),
-        latency_s=max(0, call.finished_at_ms - call.received_at_ms) / 1000,
-        finish_reason=call.finish_reason,
-        replayed_in=tuple(start for start, name in session.replays if name == call.call_id),
-        is_delivered=is_in and is_learnt_from(call),
-        is_in_sample=is_in,
-        why_not_learnt=why_not or ("" if call.is_trained else "auxiliary"),
-    )
+def _calls(
+    session: Session, chain: Chain | None, words: Words, begun_ms: int
+) -> Iterator[CallFigures]:
+    straight, levels = _straight(session, chain), dict[Node, int]()
+    spoken = {node: words(node.call) for node in session.nodes.values()}
+    parallel = _parallel(list(session.nodes.values()))
+    for node in in_tree_order(session, straight):
+        call, is_branch = node.call, node.parent is not None and node not in straight
+        levels[node] = is_branch + (0 if node.parent is None else levels[node.parent])
+        is_in = chain is not None and node in chain.nodes
+        why_not = f"constrained by {call.constrained}" if call.constrained else ""
+        yield CallFigures(
+            number=node.number,
+            call_id=call.call_id,
+            depth=node.depth,
+            level=levels[node],
+            is_branch=is_branch,
+            parent=None if node.parent is None else node.parent.number,
+            asked=_new(node, spoken),
+            answer=spoken[node].answer,
+            after_s=_after_s(call.received_at_ms, begun_ms),
+            parallel=tuple(parallel[node]),
+            why_root=node.problem or call.why_root,
+            start=call.start,
+            prompt_tokens=call.prompt_tokens,
+            new_tokens=len(call.new_ids),
+            sampled_tokens=sampled_tokens(call),
+            versions=tuple(
+                dict.fromkeys(s.policy_version for s in call.segments if len(s.token_ids))
+            ),
+            latency_s=latency_s(call),
+            finish_reason=call.finish_reason,
+            replayed_in=tuple(start for start, name in session.replays if name == call.call_id),
+            is_delivered=is_in and is_learnt_from(call),
+            is_in_sample=is_in,
+            why_not_learnt=why_not or ("" if call.is_trained else "auxiliary"),
+        )
+
+
+def latency_s(call: CallCommitted) -> float:
+    """From the request to its answer."""
+    return max(0, call.finished_at_ms - call.received_at_ms) / 1000
+
+
+def _new(node: Node, spoken: Mapping[Node, Spoken]) -> tuple[Said, ...]:
+    """The messages behind its parent's, and behind that one's answer."""
+    own = spoken[node]
+    before = None if node.parent is None else spoken[node.parent]
+    if own.is_rest or before is None or before.is_rest:
+        return own.asked
+    return own.asked[len(before.asked) + 1 :]
+
+
+def _parallel(nodes: Sequence[Node]) -> dict[Node, list[int]]:
+    """Of each call those of its start that were under way at the same time, by number."""
+    found: dict[Node, list[int]] = {node: [] for node in nodes}
+    under_way: list[Node] = []
+    for node in sorted(nodes, key=lambda node: node.call.received_at_ms):
+        call = node.call
+        under_way = [one for one in under_way if one.call.finished_at_ms > call.received_at_ms]
+        for one in under_way:
+            if one.call.start == call.start:
+                found[one].append(node.number)
+                found[node].append(one.number)
+        under_way.append(node)
+    return {node: sorted(numbers) for node, numbers in found.items()}
 
 
 def _outcomes(session: Session) -> Iterator[OutcomeFigures]:

@@ -29,6 +29,7 @@ from rlstreams.streams.log.topics import (
     Topic,
 )
 from rlstreams.streams.samples.fold import OPEN
+from rlstreams.streams.views.agents import AgentState, AgentsView
 from rlstreams.streams.views.dead import DeadState, dead
 from rlstreams.streams.views.evaluation import (
     AnswersView,
@@ -71,6 +72,7 @@ class ViewState:
     pulls: PullsState = field(default_factory=PullsState)
     flow: FlowState = field(default_factory=FlowState)
     dead: DeadState = field(default_factory=DeadState)
+    agents: tuple[AgentState, ...] = ()  # none: the run has none, or `calls` is not read
 
     @property
     def held_out(self) -> tuple[tuple[int, float], ...]:
@@ -93,9 +95,12 @@ class Views:
         self.workers = self.folds.workers
         self._run = RunView(self.ledger)
         self._answers = AnswersView()
+        self._agents = AgentsView()
 
     def apply(self, event: Event, position: Position | None = None) -> bool:
         """Take one event; as `Folds.apply`."""
+        if self._agents.apply(event, position):
+            return False  # about no sample
         counts = self.folds.apply(event, position)
         if counts and isinstance(event, Trajectory):
             self._answers.apply(event)
@@ -127,6 +132,7 @@ class Views:
             pulls=pulls(self.workers),
             flow=self.flow,
             dead=dead(self.samples),
+            agents=self._agents.state,
         )
 
 

@@ -1,10 +1,12 @@
-"""What a verifier is given of a session: the last answer of its chain, and all of them."""
+"""What a verifier is given of what lies in the log: of a session, and of a trajectory. Pure."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 
+from rlstreams.schemas.events import Segment, Trajectory
 from rlstreams.streams.sessions.chain import Chain
 from rlstreams.workers.sandbox.reward import STOP, Sample
 
@@ -22,10 +24,7 @@ def sample_of_chain(
         schemas.TensorError: tokens that cannot be read.
         ValueError: metadata that is no JSON.
     """
-    answers = [
-        [token for segment in call.segments for token in segment.token_ids.numpy().tolist()]
-        for call in chain.calls
-    ]
+    answers = [_ids(call.segments) for call in chain.calls]
     cut = chain.calls[-1].finish_reason == "length"
     return Sample(
         prompt=text,
@@ -36,3 +35,40 @@ def sample_of_chain(
         token_ids=answers[-1],
         transcript=[{"author": "policy", "text": decode(ids)} for ids in answers],
     )
+
+
+def sample_of_trajectory(
+    event: Trajectory,
+    text: str,
+    answer: str,
+    metadata: str,
+    decode: Callable[[Sequence[int]], str],
+) -> Sample:
+    """The sample of a trajectory, to be judged again: its last turn, and all of them. What an
+    environment said is told as the policy read it, with the template's own words around it.
+
+    Args, Raises: as `sample_of_chain`; ValueError too: the policy said nothing.
+    """
+    turns = [
+        (author, list(segments))
+        for author, segments in itertools.groupby(event.segments, lambda s: s.author)
+        if author != "prompt"
+    ]
+    said = [(author, _ids(segments)) for author, segments in turns]
+    last = next((n for n, (author, _) in reversed([*enumerate(said)]) if author == "policy"), None)
+    if last is None:
+        raise ValueError(f"sample {event.group_id}/{event.sample} has no token of the policy")
+    ids = said[last][1]
+    return Sample(
+        prompt=text,
+        completion=decode(ids),
+        answer=answer,
+        metadata=json.loads(metadata or "{}"),
+        finish_reason=turns[last][1][-1].finish_reason or STOP,
+        token_ids=ids,
+        transcript=[{"author": author, "text": decode(some)} for author, some in said],
+    )
+
+
+def _ids(segments: Sequence[Segment]) -> list[int]:
+    return [token for segment in segments for token in segment.token_ids.numpy().tolist()]

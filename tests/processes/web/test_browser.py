@@ -11,6 +11,7 @@ from matplotlib.image import imread
 from rlstreams.show.report.page import render_report
 from tests.browser import CHROMIUM, Browser
 from tests.processes.web.made_run import MadeRun, served
+from tests.processes.web.made_session import NUM_CALLS, session_events
 from tests.unit.report.sample_run import report_input
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
@@ -19,7 +20,8 @@ POINTS = "document.querySelector('[data-chart] .plot').data.map(line => line.x.l
 HAS = {
     "": "figure[data-chart]", "samples": "th[aria-sort=descending]", "samples/3/1": ".tokens sup",
     "steps": "a[href$='/steps/3']", "steps/3": "pre", "letters": "#letters", "flow": ".flow .topic",
-    "configuration": "details", "../../compare": "figure[data-chart]",
+    "samples/70/0": ".calls summary", "configuration": "details",
+    "../../compare": "figure[data-chart]",
 }  # fmt: skip
 
 
@@ -34,6 +36,7 @@ def run() -> MadeRun:
     run = MadeRun()
     for number in range(1, 31):
         run.make_step(number)
+    run.write([*session_events()])
     return run
 
 
@@ -163,3 +166,17 @@ def test_siblings_are_beside_each_other(browser: Browser, address: str) -> None:
         browser.resize(width, 850)
         browser.open(f"{address}/r/run/samples/3", "document.querySelector('.siblings li')")
         assert expected == browser.run(rows)
+
+
+def test_a_session_is_there_at_once_and_unfolds(browser: Browser, address: str) -> None:
+    """Thirty calls within half a second; a row unfolds by the keyboard to all that was said."""
+    browser.resize(390, 850)
+    rows, took_s = "document.querySelectorAll('.calls > li').length", []
+    for _ in range(3):
+        browser.open(f"{address}/r/run/samples/3/1", f"{rows} === 0 && document.title")
+        took_s.append(browser.open(f"{address}/r/run/samples/70/0", f"{rows} === {NUM_CALLS}"))
+    assert min(took_s) < 0.5, took_s
+    row = "document.querySelector('.calls details')"
+    assert not browser.run(f"{row}.innerText.includes('You are a librarian. '.repeat(29))")
+    browser.run(f"{row}.querySelector('summary').click()")
+    assert browser.run(f"{row}.innerText.includes('You are a librarian. '.repeat(29))")

@@ -10,12 +10,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rlstreams.show.report.collect import collect
+from rlstreams.show.report.page import render_report
 from rlstreams.show.web.beside import LOG, listening, web_page
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.run.run_log import BusLog
 from tests import factories
 from tests.factories import NOW_MS
 from tests.html_pages import Balance
 from tests.processes.web.made_run import EVIL, MadeRun, served
+from tests.processes.web.made_session import NUM_CALLS, session_events
+from tests.unit.report.sample_run import audit_report
 from tests.waiting import until
 
 VIEWS = (
@@ -25,6 +30,7 @@ VIEWS = (
     "steps/3",
     "samples/3/1",
     "samples/50/0",
+    "samples/70/0",
     "samples/3",
     "samples?text=rewarded",
     "letters",
@@ -51,6 +57,7 @@ def client() -> Iterator[httpx.Client]:
         group_id="e0-0", sample=0, purpose="evaluate", finished_at_ms=NOW_MS + 20_000_000
     )
     run.write([long, held_out])
+    run.write([*session_events()])
     run.write([factories.worker_report(worker="rollout-0", detail=EVIL, state="waiting")])
     with served({"run": run, "other": MadeRun()}) as address, httpx.Client(base_url=address) as got:
         yield got
@@ -139,6 +146,49 @@ def test_the_run_shows_answers_before_its_charts(client: httpx.Client) -> None:
              "&#34;entropy&#34;", "&#34;grad_norm&#34;", "Timeline")  # fmt: skip
     places = [page.index(words) for words in order]
     assert sorted(places) == places
+
+
+def test_a_session_shows_what_was_said_call_by_call(client: httpx.Client) -> None:
+    """What is new, the answer and its tools; starts, branches, and outcomes in their order."""
+    page = client.get("/r/run/samples/70/0").text
+    rows = page.partition('<ol class="calls"')[2].partition("</ol>")[0].split("<li class=")[1:]
+    assert NUM_CALLS == len(rows)
+    titled = next(row for row in rows if "On &lt;b&gt;authors" in row)
+    assert "auxiliary" in titled
+    assert "no call&#39;s messages begin these" in titled
+    (branch,) = [row for row in rows if "branch of #2" in row]
+    assert branch.startswith('"beside l1"')
+    assert 3 == rows.index(branch)  # behind the call that it leaves, before what goes straight on
+    second = rows[1]
+    assert "Page 0: x" in second
+    assert "You are a librarian" not in second  # its parent was told
+    assert "search({&#34;page&#34;: 1})" in second
+    assert "from the log in start 1" in second
+    assert '<li class="bad">start 0' in page
+    outcomes = page.partition('<ol class="outcomes">')[2].partition("</ol>")[0]
+    places = [outcomes.index(words) for words in ("I gave up", "form 0.5", "Right, but slow.")]
+    assert sorted(places) == places
+    assert '<li class="muted">agent: reward 0' in outcomes
+    assert 1 == outcomes.count("after the close")
+
+
+def test_the_run_has_a_row_for_each_agent(client: httpx.Client) -> None:
+    """Where there are any; each column says what it means."""
+    row = client.get("/r/run/").text.partition("<h2>Agents</h2>")[2].partition("</table>")[0]
+    assert '<td>solver</td><td data-name="sessions">1 ended</td>' in row
+    assert 'title="Sampled tokens that are not on the main chain."' in row
+    assert '<td data-name="call, p95, s" class="num">0.7</td>' in row
+    assert "<h2>Agents</h2>" not in client.get("/r/other/").text
+
+
+def test_a_report_has_the_same_row() -> None:
+    """Read from the log, `calls` included."""
+    run = MadeRun()
+    run.make_step(1)
+    run.write([*session_events()])
+    with BusLog(run.bus, "run") as log:
+        page = render_report(collect(log, "run", audited=audit_report()))
+    assert '<td>solver</td><td data-name="sessions">1 ended</td>' in page
 
 
 def test_no_step_links_to_one_that_is_not_there(client: httpx.Client) -> None:

@@ -45,7 +45,7 @@ def page_of(run: MadeRun, later: MemoryBus | None = None) -> Iterator[RunReader]
 def sample(page: RunReader, name: str) -> Lineage:
     """Its history, which nothing had to be waited for."""
     began_s = time.monotonic()
-    (found,), _ = page.samples(name)
+    found, _, _ = page.sample(name)
     assert time.monotonic() - began_s < reading.GONE_S
     return found
 

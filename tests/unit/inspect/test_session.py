@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstreams.__main__ import main
-from rlstreams.debug.inspect.session_text import session_lines
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import CALLS, PROMPTS
-from rlstreams.streams.sessions.figures import session_figures
+from rlstreams.streams.sessions.figures import Said, session_figures
+from rlstreams.words.dialogue import words_of
+from rlstreams.words.session_text import session_lines
+from rlstreams.words.spelling import NUMBERS
 from tests.call_events import (
     NOW_MS,
     call_failed,
@@ -27,14 +31,22 @@ from tests.unit.sessions.test_fold import call, folded
 from tests.unit.streams.test_later_topics import newer_bus, recorded
 
 
+def at(after_s: float, took_s: float = 0.9) -> dict[str, int]:
+    """When a call was asked, and answered."""
+    asked_ms = NOW_MS + round(1000 * after_s)
+    return {"received_at_ms": asked_ms, "finished_at_ms": asked_ms + round(1000 * took_s)}
+
+
 def test_a_session_as_text() -> None:
     session = folded(
-        session_opened(), call("a"), call("b", "a", before=5, finish_reason="tool_calls"),
+        session_opened(worker="rollout-0"), call("a", **at(0)),
+        call("b", "a", before=5, finish_reason="tool_calls", **at(1)),
         call_failed(status=429, reason="too many"),
-        session_opened(start=1), call_replayed(start=1, call_id="a"),
-        call("c", "a", before=5, start=1, constrained="grammar"),
-        call("d", "c", before=10, start=1),
-        call("title", is_trained=False, why_root="message 0 differs"),
+        session_opened(start=1, at_ms=NOW_MS + 2_000, worker="rollout-1"),
+        call_replayed(start=1, call_id="a"),
+        call("c", "a", before=5, start=1, constrained="grammar", **at(3)),
+        call("d", "c", before=10, start=1, **at(4)),
+        call("title", is_trained=False, why_root="message 0 differs", **at(1.5)),
         session_closed(kind="limit", detail="4 calls"),
         outcome_reported(call_id="d", parts={"form": 0.5}, at_ms=NOW_MS + 3_500, note="fine"),
         outcome_reported(outcome_id="o2", supersedes="o1", reward=0.0, grader="judge"),
@@ -43,11 +55,15 @@ def test_a_session_as_text() -> None:
     assert list(session_lines(session_figures(session))) == [
         "session 7/1 of agent solver: limit after 2.0 s (4 calls); 2 starts, 5 calls, "
         "1 answered from the log",
+        "  start 0 after 0.0 s on rollout-0: 3 calls sampled, 0 answered from the log; it was lost",
+        "  start 1 after 2.0 s on rollout-1: 2 calls sampled, 1 answered from the log",
         " * #0  2 tokens (2 new) + 3, version 2, 0.90 s, stop, from the log in start 1",
-        "     #1  7 tokens (2 new) + 3, version 2, 0.90 s, tool_calls",
-        " .   #2  7 tokens (2 new) + 3, version 2, 0.90 s, stop, start 1, constrained by grammar",
-        " *     #3  12 tokens (2 new) + 3, version 2, 0.90 s, stop, start 1",
-        "   #4  2 tokens (2 new) + 3, version 2, 0.90 s, stop, auxiliary, message 0 differs",
+        "     #1  7 tokens (2 new) + 3, version 2, 0.90 s, tool_calls, branch of #0, "
+        "parallel to #4",
+        " . #2  7 tokens (2 new) + 3, version 2, 0.90 s, stop, start 1, constrained by grammar",
+        " * #3  12 tokens (2 new) + 3, version 2, 0.90 s, stop, start 1",
+        "   #4  2 tokens (2 new) + 3, version 2, 0.90 s, stop, parallel to #1, auxiliary, "
+        "message 0 differs",
         "  refused in start 0: 429 too many",
         "  sample: 40% of 15 sampled tokens are learnt from",
         "  verifier of call #3: reward 1, form 0.5, +1.5 s from the close "
@@ -55,6 +71,74 @@ def test_a_session_as_text() -> None:
         "  judge: reward 0, +0.0 s from the close",
         "  judge: grader, +0.0 s from the close: timed out",
     ]
+
+
+QUESTION = {"role": "user", "content": "1+2=?"}
+TOOL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CALLED = {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [TOOL]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "3"}
+SAME = {  # one dialogue, in each dialect that clients speak
+    "chat": {"messages": [QUESTION, CALLED, RESULT]},
+    "messages": {
+        "max_tokens": 9,
+        "messages": [
+            QUESTION,
+            {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": "3"}]},
+        ],
+    },
+    "responses": {
+        "input": [
+            QUESTION,
+            {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "3"},
+        ],
+    },
+}  # fmt: skip
+
+
+def packed(value: object) -> bytes:
+    return zstandard.compress(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("dialect", SAME)
+def test_what_was_said_is_what_is_new_since_the_parent(dialect: str) -> None:
+    """The root shows its question, the call behind it the tool's result alone."""
+    asked = SAME[dialect]
+    key = "input" if dialect == "responses" else "messages"
+    first = {**asked, key: asked[key][:1]}
+    said = {"role": "assistant", "content": "It is 3."}
+    session = folded(
+        session_opened(),
+        call("a", dialect=dialect, request=packed(first), response=packed(CALLED), **at(0)),
+        call("b", "a", before=5, dialect=dialect, request=packed(asked), response=packed(said),
+             **at(1)),
+    )  # fmt: skip
+    root, then = session_figures(session, words_of(NUMBERS)).calls
+    assert root.asked == (Said(role="user", text="1+2=?"),)
+    assert root.answer == Said(role="assistant", text="", thought="Hm.", tools=('add({"a": 1})',))
+    assert then.asked == (Said(role="tool", text="3"),)
+    lines = list(session_lines(session_figures(session, words_of(NUMBERS))))
+    assert lines[2:4] == ["      user: 1+2=?", '      assistant: (Hm.) add({"a": 1})']
+
+
+@pytest.mark.parametrize("request_", [b"", b"no zstd", packed([1]), packed({"messages": "x"})])
+def test_tokens_say_what_a_request_does_not(request_: bytes) -> None:
+    """A foreign writer's record is shown by its ids, behind one that can be read too."""
+    session = folded(
+        session_opened(),
+        call("a", request=packed({"messages": [QUESTION]}), response=packed(RESULT), **at(0)),
+        call("b", "a", before=5, request=request_, **at(1)),
+        call("c", "b", before=10, request=packed({"messages": [QUESTION, RESULT]}), **at(2)),
+    )
+    _, odd, behind = session_figures(session, words_of(NUMBERS)).calls
+    assert (odd.asked, odd.answer) == (
+        (Said(role="prompt", text="0 1 "),),
+        Said(role="assistant", text="100 101 102 "),
+    )
+    assert [one.role for one in behind.asked] == ["user", "tool"]
 
 
 def test_inspect_shows_it_below_its_sample(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from rlstreams.__main__ import main
 from rlstreams.debug.rejudge.rejudge import Grader, Rejudged, rejudge
 from rlstreams.schemas.events import (
     ClosedGroups,
     Event,
     PartitionPosition,
+    Segment,
     StepCompleted,
     Trajectory,
 )
@@ -26,11 +29,13 @@ from rlstreams.streams.log.topics import (
 )
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.sessions.chain import main_chain, segments_of
+from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.reward import RewardSection
+from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
-from rlstreams.workers.trainer.learn.advantage import advantages_by
+from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted
 from tests.call_events import (
     answered,
     call_committed,
@@ -38,7 +43,15 @@ from tests.call_events import (
     session_closed,
     session_opened,
 )
-from tests.factories import prompt, sample_ref, step_completed, trainer_started, trajectory
+from tests.factories import (
+    policy_segment,
+    prompt,
+    prompt_segment,
+    sample_ref,
+    step_completed,
+    trainer_started,
+    trajectory,
+)
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 from tests.random_sessions import ids
@@ -46,7 +59,9 @@ from tests.unit.sessions.test_fold import folded
 from tests.unit.streams.test_later_topics import recorded
 
 SIZE = 4
-BY = LossSection()
+DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
+DIGITS = [10, 11, 12, 13]  # words of the demo's tokenizer
+BY = TrainerSection()
 
 
 def session(number: int, *, kind: str = "ended") -> list[Event]:
@@ -69,8 +84,9 @@ def sample_of(number: int, reward: float) -> Trajectory:
     return trajectory(sample=number, reward=reward, segments=segments, routed_experts=None)
 
 
-def step(rewards: Sequence[float]) -> StepCompleted:
-    advantages = advantages_by(rewards, ["7"] * SIZE, BY).tolist()
+def step(rewards: Sequence[float], learnt: Sequence[float] = ()) -> StepCompleted:
+    """Its advantages are of `learnt`, else of its own rewards."""
+    advantages = advantages_by(learnt or rewards, ["7"] * SIZE, BY.loss).tolist()
     refs = [
         sample_ref(sample=n, reward=r, advantage=a)
         for n, (r, a) in enumerate(zip(rewards, advantages, strict=True))
@@ -134,7 +150,7 @@ def test_rewards_and_advantages_as_they_would_have_been() -> None:
     (changed,) = found.steps
     assert changed.is_exact
     # A grader that fails leaves the recorded reward: it is no 0.
-    expected = advantages_by([1.0, 0.0, 3.0, 4.0], ["7"] * SIZE, BY).tolist()
+    expected = advantages_by([1.0, 0.0, 3.0, 4.0], ["7"] * SIZE, BY.loss).tolist()
     assert (list(changed.now), changed.num_changed) == (expected, SIZE)
 
 
@@ -152,7 +168,7 @@ def test_new_outcomes_replace_the_old_and_name_who_judged_what() -> None:
 def test_a_step_with_another_way_to_its_advantages_says_so() -> None:
     bus = bus_of([1.0, 0.0, 0.0, 1.0])
     with BusLog(bus, "r") as log:
-        other = LossSection(advantage="rloo")
+        other = TrainerSection(loss=LossSection(advantage="rloo"))
         grader = Grader(name="length", hash="", verifier=by_length([]))
         (changed,) = rejudge(log, grader, numbers, other).steps
     assert not changed.is_exact
@@ -174,6 +190,122 @@ def test_an_answer_without_its_question_is_not_judged() -> None:
 
 def test_equal_rewards_change_no_step() -> None:
     assert judged(bus_of([1.0, 2.0, 3.0, 4.0])).steps == []
+
+
+def plain_bus(rewards: Sequence[float], learnt: Sequence[float] = ()) -> MemoryBus:
+    """A run without agents: one group, one step; sample n answers with the words `n` to 3."""
+    bus = MemoryBus(made_log("r"), "r")
+    told: list[tuple[Topic, Event]] = [(STEPS, trainer_started(config=resolved_json(load([DEMO]))))]
+    told += [(STEPS, step(rewards, learnt))] if rewards else []
+    for number, reward in enumerate(rewards):
+        asked = prompt(sample=number, group_size=SIZE, text="?", answer="33")
+        told.append((PROMPTS, asked))
+        said = [policy_segment(1, token_ids=ids(DIGITS[number:2]), finish_reason="policy_changed"),
+                policy_segment(1, token_ids=ids(DIGITS[2:4]))]  # fmt: skip
+        heard = Segment(author="environment", token_ids=ids(DIGITS[:1]))
+        segments = (prompt_segment(), policy_segment(1, token_ids=ids([9])), heard, *said)
+        told.append(
+            (TRAJECTORIES, trajectory(sample=number, reward=reward, segments=segments,
+                                      routed_experts=None))
+        )  # fmt: skip
+    bus.producer("w").commit([outgoing(topic, event) for topic, event in told])
+    return bus
+
+
+def test_samples_without_an_agent_are_judged_by_their_last_turn() -> None:
+    """As a rollout worker gives them: all that one turn said, under whichever versions."""
+    seen: list[Sample] = []
+    found = judged(plain_bus([1.0, 0.0, 0.0, 1.0]), seen)
+    assert seen[0].completion == numbers(DIGITS)
+    assert seen[0].finish_reason == "stop"
+    assert [(said["author"], said["text"]) for said in seen[0].transcript] == [
+        ("policy", "9"), ("environment", numbers(DIGITS[:1])), ("policy", numbers(DIGITS)),
+    ]  # fmt: skip
+    changed = [(o.sample[1], o.was, o.event.kind, o.event.reward) for o in found.outcomes]
+    assert changed == [
+        (0, 1.0, "reward", 4.0),
+        (1, 0.0, "reward", 3.0),
+        (2, 0.0, "grader", 0.0),
+        (3, 1.0, "grader", 0.0),
+    ]
+    assert (found.num_steps, found.num_exact, found.num_failed) == (1, 1, 2)
+    (again,) = found.steps
+    assert list(again.now) == advantages_by([4.0, 3.0, 0.0, 1.0], ["7"] * SIZE, BY.loss).tolist()
+
+
+def test_a_control_run_permutes_its_rewards_here_too() -> None:
+    """As its trainer did, by the step's number; taken for another run it is not exact."""
+    rewards = [1.0, 2.0, 3.0, 4.0]
+    assert permuted(rewards, 1) != rewards
+    grader = Grader(name="length", hash="", verifier=by_length([]))
+    with BusLog(plain_bus(rewards, permuted(rewards, 1)), "r") as log:
+        assert rejudge(log, grader, numbers, TrainerSection(control="permuted")).num_exact == 1
+        assert rejudge(log, grader, numbers, BY).num_exact == 0
+
+
+GRADERS = """
+def half(prompt, completion, answer, metadata):
+    return 0.5 if completion else 0.0
+
+def none(prompt, completion, answer, metadata):
+    raise ValueError("no idea")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A recording of such a run, and graders beside it."""
+    recorded(plain_bus([0.5, 0.0, 0.0, 0.5]), tmp_path).close()
+    (tmp_path / "mine.py").write_text(GRADERS)
+    return tmp_path
+
+
+def replayed(folder: Path, *words: str) -> int:
+    tokenizer = str(DEMO.with_name("demo") / "model")
+    return main(["replay", "judge", str(folder / "rec"), "--tokenizer", tokenizer, *words])
+
+
+def test_the_command_shows_what_would_change(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replayed(folder, "--reward", f"{folder}/mine.py:half") == 1
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in told[2:4]] == [["7/1", "0", "0.5"], ["7/2", "0", "0.5"]]
+    assert "4 samples judged, mean reward 0.25, now 0.5; 2 changed; 0 without a reward" in told
+    assert "         1                          4 of 4" in "\n".join(told)
+    assert told[-1].startswith("1 of 1 step: the recorded advantages come out")
+    assert replayed(folder, "--reward", f"{folder}/mine.py:none", "--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["failed"], said["changed"], said["steps_exact"]) == (4, 0, 1)
+    assert "mine.py:6: none raised ValueError: no idea" in said["samples"][0]["note"]
+    assert said["samples"][0]["now"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--reward", "gone.py:f"], "gone.py"),
+        (["--reward", "mine.py"], "--reward must be FILE.py:NAME, got 'mine.py'"),
+        (["--reward", "a.py:f", "--verifier", "exact"], "name one of them"),
+        (["--verifier", "exactly"], "did you mean 'exact'?"),
+        (["--verifier", "agent"], "name who judges"),
+        (["--option", "a=1"], "of whom?"),
+        (["--verifier", "numeric", "--option", "tolerence=1"], "has no option 'tolerence'"),
+    ],
+)
+def test_a_grader_that_cannot_be_had_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert replayed(folder, *words) == 78
+    assert told in capsys.readouterr().err
+
+
+def test_a_run_without_samples_has_nothing_to_judge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(plain_bus([]), tmp_path).close()
+    assert replayed(tmp_path, "--verifier", "exact") == 78
+    assert "has no finished sample" in capsys.readouterr().err
 
 
 def test_a_recording_and_a_verifier_of_the_configuration(tmp_path: Path) -> None:
