@@ -29,6 +29,7 @@ from rlstreams.streams.log.topics import (
     Topic,
 )
 from rlstreams.streams.samples.fold import OPEN
+from rlstreams.streams.views.cost import CostState, cost
 from rlstreams.streams.views.dead import DeadState, dead
 from rlstreams.streams.views.evaluation import (
     AnswersView,
@@ -71,6 +72,7 @@ class ViewState:
     pulls: PullsState = field(default_factory=PullsState)
     flow: FlowState = field(default_factory=FlowState)
     dead: DeadState = field(default_factory=DeadState)
+    cost: CostState = field(default_factory=CostState)
 
     @property
     def held_out(self) -> tuple[tuple[int, float], ...]:
@@ -119,14 +121,16 @@ class Views:
     @property
     def state(self) -> ViewState:
         """A snapshot of all."""
+        run = self._run.state
         return ViewState(
-            run=self._run.state,
+            run=run,
             evaluation=self.evaluation,
             throughput=throughput(self.workers),
             samples=self._answers.state,
             pulls=pulls(self.workers),
             flow=self.flow,
             dead=dead(self.samples),
+            cost=cost(run, self.samples, self.workers),
         )
 
 
