@@ -44,6 +44,8 @@ PROGRESS = (
 )
 # What is counted before anything of it is committed, or can be had again by every new process.
 _NO_WORK = frozenset({"sampled_tokens", "fetched_records", "failed_pulls", "given_up"})
+# What a role is there for.
+_WORK = ("samples", "evaluation_samples", "server_starts")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +76,23 @@ class Restart:
     at_ms: int  # first report of the new process
     last_seen_ms: int  # last report of the old one
     was_clean: bool  # the old process had said that it stops
+    before: str = ""  # instance of the old process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A process that ended without a goodbye, and came back as another one."""
+
+    worker: str
+    role: str
+    instance: str
+    at_ms: int  # its last report
+    worked_ms: int | None  # when a later process of this worker did its first work; None: not yet
+
+    @property
+    def seconds(self) -> float | None:
+        """Without the work of this worker; None: it has not worked since."""
+        return None if self.worked_ms is None else (self.worked_ms - self.at_ms) / 1000
 
 
 @dataclass(slots=True)
@@ -133,14 +152,16 @@ class Workers:
         self._ahead_ms: dict[str, int] = {}  # a host's clock, of the fold's
         self._lives: dict[str, Life] = {}  # by instance
         self._worked: set[str] = set()  # instances
+        self._first_work_ms: dict[str, int] = {}  # by instance
 
     def apply(self, event: Event) -> None:
         """Take one event; what is about no worker is passed by."""
-        if isinstance(event, Trajectory | ScoredTrajectory):
-            self.num_results += 1
-            self._worked.add(event.instance)
-            return
         match event:
+            case Trajectory() | ScoredTrajectory():
+                self.num_results += 1
+                self._worked.add(event.instance)
+                if isinstance(event, Trajectory):
+                    self.works(event.instance, event.finished_at_ms)
             case WorkerReport():
                 self._report(event)
             case PullRequested():
@@ -172,6 +193,34 @@ class Workers:
     def has_worked(self, instance: str) -> bool:
         """Whether this process has something in the log, or counts that it has."""
         return instance in self._worked
+
+    @property
+    def deaths(self) -> Sequence[Death]:
+        """Processes that ended without a goodbye and came back, as they were noticed.
+
+        Work is a sample, a score, an issued sample or a step; of a model server, that it is ready.
+        It is dated by the trajectory or the step, else by the report that counts it.
+        """
+        found = []
+        for restart in self.restarts:
+            if not restart.was_clean:
+                names = list(self.by_name[restart.worker].lives)
+                later = names[names.index(restart.before) + 1 :]
+                times_ms = [self._first_work_ms[n] for n in later if n in self._first_work_ms]
+                found.append(
+                    Death(
+                        worker=restart.worker,
+                        role=restart.role,
+                        instance=restart.before,
+                        at_ms=restart.last_seen_ms,
+                        worked_ms=min(times_ms, default=None),
+                    )
+                )
+        return found
+
+    def works(self, instance: str, at_ms: int) -> None:
+        """This process has done work by then; of a step its ledger says so."""
+        self._first_work_ms[instance] = min(at_ms, self._first_work_ms.get(instance, at_ms))
 
     def idle_s(self, instance: str, since_ms: int, now_ms: int) -> float:
         """How long a process has said that it waits, of the time since `since_ms`."""
@@ -210,7 +259,7 @@ class Workers:
             old = worker.newest
             restart = Restart(
                 worker=event.worker, role=event.role, at_ms=event.at_ms, last_seen_ms=old.at_ms,
-                was_clean=old.state in ("draining", "stopped"),
+                was_clean=old.state in ("draining", "stopped"), before=old.instance,
             )  # fmt: skip
             self.restarts.append(restart)
             pull = self.pulling.get(event.worker)
@@ -248,6 +297,8 @@ class Workers:
             count for name, count in event.counters.items() if name not in _NO_WORK
         ):
             self._worked.add(event.instance)
+        if any(event.counters.get(name) for name in _WORK):
+            self.works(event.instance, event.at_ms)
         worker.window.append((event.at_ms, event.counters))
         start_ms = event.at_ms - WINDOW_S * 1000
         while len(worker.window) > 2 and worker.window[1][0] <= start_ms:

@@ -39,7 +39,7 @@ def test_it_ends_well(finished_run: tuple[Workspace, subprocess.CompletedProcess
 
 def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     """Accuracy before and after, where every sample is, what was done again, what to try next."""
-    accuracy, fates, redone, outcome, *paths = lines[-12:-5]
+    accuracy, fates, cost, redone, outcome, *paths = lines[-13:-5]
     assert re.fullmatch(
         r"held-out accuracy from 0\.\d\d \(version 0\) to 0\.\d\d \(version 12\), "
         rf"over {ROWS} answers each",
@@ -47,6 +47,7 @@ def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     )
     assert fates.startswith("3 processes killed, ")
     assert fates.endswith("; lost 0, trained twice 0 (read from the log)")
+    assert re.fullmatch(r"[\d.]+ % of the time was training; .* tokens sampled in vain: .*", cost)
     again = re.fullmatch(r"steps 1 to (\d+) were done again .*: (\d+) of (\d+) .* equal", redone)
     assert again is not None, redone
     assert 10 <= int(again[1]) < STEPS_AT_FIRST

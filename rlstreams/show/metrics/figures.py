@@ -5,6 +5,7 @@ Terminal, page and report are skins: they choose among these, and lay them out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +13,7 @@ from statistics import median
 
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.streams.views.agents import NEWEST, AgentState
+from rlstreams.streams.views.cost import Comeback, CostState
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import STEPS, pace
 from rlstreams.streams.views.run import StepPoint
@@ -51,6 +53,18 @@ _ABOUT_RUN: Mapping[str, tuple[str, str]] = {  # unit, and what it means
     ),
     "time": ("", f"From the first claim of the run to its newest step; {MEANING['claim']}."),
     "kills": ("", "Processes that ended without a goodbye, and came back."),
+    "training": (
+        "",
+        "Seconds of the steps that count, over the time from the begin of the first to the end "
+        "of the last, or to now while the run goes on. Waiting, pauses, kills and steps that were "
+        "done again are the rest.",
+    ),
+    "in_vain": (
+        "",
+        "Sampled tokens that no step trains: lost with a process that died, as of its last report, "
+        "unfinished as a process stopped, beside the path of an agent, or of a sample that was "
+        "dropped, left out or dead-lettered.",
+    ),
     "lost": ("", "Samples that were issued, and of which the audit finds no end in the log."),
     "letters": (
         "",
@@ -86,11 +100,55 @@ def of_run(
         "lost": ("samples lost", NONE if lost is None else f"{lost:,}"),
         "letters": ("dead letters", f"{state.dead.num:,}"),
     }
-    return {
+    found |= _cost(state.cost)
+    figures = {
         key: Figure(name=name, value=value, unit=_ABOUT_RUN[key][0], about=_ABOUT_RUN[key][1])
         for key, (name, value) in found.items()
         if key != "lost" or lost is not None
     }
+    return figures | {f"{BACK}{role}": _back(role, it) for role, it in state.cost.comebacks.items()}
+
+
+COSTS = ("training", "in_vain")
+BACK = "back_"  # begins the key of a role's deaths
+
+
+def of_cost(state: ViewState) -> list[Figure]:
+    """What the run's time and tokens went into, and what each role's deaths took."""
+    found = of_run(state)
+    return [figure for key, figure in found.items() if key in COSTS or key.startswith(BACK)]
+
+
+def _cost(state: CostState) -> Mapping[str, tuple[str, str]]:
+    causes = ", ".join(
+        f"{name.replace('_', ' ')} {num:,}" for name, num in sorted(state.in_vain.items())
+    )
+    of = f"of {state.sampled_tokens:,} " if state.sampled_tokens else ""
+    of += "tokens sampled in vain"
+    return {
+        "training": ("of the time was training", _share(state.training_share)),
+        "in_vain": (f"{of}: {causes}" if causes else of, _share(state.in_vain_share)),
+    }
+
+
+def _share(value: float | None) -> str:
+    return NONE if value is None else f"{100 * value:.1f} %"
+
+
+def _back(role: str, found: Comeback) -> Figure:
+    num_back = found.deaths - found.away
+    told = [f"median of {num_back}, worst {_seconds(found.worst_s)}"] if num_back else []
+    told += [f"{found.away} not back"] if found.away else []
+    return Figure(
+        name=f"from the death of a {role} process to its next work ({'; '.join(told)})",
+        value=_seconds(found.median_s),
+        about="Seconds from the last report of a process that ended without a goodbye to the first "
+        "sample, score or step of the process that took its place, on the clock of their host.",
+    )
+
+
+def _seconds(value: float) -> str:
+    return NONE if math.isnan(value) else f"{value:.1f} s"
 
 
 _ABOUT_AGENT: Mapping[str, tuple[str, str, str]] = {  # name, unit, and what it means

@@ -82,6 +82,7 @@ def families(state: ViewState) -> Iterator[Family]:
     yield from _samples(state)
     yield from _workers(state)
     yield from _agents(state)
+    yield from _cost(state)
     pulls = state.pulls
     yield _total("pulls", "Pulls of weights that ended well", pulls.num_pulls)
     yield _total("pull_bytes", "Bytes pulled", pulls.num_bytes)
@@ -136,6 +137,25 @@ def _samples(state: ViewState) -> Iterator[Family]:
     if last is not None:
         yield _one("evaluation_mean_reward", "Held-out rows", last.accuracy)
         yield _one("evaluation_version", "Version last evaluated", last.policy_version)
+
+
+def _cost(state: ViewState) -> Iterator[Family]:
+    found = state.cost
+    if found.training_share is not None:
+        about = "Seconds of steps that count, over the time since the first one began"
+        yield _one("training_share", about, found.training_share)
+    yield _total("sampled_tokens", "Tokens sampled, as processes count them", found.sampled_tokens)
+    yield _by("cause", "tokens_in_vain", "Sampled, and trained by no step", found.in_vain)
+    deaths = {role: back.deaths for role, back in found.comebacks.items()}
+    about = "Processes that ended without a goodbye, and came back"
+    yield _by("role", "deaths", about, deaths, is_total=True)
+    seconds: dict[tuple[str, ...], float] = {
+        (role, stat): value
+        for role, back in found.comebacks.items()
+        for stat, value in (("median", back.median_s), ("max", back.worst_s))
+    }
+    about = "From the last report of a process that died to the next work of its worker"
+    yield Family("back_at_work_seconds", about, seconds, ("role", "stat"))
 
 
 def _workers(state: ViewState) -> Iterator[Family]:

@@ -38,6 +38,7 @@ from rlstreams.streams.log.group_ids import evaluation_id, issue_number
 from rlstreams.streams.log.record import NO_PLACE, Position, place_of
 from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES, Topic
 from rlstreams.streams.samples.life import Ending, Evaluation, Group, Letters, Outcome, Sample
+from rlstreams.streams.samples.spent import Spent
 from rlstreams.streams.tokens import mismatch
 
 OPEN, ALL = 0, sys.maxsize  # how many samples are kept: those of open groups, or all
@@ -92,6 +93,7 @@ class Samples:
         self.counts: Counter[str] = Counter()  # samples: issued, rolled_out, dead_at_{role}, ...
         self.evaluations: dict[int, Evaluation] = {}  # by policy version
         self.letters: dict[str, Letters] = {}  # by reason
+        self.spent = Spent()
         self.known: Counter[int] = Counter()  # by step: its samples whose trajectory is kept
         self.truncated: Counter[int] = Counter()  # by step: those of them that were cut
 
@@ -190,6 +192,7 @@ class Samples:
             if not (group.dead_early | group.trained) & bit:
                 counts["scorable"] += 1
                 counts["closed"] += group.is_closed
+        self.spent.sampled(group, event)
         place = self._place(group, number, position)
         if (sample := self._sample(group, number)) is not None:
             sample.trajectory = place
@@ -309,6 +312,7 @@ class Samples:
         if group.trained & bit:
             return
         group.trained |= bit
+        self.spent.trained(group, ref.sample)
         if self._keeps == OPEN or (sample := self._sample(group, ref.sample)) is None:
             return  # its group closes with this step
         sample.step, sample.place, sample.advantage = event.step, place, ref.advantage

@@ -76,6 +76,16 @@ class Group:
         is_over = self.is_closed or (self.rolled_out | self.dead | self.trained) & bit
         return not is_over and bool(self.issued & bit)
 
+    def why_untrained(self, number: int) -> str:
+        """Why no step trains the sample, in a word; "": it was trained, or still may be."""
+        if self.trained >> number & 1:
+            return ""
+        if self.dead >> number & 1:
+            return "dead_letter"
+        if self.step:
+            return "left_out"
+        return "" if self.dropped is None else self.dropped.reason
+
     def flow(self) -> tuple[int, int, int]:
         """How many somebody waits for to be rolled out; of training ones: how many came as far as
         the log-prob worker and did not die before the trainer; of those in closed groups."""
@@ -171,6 +181,11 @@ class Sample:
         return next((outcome for outcome, holds in known.items() if holds), Outcome.UNKNOWN)
 
 
+def num_sampled(event: Trajectory) -> int:
+    """Tokens that the policy sampled."""
+    return sum(len(s.token_ids) for s in event.segments if s.author == "policy")
+
+
 @dataclass(slots=True)
 class Evaluation:
     """The held-out samples of one policy version: what is issued, answered, dead, and how good."""
@@ -190,7 +205,7 @@ class Evaluation:
         self.num_dead -= was_dead
         self.reward += event.reward
         self.is_right_or_wrong &= event.reward in (0.0, 1.0)
-        self.tokens += sum(len(s.token_ids) for s in event.segments if s.author == "policy")
+        self.tokens += num_sampled(event)
         self.finished_at_ms = max(self.finished_at_ms, event.finished_at_ms)
         if event.group_size > 1:
             self.best[row] = max(event.reward, self.best.get(row, event.reward))

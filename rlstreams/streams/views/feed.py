@@ -30,6 +30,7 @@ from rlstreams.streams.log.topics import (
 )
 from rlstreams.streams.samples.fold import OPEN
 from rlstreams.streams.views.agents import AgentState, AgentsView
+from rlstreams.streams.views.cost import CostState, cost
 from rlstreams.streams.views.dead import DeadState, dead
 from rlstreams.streams.views.evaluation import (
     AnswersView,
@@ -73,6 +74,7 @@ class ViewState:
     flow: FlowState = field(default_factory=FlowState)
     dead: DeadState = field(default_factory=DeadState)
     agents: tuple[AgentState, ...] = ()  # none: the run has none, or `calls` is not read
+    cost: CostState = field(default_factory=CostState)
 
     @property
     def held_out(self) -> tuple[tuple[int, float], ...]:
@@ -124,8 +126,9 @@ class Views:
     @property
     def state(self) -> ViewState:
         """A snapshot of all."""
+        run = self._run.state
         return ViewState(
-            run=self._run.state,
+            run=run,
             evaluation=self.evaluation,
             throughput=throughput(self.workers),
             samples=self._answers.state,
@@ -133,6 +136,7 @@ class Views:
             flow=self.flow,
             dead=dead(self.samples),
             agents=self._agents.state,
+            cost=cost(run, self.samples, self.workers),
         )
 
 

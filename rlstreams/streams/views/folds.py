@@ -23,6 +23,9 @@ class Folds:
         self.ledger = Ledger(begins_anywhere=True, keeps_steps=True)
         self.samples = Samples(self.ledger, keeps=keeps, group_size=group_size)
         self.workers = Workers()
+        self.ledger.listen(
+            on_step=lambda step, _: self.workers.works(step.instance, step.finished_at_ms)
+        )
         self.published: set[int] = set()  # versions
         self.control = "running"  # as its newest event says
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlstreams.show.metrics.figures import of_cost
 from rlstreams.show.report.collect import PAGE_FILE, collect, write
 from rlstreams.streams.audit.auditor import ReplayedError, audit
 from rlstreams.streams.audit.report import AuditReport
@@ -53,6 +54,7 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
         *failure_lines(ended.failure),
         *accuracy_lines(state.evaluation),
         *(() if ended.audit is None else (ended.audit.line(ended.num_killed),)),
+        *cost_lines(state),
         *redone_lines(state.run.redone),
         *breaches,
         f"run {ended.options.config.run.id}: {ended.outcome}{_RESUMABLE[ended.outcome]}",
@@ -99,6 +101,13 @@ def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
         f"held-out {evaluation.measure} from {first.accuracy:.2f} (version {first.policy_version}) "
         f"to {last.accuracy:.2f} (version {last.policy_version}), {over(first, last)}{best}",
     )
+
+
+def cost_lines(state: ViewState) -> Sequence[str]:
+    """What time and tokens went into, in a line; empty before the first step."""
+    if not state.run.steps:
+        return ()
+    return ("; ".join(f"{figure.value} {figure.name}" for figure in of_cost(state)),)
 
 
 def failure_lines(failure: Failure | None) -> Sequence[str]:

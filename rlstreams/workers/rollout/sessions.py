@@ -89,11 +89,21 @@ class Closed:
         return {
             "samples": 1,
             "tokens": sum(map(sampled_tokens, mine)),
+            "tokens_replayed": sum(map(sampled_tokens, calls)) - sum(map(sampled_tokens, mine)),
+            "tokens_off_path": self._tokens_off_path,
             "turns": len(calls),
             "calls": len(mine),
             "calls_replayed": len(calls) - len(mine),
             "sample_s": self.sample_s,
         }
+
+    @property
+    def _tokens_off_path(self) -> int:
+        """Sampled tokens of calls that are not on the path that becomes its sample."""
+        if self.chain is None:
+            return 0
+        all_calls, on_path = self.session.log.calls, self.chain.calls
+        return sum(map(sampled_tokens, all_calls)) - sum(map(sampled_tokens, on_path))
 
     def outputs(
         self, record: Record[Prompt], engine: str, context: Context, judge: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlstreams.schemas.events import CallCommitted, OutcomeReported, Trajectory
 from rlstreams.streams.log.errors import OutcomeUnknownError
 from rlstreams.streams.log.topics import CALLS, OUTCOMES, TRAJECTORIES
 from rlstreams.streams.sessions.fold import SessionLog
+from rlstreams.streams.sessions.session import sampled_tokens
 from rlstreams.workers.agents.agent import LostAgentError
 from rlstreams.workers.gateway.port import CallAnswer
 from rlstreams.workers.loop.stage import StageLoop
@@ -51,6 +53,7 @@ class World:
         self.sampled: Counter[str] = Counter()
         self.early: list[str] = []  # calls that the agent heard before they were in the log
         self.agent_dies = False
+        self.counted: Mapping[str, float] = {}  # by the worker that closed it
 
     async def script(self, client: Client) -> None:
         """Says other things by what it hears; asks side by side, and the same thing twice."""
@@ -92,6 +95,7 @@ class World:
             self._play(loop, kill)
         finally:
             self.sampled.update(request.sample_id for request in engine.requests)
+            self.counted = dict(loop._reporter._counters)
             loop.close()
 
     def _play(self, loop: StageLoop, kill: Kill | None) -> None:
@@ -156,6 +160,10 @@ def test_kills_between_calls_change_nothing(kills: list[Kill]) -> None:
     session = fold.get("0/0")
     assert session is not None
     assert session.num_strays == session.num_late == session.num_copies == 0
+    all_tokens = sum(map(sampled_tokens, log.calls))
+    by_path = sum(len(ids) for author, ids in world.tokens() if author == "policy")
+    assert world.counted["tokens_off_path"] == all_tokens - by_path > 0
+    assert world.counted["tokens"] + world.counted["tokens_replayed"] == all_tokens
 
 
 def _all_calls(world: World) -> list[object]:

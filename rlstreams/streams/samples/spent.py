@@ -1,0 +1,38 @@
+"""What was sampled for nothing: tokens of training samples that no step trains, by why."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rlstreams.schemas.events import Trajectory
+from rlstreams.streams.samples.life import Group, num_sampled
+
+
+class Spent:
+    """Tokens of samples that no step has trained so far; of trained ones nothing is kept."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, tuple[Group, dict[int, int]]] = {}  # by group, then by sample
+
+    def sampled(self, group: Group, event: Trajectory) -> None:
+        """The first trajectory of a sample."""
+        if group.number is not None and not group.trained >> event.sample & 1:
+            _, tokens = self._left.setdefault(group.id, (group, {}))
+            tokens[event.sample] = num_sampled(event)
+
+    def trained(self, group: Group, number: int) -> None:
+        """A step took the sample."""
+        _, tokens = self._left.get(group.id, (group, {}))
+        tokens.pop(number, None)
+        if not tokens:
+            self._left.pop(group.id, None)
+
+    @property
+    def in_vain(self) -> Counter[str]:
+        """Tokens by why their sample is not trained, in a word; without samples that still may."""
+        found: Counter[str] = Counter()
+        for group, tokens in self._left.values():
+            for number, num in tokens.items():
+                found[group.why_untrained(number)] += num
+        del found[""]
+        return found
