@@ -44,7 +44,7 @@ def views_of(*events: Event) -> Views:
 
 
 def test_each_agent_has_its_own_figures() -> None:
-    title = call("t", session_id="7/1", group_id="7", said=6, why_root="another dialogue")
+    title = call("t", start=1, session_id="7/1", group_id="7", said=6, why_root="another dialogue")
     first = session(1, "solver", 1.0, 2.0, 3.0)
     state = views_of(
         *first[:-1], title, first[-1],
