@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.options import CONFIG, N, command, option
@@ -10,6 +11,8 @@ from rlstreams.streams.log.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
+    from rlstreams.workers.dataset.limits import PromptEncoder
+    from rlstreams.workers.dataset.row import Row
     from rlstreams.workers.rollout.turns import Turns
     from rlstreams.workers.sandbox.reward import Verifier
 
@@ -26,8 +29,9 @@ def run(args: Namespace) -> int:
     """run a few rows through prompt, model and reward, without a broker
 
     Shows each prompt as the model sees it, the model's answers, their rewards by part, how
-    long each takes, and what a run would reject and why. Samples with the built-in engine.
-    Exit status 0 if every answer was scored.
+    long each takes, and what a run would reject and why. Of agents it shows each session: what
+    was said call by call, tools, how it ended, and the last output of one that failed. Samples
+    with the built-in engine. Exit status 0 if every answer was scored.
     """
     from rlstreams.workers.config.load import load
     from rlstreams.workers.rollout.verifiers import make_verifier
@@ -47,23 +51,63 @@ def _rows(config: RunConfig, verifier: Verifier, args: Namespace) -> int:
     encoder = prompt_encoder(config)
     rows = first_rows(config.data, "data.train", args.rows)
     print("loading the model ...", flush=True)
-    from rlstreams.check.trial.sample import Trial, row_lines, summary
     from rlstreams.workers.model.base import EngineError
+
+    try:
+        if config.agent:
+            return _agents(config, verifier, encoder, rows, args.samples)
+        return _answers(config, verifier, encoder, rows, args.samples)
+    except EngineError as err:
+        raise ConfigError(f"model.path: {err}") from err
+
+
+def _answers(
+    config: RunConfig,
+    verifier: Verifier,
+    encoder: PromptEncoder,
+    rows: Sequence[Row],
+    num_samples: int,
+) -> int:
+    from rlstreams.check.trial.sample import Trial, row_lines, spent, summary
     from rlstreams.workers.rollout.turns import make_turns
 
     def turns(vocab_size: int) -> Turns | None:
         return make_turns(config, vocab_size=vocab_size, note=print)
 
+    trial = Trial(config, verifier, encoder, turns)
     try:
-        trial = Trial(config, verifier, encoder, turns)
-    except EngineError as err:
-        raise ConfigError(f"model.path: {err}") from err
-    try:
-        tried = trial.run(rows, args.samples)
+        tried = trial.run(rows, num_samples)
     finally:
         trial.close()
     print()
     for index, row in enumerate(tried, 1):
         print("\n".join(row_lines(row, index, len(tried), trial.decode)))
-    print("\n".join(summary(tried, trial.times)))
+    print("\n".join([*summary(tried), *spent(trial.times)]))
     return int(any(c.judgement is None for row in tried for c in row.completions))
+
+
+def _agents(
+    config: RunConfig,
+    verifier: Verifier,
+    encoder: PromptEncoder,
+    rows: Sequence[Row],
+    num_samples: int,
+) -> int:
+    from rlstreams.check.trial.agents import AgentTrial, agent_lines
+    from rlstreams.check.trial.sample import spent, summary
+    from rlstreams.words.spelling import spelling
+
+    spelled = spelling("", config.model.path)
+    trial = AgentTrial(
+        config=config, verifier=verifier, encoder=encoder, spelling=spelled, note=print
+    )
+    tried = trial.run(rows, num_samples)
+    print()
+    for agent in tried:
+        print("\n".join(agent_lines(agent)))
+    for agent in tried:
+        print(f"agent {agent.name}")
+        print("\n".join(f"  {line}" for line in summary(agent.rows)))
+    print("\n".join(spent(trial.times)))
+    every = [c for agent in tried for row in agent.rows for c in row.completions]
+    return int(any(c.judgement is None for c in every))

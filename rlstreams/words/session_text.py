@@ -24,12 +24,14 @@ def session_lines(figures: SessionFigures, *, is_full: bool = False) -> Iterator
     """
     agent = f" of agent {figures.agent}" if figures.agent else ""
     after = f" after {figures.seconds:.1f} s" if figures.seconds is not None else ""
-    why = f" ({figures.detail})" if figures.detail else ""
+    detail, *more = figures.detail.split("\n")
+    why = f" ({detail})" if detail else ""
     yield (
         f"session {figures.session_id}{agent}: {figures.state}{after}{why}; "
         f"{counted(figures.num_starts, 'start')}, {counted(len(figures.calls), 'call')}, "
         f"{figures.num_replays:,} answered from the log"
     )
+    yield from (f"  | {line}" for line in more)
     if figures.num_starts > 1:
         for start in figures.starts:
             yield f"  {start_line(start)}"

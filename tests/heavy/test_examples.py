@@ -19,7 +19,7 @@ OVERLAYS = ("slower.toml", "demo-vllm.toml", "demo-gpu.toml", "demo-sglang.toml"
 ELSEWHERE = "reasoning_gym.toml"
 ON_GPUS = "gsm8k-2gpu.toml"
 OVER_IT = ("eight-gpus-hybrid.toml", "judge.toml")
-AGENTS = "agent.toml"  # `try` starts none
+AGENTS = "agent.toml"  # of agents: test_try_agents.py
 TRIED = sorted(
     {path.name for path in EXAMPLES.glob("*.toml")}
     - {*OVERLAYS, ELSEWHERE, ON_GPUS, *OVER_IT, AGENTS}

@@ -68,24 +68,24 @@ class Times:
 
 def row_lines(tried: TriedRow, index: int, total: int, decode: Decode) -> list[str]:
     """A row: the prompt as the model sees it, the answer wanted, the answers given."""
-    lines = [
-        f"row {index} of {total}  {tried.row.place}",
-        *_block(f"prompt, {len(tried.prompt_ids)} tokens", decode(tried.prompt_ids)),
-    ]
-    if tried.row.answer:
-        lines += _block("answer wanted", tried.row.answer)
-    if tried.row.metadata not in ("", "{}"):
-        lines += _block("metadata", tried.row.metadata)
-    if tried.left_out:
-        return [*lines, f"  LEFT OUT: {tried.left_out}", ""]
+    shown = block(f"prompt, {len(tried.prompt_ids)} tokens", decode(tried.prompt_ids))
+    lines = [f"row {index} of {total}  {tried.row.place}", *shown, *given_lines(tried)]
     for number, completion in enumerate(tried.completions, 1):
         for turn, said in enumerate(completion.before):
             who = f"completion {number}, turn {turn // 2 + 1}"
-            lines += _block(who if said["author"] == "policy" else "  environment", said["text"])
+            lines += block(who if said["author"] == "policy" else "  environment", said["text"])
         size = f"{len(completion.token_ids)} tokens, {completion.finish_reason}"
-        lines += _block(f"completion {number}, {size}", completion.text)
+        lines += block(f"completion {number}, {size}", completion.text)
         lines.append(f"  {verdict(completion)}")
     return [*lines, ""]
+
+
+def given_lines(tried: TriedRow) -> list[str]:
+    """What a row has beside its prompt, and why it would not be issued."""
+    lines = block("answer wanted", tried.row.answer) if tried.row.answer else []
+    if tried.row.metadata not in ("", "{}"):
+        lines += block("metadata", tried.row.metadata)
+    return [*lines, f"  LEFT OUT: {tried.left_out}"] if tried.left_out else lines
 
 
 def verdict(completion: Completion) -> str:
@@ -95,14 +95,15 @@ def verdict(completion: Completion) -> str:
     parts = "".join(f"  {name} {value:g}" for name, value in completion.judgement.parts.items())
     note = f"  ({completion.note})" if completion.note else ""
     why = completion.judgement.note
+    took = f"  [{1000 * completion.judge_s:.1f} ms]" if completion.judge_s else ""
     return (
-        f"reward {completion.judgement.reward:g}{parts}  [{1000 * completion.judge_s:.1f} ms]{note}"
+        f"reward {completion.judgement.reward:g}{parts}{took}{note}"
         f"{f'  {_short(why)!r}' if why else ''}"
     )
 
 
-def summary(rows: Sequence[TriedRow], times: Times) -> list[str]:
-    """How it looks altogether: is there something to learn, and where does the time go."""
+def summary(rows: Sequence[TriedRow]) -> list[str]:
+    """How it looks altogether: is there something to learn."""
     completions = [c for row in rows for c in row.completions]
     rewards = [c.judgement.reward for c in completions if c.judgement is not None]
     lines = []
@@ -121,13 +122,17 @@ def summary(rows: Sequence[TriedRow], times: Times) -> list[str]:
             f"{flat} of {len(rows)} rows get the same reward for every answer: such a group gives "
             "no gradient; more --samples or another temperature may separate them"
         )
-    rate = times.num_tokens / times.sample_s if times.sample_s else 0.0
-    judge_ms = 1000 * statistics.mean(times.judge_s) if times.judge_s else 0.0
-    lines.append(
-        f"{times.load_s:.1f} s to load the model, {times.sample_s:.1f} s to sample "
-        f"{times.num_tokens} tokens ({rate:,.0f} a second), {judge_ms:.1f} ms per reward"
-    )
     return lines
+
+
+def spent(times: Times) -> list[str]:
+    """Where the time goes."""
+    rate = times.num_tokens / times.sample_s if times.sample_s else 0.0
+    judged = f", {1000 * statistics.mean(times.judge_s):.1f} ms per reward" if times.judge_s else ""
+    return [
+        f"{times.load_s:.1f} s to load the model, {times.sample_s:.1f} s to sample "
+        f"{times.num_tokens} tokens ({rate:,.0f} a second){judged}"
+    ]
 
 
 def _is_flat(row: TriedRow) -> bool:
@@ -135,7 +140,7 @@ def _is_flat(row: TriedRow) -> bool:
     return len(row.completions) > 1 and len(rewards) == 1
 
 
-def _block(title: str, text: str) -> list[str]:
+def block(title: str, text: str) -> list[str]:
     """One line if the text is one, else indented below its title."""
     rows = visible(text).split("\n")
     if len(rows) == 1:
@@ -145,6 +150,46 @@ def _block(title: str, text: str) -> list[str]:
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def loaded(config: RunConfig) -> tuple[FolderChannel, BuiltinEngine]:
+    """The model's weights, and what samples with them.
+
+    Raises:
+        EngineError: the model cannot be loaded or decoded.
+    """
+    folder = model_folder(config.model.path)
+    channel = FolderChannel(folder, config.model.dtype)
+    engine = BuiltinEngine(
+        folder,
+        slots=config.rollout.slots,
+        threads=config.model.threads,
+        capture_experts=False,
+        pull_deadline_s=config.weights.pull_deadline_s,
+        dtype=config.model.dtype,
+    )
+    return channel, engine
+
+
+def prompts_of(config: RunConfig, encoder: PromptEncoder, rows: Sequence[Row]) -> list[Prompt]:
+    """Of each row its first sample."""
+    seed = config.run.seed
+    return [prompt_of(row, encoder, seed, group_id=str(row.number)) for row in rows]
+
+
+def left_out(config: RunConfig, engine: BuiltinEngine, prompt: Prompt) -> str:
+    """Why a run would not issue it; empty: it would."""
+    data, count = config.data, len(prompt.token_ids)
+    if count < data.min_prompt_tokens:
+        return f"{count} tokens, data.min_prompt_tokens is {data.min_prompt_tokens}"
+    if data.max_prompt_tokens and count > data.max_prompt_tokens:
+        return f"{count} tokens, data.max_prompt_tokens is {data.max_prompt_tokens}"
+    if count >= engine.max_tokens:
+        return (
+            f"{count} tokens, the model takes {engine.max_tokens}: `up` refuses the row "
+            "unless data.max_prompt_tokens leaves it out"
+        )
+    return ""
 
 
 class Trial:
@@ -168,18 +213,9 @@ class Trial:
         self.times = Times()
         self._config = config
         self._encoder = encoder
-        folder = model_folder(config.model.path)
-        self._channel = FolderChannel(folder, config.model.dtype)
+        self._channel, self._engine = loaded(config)
         rollout = config.rollout
-        self._engine = BuiltinEngine(
-            folder,
-            slots=rollout.slots,
-            threads=config.model.threads,
-            capture_experts=False,
-            pull_deadline_s=config.weights.pull_deadline_s,
-            dtype=config.model.dtype,
-        )
-        self._tokenizer = Tokenizer.load(folder)
+        self._tokenizer = Tokenizer.load(model_folder(config.model.path))
         self._verifier = verifier
         self._sampler = Sampler(
             engine=self._engine,
@@ -199,11 +235,8 @@ class Trial:
 
     def run(self, rows: Sequence[Row], num_samples: int) -> list[TriedRow]:
         """Sample `num_samples` answers to each row, all together, and judge them."""
-        prompts = [
-            prompt_of(row, self._encoder, self._config.run.seed, group_id=str(row.number))
-            for row in rows
-        ]
-        reasons = [self._left_out(prompt) for prompt in prompts]
+        prompts = prompts_of(self._config, self._encoder, rows)
+        reasons = [left_out(self._config, self._engine, prompt) for prompt in prompts]
         started_s = time.monotonic()
         answers = asyncio.run(
             self._sample(
@@ -227,19 +260,6 @@ class Trial:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
-
-    def _left_out(self, prompt: Prompt) -> str:
-        data, count = self._config.data, len(prompt.token_ids)
-        if count < data.min_prompt_tokens:
-            return f"{count} tokens, data.min_prompt_tokens is {data.min_prompt_tokens}"
-        if data.max_prompt_tokens and count > data.max_prompt_tokens:
-            return f"{count} tokens, data.max_prompt_tokens is {data.max_prompt_tokens}"
-        if count >= self._engine.max_tokens:
-            return (
-                f"{count} tokens, the model takes {self._engine.max_tokens}: `up` refuses the row "
-                "unless data.max_prompt_tokens leaves it out"
-            )
-        return ""
 
     async def _sample(
         self, prompts: Sequence[Prompt], num_samples: int

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -13,6 +15,7 @@ from rlstreams.workers.agents.python_agent import PythonAgent
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.reward import AGENT
+from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes
 from rlstreams.workers.engines.base import Engine
 from rlstreams.workers.gateway.keeper import Keeper
@@ -29,6 +32,7 @@ from rlstreams.workers.rollout.session_player import SessionPlayer
 from rlstreams.workers.rollout.sessions import Member, Sessions
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.sandbox.reward import Verifier
 from rlstreams.workers.weights.channel import WeightChannel
 
 FOLDER = "agents"  # below the run's: tasks and output of agents that run
@@ -53,28 +57,60 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
     Raises:
         ConfigError: an agent that cannot be started, or a verifier that cannot be used.
     """
-    config, log = context.config, context.log
-    folder = model_folder(config.model.path)
-    data = config.data
-    tokenizer = Tokenizer(folder, template=data.template, options=data.template_options)
+    log = context.log
 
     def note(what: str) -> None:
         log.warning("user_code", what=what)
 
+    return sessions_of(
+        context.config,
+        engine,
+        secret,
+        verifier=make_verifier(context.config.reward, note),
+        folder=context.folder / FOLDER / context.worker,
+        worker=context.worker,
+        instance=context.instance,
+        note=note,
+    )
+
+
+def sessions_of(
+    config: RunConfig,
+    engine: Engine,
+    secret: str,
+    *,
+    verifier: Verifier,
+    folder: Path,
+    worker: str,
+    instance: str,
+    note: Callable[[str], None],
+) -> Sessions:
+    """The same, of whoever commits what they ask for: `keeper.shared.asked`.
+
+    Args:
+        folder: for tasks and output of agents that run; made anew.
+        note: told what went wrong beside sessions.
+
+    Raises:
+        ConfigError: an agent that cannot be started.
+    """
+    model, data = model_folder(config.model.path), config.data
+    tokenizer = Tokenizer(model, template=data.template, options=data.template_options)
+
     def agent_of(section: AgentSection) -> Agent:
         if section.command:
-            return CommandAgent(section, context.folder / FOLDER / context.worker / section.name)
+            return CommandAgent(section, folder / section.name)
         return PythonAgent(section, engine.capacity, note)
 
     shared = Shared(
         engine=engine,
-        renderer=make_renderer(tokenizer, eos_ids_of(folder), options=data.template_options),
+        renderer=make_renderer(tokenizer, eos_ids_of(model), options=data.template_options),
         tokenizer=tokenizer,
         asked=Asked(),
         appender=context.bus.appender(),
         loads=dict,  # until the role knows of one
-        worker=context.worker,
-        instance=context.instance,
+        worker=worker,
+        instance=instance,
         max_attempts=config.rollout.max_attempts,
     )
     return Sessions(
@@ -83,7 +119,7 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
             Member(section=section, agent=agent_of(section), code_hash=_code_hash(section))
             for section in config.agent
         ],
-        verifier=make_verifier(config.reward, note),
+        verifier=verifier,
         verifier_name=config.reward.verifier,
         by_agent=config.reward.verifier == AGENT,
         sampling=sampling_of(config.rollout),

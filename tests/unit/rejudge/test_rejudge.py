@@ -84,7 +84,7 @@ def sample_of(number: int, reward: float) -> Trajectory:
     return trajectory(sample=number, reward=reward, segments=segments, routed_experts=None)
 
 
-def step(rewards: Sequence[float], learnt: Sequence[float] = ()) -> StepCompleted:
+def step(rewards: Sequence[float], learnt: Sequence[float] = (), number: int = 1) -> StepCompleted:
     """Its advantages are of `learnt`, else of its own rewards."""
     advantages = advantages_by(learnt or rewards, ["7"] * SIZE, BY.loss).tolist()
     refs = [
@@ -93,7 +93,7 @@ def step(rewards: Sequence[float], learnt: Sequence[float] = ()) -> StepComplete
     ]
     at = PartitionPosition(topic="scored-trajectories", partition=0, offset=0)
     return step_completed(
-        1, samples=tuple(refs), masked=(), absent=(), closed=ClosedGroups(watermark=1),
+        number, samples=tuple(refs), masked=(), absent=(), closed=ClosedGroups(watermark=1),
         positions=(at,),
     )  # fmt: skip
 
@@ -192,20 +192,20 @@ def test_equal_rewards_change_no_step() -> None:
     assert judged(bus_of([1.0, 2.0, 3.0, 4.0])).steps == []
 
 
-def plain_bus(rewards: Sequence[float], learnt: Sequence[float] = ()) -> MemoryBus:
+def plain_bus(rewards: Sequence[float], learnt: Sequence[float] = (), number: int = 1) -> MemoryBus:
     """A run without agents: one group, one step; sample n answers with the words `n` to 3."""
     bus = MemoryBus(made_log("r"), "r")
     told: list[tuple[Topic, Event]] = [(STEPS, trainer_started(config=resolved_json(load([DEMO]))))]
-    told += [(STEPS, step(rewards, learnt))] if rewards else []
-    for number, reward in enumerate(rewards):
-        asked = prompt(sample=number, group_size=SIZE, text="?", answer="33")
+    told += [(STEPS, step(rewards, learnt, number))] if rewards else []
+    for index, reward in enumerate(rewards):
+        asked = prompt(sample=index, group_size=SIZE, text="?", answer="33")
         told.append((PROMPTS, asked))
-        said = [policy_segment(1, token_ids=ids(DIGITS[number:2]), finish_reason="policy_changed"),
+        said = [policy_segment(1, token_ids=ids(DIGITS[index:2]), finish_reason="policy_changed"),
                 policy_segment(1, token_ids=ids(DIGITS[2:4]))]  # fmt: skip
         heard = Segment(author="environment", token_ids=ids(DIGITS[:1]))
         segments = (prompt_segment(), policy_segment(1, token_ids=ids([9])), heard, *said)
         told.append(
-            (TRAJECTORIES, trajectory(sample=number, reward=reward, segments=segments,
+            (TRAJECTORIES, trajectory(sample=index, reward=reward, segments=segments,
                                       routed_experts=None))
         )  # fmt: skip
     bus.producer("w").commit([outgoing(topic, event) for topic, event in told])
@@ -236,9 +236,10 @@ def test_samples_without_an_agent_are_judged_by_their_last_turn() -> None:
 def test_a_control_run_permutes_its_rewards_here_too() -> None:
     """As its trainer did, by the step's number; taken for another run it is not exact."""
     rewards = [1.0, 2.0, 3.0, 4.0]
-    assert permuted(rewards, 1) != rewards
+    learnt = permuted(rewards, 2)
+    assert learnt != rewards
     grader = Grader(name="length", hash="", verifier=by_length([]))
-    with BusLog(plain_bus(rewards, permuted(rewards, 1)), "r") as log:
+    with BusLog(plain_bus(rewards, learnt, 2), "r") as log:
         assert rejudge(log, grader, numbers, TrainerSection(control="permuted")).num_exact == 1
         assert rejudge(log, grader, numbers, BY).num_exact == 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.check.trial.sample import Completion, Times, TriedRow, row_lines, summary
+from rlstreams.check.trial.sample import Completion, Times, TriedRow, row_lines, spent, summary
 from rlstreams.words.screen import visible
 from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.sandbox.reward import Judgement
@@ -68,21 +68,22 @@ def test_the_summary_says_whether_there_is_something_to_learn() -> None:
         tried(completion(0.0), completion(None, rejected="no")),
     ]
     times = Times(load_s=2.0, sample_s=0.5, num_tokens=50, judge_s=[0.001, 0.003])
-    answers, aside, flat, spent = summary(rows, times)
+    answers, aside, flat = summary(rows)
+    (took,) = spent(times)
     assert "5 answers, mean reward 0.20" == answers
     assert "1 of 6 answers would be dead-lettered" == aside
     assert flat.startswith("2 of 3 rows get the same reward for every answer")
     assert (
         "2.0 s to load the model, 0.5 s to sample 50 tokens (100 a second), 2.0 ms per reward"
-        == spent
+        == took
     )
 
 
 def test_a_model_that_is_never_rewarded_is_said_to_learn_nothing() -> None:
     """With what to change; one answer that earned something ends that."""
     none, some = ([tried(completion(0.0), completion(last))] for last in (0.0, 0.5))
-    assert any("no answer earned anything" in line for line in summary(none, Times()))
-    assert not any("no answer earned anything" in line for line in summary(some, Times()))
+    assert any("no answer earned anything" in line for line in summary(none))
+    assert not any("no answer earned anything" in line for line in summary(some))
 
 
 def test_a_wrong_signature_is_shown_before_anything_is_loaded(
