@@ -46,7 +46,7 @@ def test_a_session_as_text() -> None:
         call_replayed(start=1, call_id="a"),
         call("c", "a", before=5, start=1, constrained="grammar", **at(3)),
         call("d", "c", before=10, start=1, **at(4)),
-        call("title", is_trained=False, why_root="message 0 differs", **at(1.5)),
+        call("title", start=1, is_trained=False, why_root="message 0 differs", **at(1.5)),
         session_closed(kind="limit", detail="4 calls"),
         outcome_reported(call_id="d", parts={"form": 0.5}, at_ms=NOW_MS + 3_500, note="fine"),
         outcome_reported(outcome_id="o2", supersedes="o1", reward=0.0, grader="judge"),
