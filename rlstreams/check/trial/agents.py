@@ -8,6 +8,7 @@ import dataclasses
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from rlstreams.check.trial.sample import (
     verdict,
 )
 from rlstreams.schemas.events import Prompt
-from rlstreams.streams.log.record import Position, RawRecord, Record
+from rlstreams.streams.log.bus import Closing
+from rlstreams.streams.log.record import Outgoing, Position, RawRecord, Record
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.streams.sessions.figures import SessionFigures, session_figures
 from rlstreams.streams.sessions.session import Session, sampled_tokens
@@ -45,6 +47,19 @@ from rlstreams.workers.sandbox.reward import Judgement, Verifier
 
 WORKER = "try"
 _COMMIT_S = 0.002  # between two looks at what is to be committed
+
+
+class Nowhere(Closing):
+    """The port `Appender` without a log: what is appended is acknowledged, and gone."""
+
+    def append(self, record: Outgoing) -> Future[Position]:
+        """See `Appender`."""
+        answer: Future[Position] = Future()
+        answer.set_result(Position(record.topic, 0, 0))
+        return answer
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +130,7 @@ class AgentTrial:
                         dataclasses.replace(self.config, agent=(section,)),
                         engine,
                         WORKER,
+                        appender=Nowhere(),
                         verifier=self.verifier,
                         folder=Path(folder),
                         worker=WORKER,

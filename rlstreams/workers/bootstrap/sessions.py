@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from rlstreams.streams.log.bus import Appender
 from rlstreams.workers.agents.agent import Agent
 from rlstreams.workers.agents.command import CommandAgent
 from rlstreams.workers.agents.python_agent import PythonAgent
@@ -66,6 +67,7 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
         context.config,
         engine,
         secret,
+        appender=context.bus.appender(),
         verifier=make_verifier(context.config.reward, note),
         folder=context.folder / FOLDER / context.worker,
         worker=context.worker,
@@ -79,6 +81,7 @@ def sessions_of(
     engine: Engine,
     secret: str,
     *,
+    appender: Appender,
     verifier: Verifier,
     folder: Path,
     worker: str,
@@ -88,6 +91,7 @@ def sessions_of(
     """The same, of whoever commits what they ask for: `keeper.shared.asked`.
 
     Args:
+        appender: of calls.
         folder: for tasks and output of agents that run; made anew.
         note: told what went wrong beside sessions.
 
@@ -107,7 +111,7 @@ def sessions_of(
         renderer=make_renderer(tokenizer, eos_ids_of(model), options=data.template_options),
         tokenizer=tokenizer,
         asked=Asked(),
-        appender=context.bus.appender(),
+        appender=appender,
         loads=dict,  # until the role knows of one
         worker=worker,
         instance=instance,

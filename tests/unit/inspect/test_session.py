@@ -41,12 +41,12 @@ def test_a_session_as_text() -> None:
     session = folded(
         session_opened(worker="rollout-0"), call("a", **at(0)),
         call("b", "a", before=5, finish_reason="tool_calls", **at(1)),
+        call("title", is_trained=False, why_root="message 0 differs", **at(1.5)),
         call_failed(status=429, reason="too many"),
         session_opened(start=1, at_ms=NOW_MS + 2_000, worker="rollout-1"),
         call_replayed(start=1, call_id="a"),
         call("c", "a", before=5, start=1, constrained="grammar", **at(3)),
         call("d", "c", before=10, start=1, **at(4)),
-        call("title", start=1, is_trained=False, why_root="message 0 differs", **at(1.5)),
         session_closed(kind="limit", detail="4 calls"),
         outcome_reported(call_id="d", parts={"form": 0.5}, at_ms=NOW_MS + 3_500, note="fine"),
         outcome_reported(outcome_id="o2", supersedes="o1", reward=0.0, grader="judge"),
@@ -59,14 +59,14 @@ def test_a_session_as_text() -> None:
         "  start 1 after 2.0 s on rollout-1: 2 calls sampled, 1 answered from the log",
         " * #0  2 tokens (2 new) + 3, version 2, 0.90 s, stop, from the log in start 1",
         "     #1  7 tokens (2 new) + 3, version 2, 0.90 s, tool_calls, branch of #0, "
-        "parallel to #4",
-        " . #2  7 tokens (2 new) + 3, version 2, 0.90 s, stop, start 1, constrained by grammar",
-        " * #3  12 tokens (2 new) + 3, version 2, 0.90 s, stop, start 1",
-        "   #4  2 tokens (2 new) + 3, version 2, 0.90 s, stop, parallel to #1, auxiliary, "
+        "parallel to #2",
+        " . #3  7 tokens (2 new) + 3, version 2, 0.90 s, stop, start 1, constrained by grammar",
+        " * #4  12 tokens (2 new) + 3, version 2, 0.90 s, stop, start 1",
+        "   #2  2 tokens (2 new) + 3, version 2, 0.90 s, stop, parallel to #1, auxiliary, "
         "message 0 differs",
         "  refused in start 0: 429 too many",
         "  sample: 40% of 15 sampled tokens are learnt from",
-        "  verifier of call #3: reward 1, form 0.5, +1.5 s from the close "
+        "  verifier of call #4: reward 1, form 0.5, +1.5 s from the close "
         "(replaced by a later one): fine",
         "  judge: reward 0, +0.0 s from the close",
         "  judge: grader, +0.0 s from the close: timed out",
