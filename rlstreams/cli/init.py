@@ -26,6 +26,7 @@ DEMO, GSM8K = "demo", "gsm8k"
     "rlstreams init sums2 --from gym:chain_sum",
     "rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B",
     "rlstreams init math2 --from gsm8k --gpus 1",
+    "rlstreams init solver --agent",
 )
 @argument("DIR", "a folder that does not exist yet")
 @option(
@@ -52,16 +53,21 @@ DEMO, GSM8K = "demo", "gsm8k"
     default=0,
     show_default=True,
 )
+@option(
+    "--agent",
+    is_flag=True,
+    help="answers are what a program does that calls the model: solver.py, with its test",
+)
 def run(args: Namespace) -> int:
     """create a project: configuration, reward with its test, rows, README
 
-    Writes DIR with run.toml, reward.py and its test, twenty rows and a README. It runs as is:
-    cd DIR, then `rlstreams up`.
+    Writes DIR with run.toml, reward.py and its test, twenty rows and a README; with --agent also
+    solver.py and its test. It runs as is: cd DIR, then `rlstreams up`.
     """
     from rlstreams.check.project.start import write
 
     folder = Path(args.dir)
-    plan = replace(_plan(args, folder), num_gpus=args.gpus)
+    plan = replace(_plan(args, folder), num_gpus=args.gpus, has_agent=args.agent)
     if args.gpus > 2:
         raise ConfigError(f"--gpus must be 1 or 2, got {args.gpus}; {MORE}")
     if args.gpus and not plan.model:
@@ -85,6 +91,8 @@ def run(args: Namespace) -> int:
 
 _ABOUT = {
     "run.toml": "the run's configuration; every line is explained",
+    "solver.py": "the agent, which calls the model",
+    "test_solver.py": "checks that it asks as you intend",
     "reward.py": "the reward function",
     "test_reward.py": "checks that the reward is what you intend",
     "rows.jsonl": "the first rows, as the reward gets them",

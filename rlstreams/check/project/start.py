@@ -60,6 +60,7 @@ class Plan:
     has_held_out: bool
     num_gpus: int = 0  # that run.toml is for; 0: none, with lines for two as comments
     gym: str = ""  # task of reasoning-gym, which brings its own reward
+    has_agent: bool = False  # answers are what a program does, which calls the model
 
 
 def write(plan: Plan) -> list[Path]:
@@ -72,10 +73,11 @@ def write(plan: Plan) -> list[Path]:
         raise ConfigError(f"{folder} is there and not empty; name a folder that is not")
     values = {
         "run_id": run_id(folder),
-        "data": "\n".join(plan.data_lines),
+        "data": "\n".join(_data_lines(plan)),
         "is_small": plan.is_small,
         "has_held_out": plan.has_held_out,
         "num_gpus": plan.num_gpus,
+        "has_agent": plan.has_agent,
         "verifier": "reasoning-gym" if plan.gym else "reward.py:reward",
     }
     texts = {
@@ -83,6 +85,7 @@ def write(plan: Plan) -> list[Path]:
             _filled("run.toml", model=plan.model and json.dumps(plan.model), **values),
             plan.num_gpus,
         ),
+        **_agent(plan),
         **_reward(plan),
         "rows.jsonl": "".join(f"{json.dumps(row)}\n" for row in _rows_as_rewarded(plan)),
         "README.md": _filled("README.md", model=plan.model, **values),
@@ -108,6 +111,18 @@ def _for_gpus(text: str, num_gpus: int) -> str:
             assert two in text, "the template has a line for two GPUs"
             text = text.replace(two, one)
     return text
+
+
+def _data_lines(plan: Plan) -> list[str]:
+    """Without what an agent writes itself: its messages."""
+    own = ("chat = ", "system_prompt = ") if plan.has_agent else ()
+    return [line for line in plan.data_lines if not line.startswith(own)]
+
+
+def _agent(plan: Plan) -> dict[str, str]:
+    """The agent and its test, by file; none where there is none."""
+    names = ("solver.py", "test_solver.py") if plan.has_agent else ()
+    return {name: _text(f"{name}.tmpl") for name in names}
 
 
 def _reward(plan: Plan) -> dict[str, str]:

@@ -68,6 +68,29 @@ def test_a_project_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "it will hardly learn anything else" in told
 
 
+def test_a_project_of_an_agent(tmp_path: Path) -> None:
+    """A program of standard Python alone, with its test; its last answer is judged as ever."""
+    config = project(tmp_path, "--agent")
+    folder = tmp_path / "x"
+    (agent,) = config.agent
+    assert ("solver", "python", str(folder / "solver.py")) == (agent.name, *agent.command)
+    assert 1.0 == reward_of(config, "8,18", "18")
+    done = subprocess.run(
+        [sys.executable, "test_solver.py"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert "the agent asks as expected\n" == done.stdout
+    assert "python test_solver.py" in (folder / "README.md").read_text()
+    imported = re.findall(r"^(?:import|from) (\w+)", (folder / "solver.py").read_text(), re.M)
+    assert set(imported) <= set(sys.stdlib_module_names)
+
+
+def test_an_agent_writes_its_own_messages(tmp_path: Path) -> None:
+    """So of rows that a model would be given as a chat, the text alone."""
+    config = project(tmp_path, "--agent", "--from", "gsm8k", "--model", "hf:Qwen/Qwen3-0.6B")
+    assert not config.data.is_always_chat
+    assert config.agent
+
+
 def test_the_test_of_a_project_follows_its_reward(tmp_path: Path) -> None:
     """An option, named parts, and `async def`: as `up` would call it."""
     project(tmp_path)
