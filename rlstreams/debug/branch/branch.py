@@ -25,6 +25,7 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import ConfigError, OffsetGoneError
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import STEPS, TOPICS
 from rlstreams.streams.run.places import CONFIG_FILE
 from rlstreams.workers.config.hub import model_folder
@@ -77,7 +78,7 @@ class Branched:
         """For the terminal."""
         folder, again = Path(self.config.folder), ""
         if self.num_redone:
-            again = f", {self.num_redone} steps done again, each with the recorded hash"
+            again = f", {counted(self.num_redone, 'step')} done again, with the recorded hash"
         told = [
             f"run {self.config.run.id}, folder {folder}: "
             f"{branch_line(self.event, resolved_json(self.config))}",

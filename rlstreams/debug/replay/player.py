@@ -14,7 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from rlstreams.schemas.events import Event, PolicyPublished, StepCompleted, TrainerStarted
+from rlstreams.schemas.events import (
+    Event,
+    PolicyPublished,
+    RunBranched,
+    StepCompleted,
+    TrainerStarted,
+)
 from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.errors import AbortedError, ConfigError
 from rlstreams.streams.log.record import REPLAY_HEADER, Outgoing, RawRecord
@@ -37,10 +43,10 @@ class Selection:
     def wants(self, event: Event | None) -> bool:
         """Whether a record with this event is meant; one of neither a group nor a step is not.
 
-        Claims are in any case: nothing can be understood without them.
+        Claims, and where a branch begins, are in any case: nothing can be understood without them.
         """
         facts = facts_of(event)
-        if isinstance(event, TrainerStarted) or facts.group_id is not None:
+        if isinstance(event, TrainerStarted | RunBranched) or facts.group_id is not None:
             return facts.group_id is None or facts.group_id in self.groups
         # A step starts from the version of the step before.
         is_base = isinstance(event, PolicyPublished) and (facts.step or 0) + 1 in self.steps

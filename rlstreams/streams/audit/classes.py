@@ -27,7 +27,7 @@ from rlstreams.streams.audit.report import (
 from rlstreams.streams.audit.samples import NOWHERE, Group, Sample
 from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import Committed, Partition, position_at
-from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 
 UNKNOWN = "unknown"  # stands for the role that has a sample next
 
@@ -250,6 +250,7 @@ def _begin_of(branch: RunBranched | None) -> Begin | None:
         parent_place=branch.parent_place,
         step=branch.step,
         weight_hash=branch.weight_hash,
+        steps_id=branch.topic_ids.get(STEPS.name, ""),
     )
 
 

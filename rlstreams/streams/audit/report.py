@@ -10,6 +10,7 @@ from enum import StrEnum
 from itertools import islice
 
 from rlstreams.schemas.events import StepsRedone
+from rlstreams.streams.log.text import counted
 
 EXAMPLES_PER_KIND = 20
 
@@ -140,6 +141,7 @@ class Begin:
     parent_place: str
     step: int
     weight_hash: str
+    steps_id: str  # of the parent's topic `steps`
     compared: str = ""  # with the parent's own log; "": nobody asked for it
 
     def text(self) -> str:
@@ -230,7 +232,7 @@ class AuditReport:
         base = self.begin.step if self.begin else 0
         rows = [
             ("issued", self.issued, "samples"),
-            ("  trained", self.trained, f"in {self.steps - base:,} steps"),
+            ("  trained", self.trained, f"in {counted(self.steps - base, 'step')}"),
             ("  dropped", sum(self.dropped.values()), _parts(self.dropped)),
             ("  dead-lettered", self.dead_lettered, ""),
             ("  evaluated", self.evaluated, ""),

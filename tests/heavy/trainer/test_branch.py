@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlstreams.schemas.events import PolicyPublished, StepsRedone
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import SCORED, STEPS
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
@@ -35,6 +37,8 @@ from tests.heavy.trainer.trainer_stand import (
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
+
+AT = Partition(SCORED.name, 0)
 
 
 class Family:
@@ -187,6 +191,34 @@ def test_what_cannot_be_is_refused_and_nothing_is_left(
         family.branch("never", step, *settings)
     assert not (family.folder / "never").exists()
     assert "never" not in family.logs
+
+
+def test_what_retention_took_is_named_with_the_steps_that_have_a_checkpoint(
+    family: Family, tmp_path: Path
+) -> None:
+    """At such a step nothing has to be done again, so nothing of it is needed."""
+    parent = family.branch("parent", 1, "trainer.steps=3", "trainer.checkpoint_every=2")
+    trainer = family.trainer(parent, "one")
+    for version in (1, 2):
+        family.feed(parent, version, version)
+        turn_until(trainer, lambda: version + 1 in family.steps("parent"))  # noqa: B023
+    turn_until(trainer, lambda: trainer.done)
+    trainer.close()
+    shutil.rmtree(family.folder / "parent/checkpoints/000001-00000003")
+    log = family.logs["parent"]
+    log.trim(Partition(f"parent.{SCORED.name}", 0), family.bus("parent").ends(SCORED.name)[AT])
+    told = r"behind step 3 cannot be reached: step 3 cannot be .* nothing has .* again: 2$"
+    with pytest.raises(RerunError, match=told):
+        family.branch("late", 3, "trainer.steps=5", of="parent")
+    made = family.branch("early", 2, "trainer.steps=5", of="parent")
+    assert (0, "checkpoint 000001-00000002 of step 2") == (made.num_redone, made.started_from)
+    model = tmp_path / "model"
+    shutil.copytree(parent.config.model.path, model)
+    with (model / "tokenizer.json").open("a") as file:
+        file.write(" ")
+    told = "cannot go on from step 2 of 'parent': hash of the tokenizer was"
+    with pytest.raises(ConfigError, match=told):
+        family.branch("x", 2, "trainer.steps=5", f"model.path={model}", of="parent")
 
 
 def test_a_name_in_use_and_a_void_step_are_refused(family: Family) -> None:

@@ -10,6 +10,7 @@ from rlstreams.streams.audit.report import BreachKind
 from tests.branch_events import run_branched
 from tests.factories import trainer_started
 from tests.unit.streams.audit_log import CONFIG, SIZE, Log, kinds
+from tests.unit.streams.test_judge import judged
 
 HASH, OTHER = "a1" * 32, "b2" * 32
 
@@ -40,8 +41,9 @@ def test_a_healthy_branch_is_clean_and_says_where_it_begins() -> None:
     first, second, *_ = report.text().splitlines()
     assert "audit of run run, from its topics alone" == first
     assert f"begins at step 3 of run parent, weights {HASH}" == second
-    assert "in 1 steps" in report.text()
+    assert "in 1 step\n" in report.text()
     assert kinds(log.report(steps_last=True)) == {}
+    assert {"trained": SIZE, "in flight": 2 * SIZE} == judged(log).classes
     log.add("steps", run_branched(step=9, weight_hash=OTHER))
     late = log.report()
     assert (1, {}) == (late.void, kinds(late))
