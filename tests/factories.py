@@ -34,6 +34,7 @@ from rlstreams.schemas.events import (
     TrainerStarted,
     Trajectory,
 )
+from tests.branch_events import HASH, NOW_MS, run_branched
 from tests.call_events import (
     call_committed,
     call_failed,
@@ -43,9 +44,6 @@ from tests.call_events import (
     session_opened,
 )
 from tests.control_events import control_state, device_lease, worker_report
-
-NOW_MS = 1_795_000_000_000
-HASH = "a1" * 32
 
 
 def int32s(num_tokens: int, start: int = 0) -> Tensor:
@@ -381,6 +379,7 @@ def one_of_each() -> dict[str, Event]:
         heartbeat(disowned=(7,)),
         redo_drifted(),
         steps_redone(),
+        run_branched(),
         policy_published(),
         pull_requested(),
         policy_loaded(),

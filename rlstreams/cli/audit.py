@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.named import opened
+from rlstreams.cli.named import Progress, opened
 from rlstreams.cli.options import LOG, command, option
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import utc_text
@@ -43,8 +43,9 @@ def run(args: Namespace) -> int:
     """account for every sample of a run, from its topics alone
 
     Reads committed offsets and topics, and reports for every issued sample whether it was
-    trained, dropped, dead-lettered or evaluated, is in flight, or is lost. Exit status 1, with
-    the ids, if the log violates a guarantee.
+    trained, dropped, dead-lettered or evaluated, is in flight, or is lost. Of a branch also
+    whether its parent, if that can be read, left the weights with which it begins. Exit
+    status 1, with the ids, if the log violates a guarantee.
     """
     from rlstreams.streams.audit.auditor import SETTLE_S
 
@@ -52,6 +53,10 @@ def run(args: Namespace) -> int:
         if args.follow:
             return follow(auditor, SETTLE_S, FOLLOW_EVERY_S, as_json=args.json)
         report = auditor.round(SETTLE_S)
+    if report.begin is not None:
+        from rlstreams.debug.branch.parent import with_parent
+
+        report = with_parent(report, Progress())
     print(report.to_json() if args.json else report.text())
     return 0 if report.ok else 1
 

@@ -30,14 +30,14 @@ SPEED = "max"
 
 REPLAY = Group(
     "replay",
-    "a recording into a fresh run; or a role's or a step's work done again, and compared",
+    "a recording into a fresh run; work done again, and compared; a run that goes on from a step",
     was="run",
 )
 Declared = Callable[[Namespace], int]
 
 
 def _of_recording(run: Declared) -> Declared:
-    """What each action but `step` takes."""
+    """What the actions on a recording take."""
     run = option("--steps", metavar="A:B", help="only these steps, and all their groups")(run)
     return argument("RECORDING", "its folder")(run)
 
@@ -155,7 +155,8 @@ def speed_of(text: str) -> float:
 
 
 def _play(args: Namespace, recording: Recording, selection: Selection | None) -> None:
-    from rlstreams.debug.replay.player import chosen, fresh_run, play, replay_config
+    from rlstreams.debug.replay.fresh import fresh_run
+    from rlstreams.debug.replay.player import chosen, play, replay_config
 
     speed, progress = speed_of(args.speed), Progress()
     config = replay_config(recording, run_id=args.as_, folder=args.dir, bootstrap=args.bootstrap)
@@ -213,10 +214,11 @@ def _trainer(args: Namespace, recording: Recording, steps: range | None) -> int:
     set_threads(config.model.threads)
     from rlstreams.debug.rerun.rebuilt import steps_again
 
+    beside = [recording.folder / "checkpoints"]  # of a branch the one that it began with
     print(f"{'step':>5}  {'samples':>7}  {'batch':<14} {'loss':>22}  {'weights':<14} compared")
     num_equal = num_steps = num_samples = 0
     for step, differences in steps_again(
-        RecordingBus(recording), config, last=last, keep_weights=weights
+        RecordingBus(recording), config, last=last, checkpoints=beside, keep_weights=weights
     ):
         _print_step(step, differences)
         num_steps += 1
@@ -364,3 +366,52 @@ def judge(args: Namespace) -> int:
     else:
         print("\n".join(visible(line) for line in lines(found, grader, log.name)))
     return int(bool(found.num_changed or found.num_failed))
+
+
+@command(
+    "branch",
+    "rlstreams replay branch runs/demo --at 30 --set trainer.optimizer.lr=1e-4",
+    "rlstreams replay branch recordings/demo --at 30 --as slower",
+    of=REPLAY,
+    takes=LOG,
+)
+@option("--at", metavar="STEP", type=N, help="its own steps begin behind it", required=True)
+@option(
+    "--set",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="what the branch does otherwise; what --resume refuses cannot change here either",
+)
+@option("--as", "as_", metavar="RUN_ID", help="its id (the parent's and -at-STEP)", default="")
+@option("--dir", metavar="DIR", help="its folder (runs/RUN_ID)", default="")
+@option("--checkpoints", metavar="DIR", multiple=True, help="of the parent: also look here")
+def branch(args: Namespace) -> int:
+    """make a run that goes on from another one's state behind a step
+
+    Loads the parent's checkpoint of that step, or redoes the steps since the one before, and
+    compares each hash. Copies no record: the branch holds where its parent stood, and a
+    checkpoint. `rlstreams up DIR` runs it.
+    """
+    from rlstreams.streams.run.places import CHECKPOINTS, check_folder_of
+    from rlstreams.workers.config.load import from_json
+
+    for name in args.checkpoints:
+        check_folder_of(CHECKPOINTS, name, "--checkpoints")
+    with opened(*args.config) as parent:
+        for problem in parent.log.problems:
+            print(f"warning: {problem}", file=sys.stderr)
+        config = parent.config or from_json(json.dumps(parent.log.configuration))
+        set_threads(config.model.threads)
+        from rlstreams.debug.branch.branch import BranchPlace, branch
+
+        own = parent.folder / "checkpoints"
+        place = BranchPlace(
+            parent=str(parent.folder.resolve()),
+            checkpoints=[own, *map(Path, args.checkpoints)],
+            run_id=args.as_,
+            folder=args.dir,
+            is_recording=parent.config is None,
+        )
+        made = branch(parent.log.bus, place, args.at, args.set)
+    print("\n".join(made.lines()))
+    return 0

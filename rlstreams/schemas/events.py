@@ -36,9 +36,11 @@ from rlstreams.schemas.steps import (
     DroppedGroup,
     GroupsDropped,
     MaskedSegment,
+    OpenGroup,
     PartitionPosition,
     PassedOverCheckpoint,
     RedoDrifted,
+    RunBranched,
     SampleRef,
     StepCompleted,
     StepsRedone,
@@ -57,6 +59,7 @@ Event: TypeAlias = (
     | TrainerHeartbeat
     | RedoDrifted
     | StepsRedone
+    | RunBranched
     | PolicyPublished
     | PullRequested
     | PolicyLoaded
@@ -93,6 +96,7 @@ __all__ = [
     "Event",
     "GroupsDropped",
     "MaskedSegment",
+    "OpenGroup",
     "OutcomeReported",
     "PartitionPosition",
     "PassedOverCheckpoint",
@@ -102,6 +106,7 @@ __all__ = [
     "PullRequested",
     "RedoDrifted",
     "ReplacementRequested",
+    "RunBranched",
     "SampleRef",
     "ScoredTrajectory",
     "Segment",

@@ -187,3 +187,43 @@ class StepsRedone:
     seconds: float
     at_ms: int
     passed_over: tuple[PassedOverCheckpoint, ...] = ()  # newer than the one it started from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenGroup:
+    """A group that the parent of a branch had issued and not closed; the branch issues it anew."""
+
+    group_id: str
+    row: int
+    dataset_epoch: int
+    replaces: str | None
+    replacement: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBranched:
+    """The first record of a branch's `steps`: it goes on from where another run was behind a step.
+
+    All that the branch needs of its parent is in here and in the checkpoint of this step.
+    """
+
+    run: str
+    parent: str  # id of that run
+    parent_place: str  # its folder, or a recording, as it was read
+    step: int  # the branch's own steps begin behind it
+    policy_version: int
+    weight_hash: str
+    value_head_hash: str  # of a critic's; "": there is none, or it is not in the log
+    batch_hash: str  # of that step
+    cluster_id: str  # the parent's, as the next two
+    topic_ids: dict[str, str]
+    positions: tuple[PartitionPosition, ...]  # behind that step, of `steps` and what it names
+    config: str  # of the parent's claim in force: JSON, resolved, without secrets
+    hashes: dict[str, str]  # likewise: data set, tokenizer, model folder, files of user code
+    versions: dict[str, str]  # likewise: code and libraries
+    closed: ClosedGroups  # in the parent: the branch issues and trains none of them
+    next_group: int  # the first number that the parent had not reached
+    next_position: int  # in the training order, of that group
+    open: tuple[OpenGroup, ...]
+    dropped: tuple[DroppedGroup, ...]  # in the parent, and not replaced by a group that it reached
+    branched_at_ms: int

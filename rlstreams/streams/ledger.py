@@ -3,9 +3,10 @@
 `StepCompleted` alone is the authority on what was trained, and a claim (`TrainerStarted`) on who
 may write it. Whatever the broker let through, an event counts only if the newest claim before it is
 of its own epoch: its writer was not fenced. A claim counts if its epoch follows the newest one's.
-Of the steps of one number the first counts, if it is the next one. All other events are void to
-every reader, for all of them fold the topic here. The audit alone keeps a fold of its own: it
-checks this one.
+Of the steps of one number the first counts, if it is the next one. A branch (`RunBranched`) goes on
+from a step of another run: it counts as the first event of all. All other events are void to every
+reader, for all of them fold the topic here. The audit alone keeps a fold of its own: it checks this
+one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rlstreams.schemas.events import (
     GroupsDropped,
     PartitionPosition,
     RedoDrifted,
+    RunBranched,
     StepCompleted,
     StepsRedone,
     TrainerHeartbeat,
@@ -32,7 +34,13 @@ from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
 
 LedgerEvent: TypeAlias = (
-    TrainerStarted | StepCompleted | GroupsDropped | TrainerHeartbeat | RedoDrifted | StepsRedone
+    TrainerStarted
+    | StepCompleted
+    | GroupsDropped
+    | TrainerHeartbeat
+    | RedoDrifted
+    | StepsRedone
+    | RunBranched
 )
 _E = TypeVar("_E", bound=Event)
 OWNED = (StepCompleted, GroupsDropped, RedoDrifted)  # what its trainer goes on from
@@ -72,8 +80,8 @@ class _Closings:
     """The closed set and the positions behind the newest events that changed them. Of those that
     their trainer disowns, soon after they came, nothing stays."""
 
-    def __init__(self) -> None:
-        self._base: _Closed = (_EMPTY, ())
+    def __init__(self, closed: ClosedGroups = _EMPTY) -> None:
+        self._base: _Closed = (closed, ())
         # Offset, and what the event said; positions None: nothing of them.
         self._recent: deque[tuple[int, ClosedGroups, tuple[PartitionPosition, ...] | None]] = (
             deque()
@@ -124,8 +132,8 @@ class Ledger:
             steps out, as a recording of some of them does. Otherwise nothing counts before the
             first claim, and a step only if it is the one behind the last.
         keeps_steps: also keep `steps`, and `hashes` and `made_by` of all versions.
-        on_step, on_drop, on_redone: called with each event that counts, once it is folded, and with
-            the position that `apply` was given.
+        on_step, on_drop, on_redone, on_branch: called with each event that counts, once it is
+            folded, and with the position that `apply` was given.
     """
 
     def __init__(
@@ -136,17 +144,19 @@ class Ledger:
         on_step: Callable[[StepCompleted, Position], None] = _ignore,
         on_drop: Callable[[GroupsDropped, Position], None] = _ignore,
         on_redone: Callable[[StepsRedone, Position], None] = _ignore,
+        on_branch: Callable[[RunBranched, Position], None] = _ignore,
     ) -> None:
         self._begins_anywhere = begins_anywhere
         self._keeps_steps = keeps_steps
         self._on_step, self._on_drop = [on_step], [on_drop]
-        self._on_redone = [on_redone]
+        self._on_redone, self._on_branch = [on_redone], [on_branch]
         self._above: frozenset[int] = frozenset()
         self._closings = _Closings()
+        self.branch: RunBranched | None = None  # where another run was, and this one goes on
         self.claims: dict[int, TrainerStarted] = {}  # by epoch: each names its configuration
         self.claim: TrainerStarted | None = None  # the newest
         self.heartbeat: TrainerHeartbeat | None = None  # of the newest claim
-        self.last_step = 0  # the newest completed step; 0 before the first
+        self.last_step = 0  # the newest completed step; before the first 0, or the branch's base
         self.last_void_step = 0  # the newest that somebody wrote and that does not count
         self.drifted_step = 0  # the newest step whose weights a redo replaced
         self.num_drifts = 0
@@ -169,11 +179,13 @@ class Ledger:
         on_step: Callable[[StepCompleted, Position], None] = _ignore,
         on_drop: Callable[[GroupsDropped, Position], None] = _ignore,
         on_redone: Callable[[StepsRedone, Position], None] = _ignore,
+        on_branch: Callable[[RunBranched, Position], None] = _ignore,
     ) -> None:
         """Call these too, behind those that listen already: folds of one reader share a ledger."""
         self._on_step.append(on_step)
         self._on_drop.append(on_drop)
         self._on_redone.append(on_redone)
+        self._on_branch.append(on_branch)
 
     def apply(self, event: Event, position: Position = NOWHERE) -> bool:
         """Fold one event; False if it is void or is none of this topic's."""
@@ -198,6 +210,9 @@ class Ledger:
                 self._drift(event)
             case StepsRedone():
                 _tell(self._on_redone, event, position)
+            case RunBranched():
+                self._begin(event)
+                _tell(self._on_branch, event, position)
             case TrainerHeartbeat():
                 self.heartbeat = event
                 if event.disowned:
@@ -208,6 +223,11 @@ class Ledger:
     def is_disowned(self, step: int) -> bool:
         """Whether the trainer in whose name a kept step was written says that it did not."""
         return step in self.steps and self.steps[step].position.offset in self._closings.disowned
+
+    @property
+    def begins_behind(self) -> int:
+        """The step behind which this run's own begin; 0, unless it is a branch."""
+        return self.branch.step if self.branch else 0
 
     @property
     def epoch(self) -> int:
@@ -240,14 +260,15 @@ class Ledger:
 
     def _void_because(self, event: LedgerEvent) -> str:
         """Why an event does not count; empty: it does."""
+        if isinstance(event, RunBranched):
+            has_begun = self.branch or self.claim or self.last_step
+            return "a branch begins with it, and this run had begun" if has_begun else ""
         if isinstance(event, TrainerStarted):
             is_next = is_next_epoch(event, self.epoch, begins_anywhere=self._begins_anywhere)
             is_next = is_next or self.claim is None
             return "" if is_next else f"a claim of epoch {event.epoch} after one of {self.epoch}"
-        if self.claim is None and not self._begins_anywhere:
-            return "nobody has claimed the run before it"
-        if self.claim is not None and event.epoch != self.epoch:
-            return f"it is of epoch {event.epoch}, the newest claim is of epoch {self.epoch}"
+        if why := self._not_owned(event.epoch):
+            return why
         if isinstance(event, StepCompleted):
             after = event.step > self.last_step
             is_next = after if self._begins_anywhere else event.step == self.last_step + 1
@@ -256,6 +277,22 @@ class Ledger:
             is_of_last = 0 < event.step == self.last_step
             return "" if is_of_last else f"a drift of step {event.step} after {self.last_step}"
         return ""
+
+    def _not_owned(self, epoch: int) -> str:
+        if self.claim is None:
+            return "" if self._begins_anywhere else "nobody has claimed the run before it"
+        if epoch != self.epoch:
+            return f"it is of epoch {epoch}, the newest claim is of epoch {self.epoch}"
+        return ""
+
+    def _begin(self, event: RunBranched) -> None:
+        self.branch = event
+        self.last_step = event.step
+        self._closings = _Closings(event.closed)
+        self._settle()
+        if self._keeps_steps and (start := event.hashes.get("model")):
+            self.hashes[0] = start
+        self._made(event.policy_version, event.weight_hash, event.step)
 
     def _claim(self, event: TrainerStarted) -> None:
         self.claim = self.claims[event.epoch] = event

@@ -68,6 +68,8 @@ class Judge:
                 if epoch in (0, event["epoch"] - 1):
                     epoch, config = event["epoch"], json.loads(event["config"])
                     bound = config["trainer"]["max_staleness"]
+            elif name == "RunBranched":
+                last = last or (0 if epoch else event["step"])
             elif event.get("epoch") != epoch or epoch == 0:
                 continue
             elif name == "GroupsDropped":

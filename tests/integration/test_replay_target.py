@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kafka.admin import ConfigResource, KafkaAdminClient
 
-from rlstreams.debug.replay.player import fresh_run
+from rlstreams.debug.replay.fresh import fresh_run
 from rlstreams.streams.kafka.admin import apply, listing
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.codec import outgoing

@@ -11,31 +11,23 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from rlstreams.schemas.events import Event, PolicyPublished, StepCompleted, TrainerStarted
-from rlstreams.streams.broker.visits import visited
-from rlstreams.streams.kafka.admin import apply, listing
+from rlstreams.schemas.events import (
+    Event,
+    PolicyPublished,
+    RunBranched,
+    StepCompleted,
+    TrainerStarted,
+)
 from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.errors import AbortedError, ConfigError
 from rlstreams.streams.log.record import REPLAY_HEADER, Outgoing, RawRecord
 from rlstreams.streams.log.topics import SCHEMAS
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.streams.recording.table import facts_of
-from rlstreams.streams.run.place import RunPlace
-from rlstreams.streams.run.places import CONFIG_FILE, other_than_run
-from rlstreams.streams.run.run_lock import locked_run
-from rlstreams.workers.bootstrap.parts import (
-    bootstrap_of,
-    client_options,
-    embedded_broker,
-    open_bus,
-    topic_plan,
-)
-from rlstreams.workers.config.load import from_json, resolved_json
+from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
 
 ENDLESS = sys.maxsize - 1  # the last of steps that have no end
@@ -51,10 +43,10 @@ class Selection:
     def wants(self, event: Event | None) -> bool:
         """Whether a record with this event is meant; one of neither a group nor a step is not.
 
-        Claims are in any case: nothing can be understood without them.
+        Claims, and where a branch begins, are in any case: nothing can be understood without them.
         """
         facts = facts_of(event)
-        if isinstance(event, TrainerStarted) or facts.group_id is not None:
+        if isinstance(event, TrainerStarted | RunBranched) or facts.group_id is not None:
             return facts.group_id is None or facts.group_id in self.groups
         # A step starts from the version of the step before.
         is_base = isinstance(event, PolicyPublished) and (facts.step or 0) + 1 in self.steps
@@ -220,64 +212,3 @@ def replay_config(recording: Recording, *, run_id: str, folder: str, bootstrap: 
         else replace(config.broker, bootstrap=bootstrap),
         demo=replace(config.demo, kills=()),
     )
-
-
-@contextmanager
-def fresh_run(config: RunConfig, *, schemas: Collection[str] = ()) -> Iterator[Bus]:
-    """The run, its topics made and empty; an embedded broker runs while this is open.
-
-    Args:
-        schemas: that the recording holds: roles read it as they read the run.
-
-    Raises:
-        ConfigError: the run has records already, its folder is another run's, or somebody is at
-            work in it: nothing is ever replayed into a run that lives, nor changed of it.
-        BrokerError: the broker cannot be reached or started.
-    """
-    folder = Path(config.folder)
-    _refuse_others_folder(config)
-    with ExitStack() as stack:
-        folder.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(locked_run(folder))
-        if not config.broker.bootstrap:
-            # One that runs already may be that of a live run, which is refused below.
-            stack.enter_context(visited(embedded_broker(config)))
-        bus = stack.enter_context(open_bus(config))
-        _refuse_used(bus, config)  # before its topics are touched
-        options = client_options(config)
-        apply(bootstrap_of(config), config.run.id, topic_plan(config), options, schemas)
-        file = folder / CONFIG_FILE
-        file.write_text(resolved_json(config) + "\n", encoding="utf-8")
-        yield bus
-
-
-def _refuse_others_folder(config: RunConfig) -> None:
-    """A replay writes its configuration into its folder: over its own, and over no other run's."""
-    file = Path(config.folder) / CONFIG_FILE
-    if told := other_than_run(file.parent):
-        raise ConfigError(
-            f"{told}: a replay needs a folder of its own; name another with --dir DIR"
-        )
-    if not file.exists():
-        return
-    there = RunPlace.of_folder(file.parent)
-    if there.run != config.run.id:
-        raise ConfigError(
-            f"{file.parent} is the folder of run {there.run!r}: a recording is replayed into a "
-            "folder of its own; name another one with --dir DIR"
-        )
-    if there.bootstrap != config.broker.bootstrap:
-        where = there.bootstrap or "an embedded broker of its own"
-        raise ConfigError(
-            f"{file.parent} is the folder of run {there.run!r} on {where}: name another run with "
-            "--as NAME, or another folder with --dir DIR"
-        )
-
-
-def _refuse_used(bus: Bus, config: RunConfig) -> None:
-    for topic in listing(bootstrap_of(config), config.run.id, client_options(config)):
-        if topic != SCHEMAS.name and any(bus.ends(topic).values()):
-            raise ConfigError(
-                f"run.id {config.run.id!r} has records in {topic} already: a recording is "
-                "replayed into a fresh run only; name another one with --as NAME"
-            )

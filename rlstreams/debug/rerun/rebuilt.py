@@ -7,6 +7,7 @@ one. Under the recorded versions of hardware and libraries each hash is the ledg
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.device import nearest_devices
 from rlstreams.workers.trainer.claim import read_ledger
 from rlstreams.workers.trainer.facts import versions
+from rlstreams.workers.trainer.family import of_parent
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError
 from rlstreams.workers.trainer.redo.redo import RedoneStep, differences, redo_steps, run_now
 from rlstreams.workers.trainer.redo.retention import check_redo
@@ -39,15 +41,17 @@ def steps_again(
     bus: Bus,
     config: RunConfig,
     *,
-    first: int = 1,
+    first: int = 0,
     last: int = 0,
     checkpoints: Sequence[Path] = (),
     keep_weights: Path | None = None,
 ) -> Iterator[tuple[RedoneStep, list[Finding]]]:
-    """Each committed step from `first` to `last` (0: the newest), in order, and what differs in it.
+    """Each committed step from `first` to `last`, in order, and what differs in it.
 
     Args:
-        checkpoints: see `rebuilt`; step 1 begins with the model folder in any case.
+        first, last: 0: the run's first, the newest.
+        checkpoints: see `rebuilt`; a run's first step begins with its model folder, or with the
+            checkpoint of a branch's base, in any case.
         keep_weights: a folder for every version that is made, the one before `first` included.
 
     Raises:
@@ -57,7 +61,7 @@ def steps_again(
     """
     with rebuilt(bus, config, first, last, checkpoints=checkpoints) as before:
         ledger, training = before.ledger, before.training
-        last = last or ledger.last_step
+        first, last = first or ledger.begins_behind + 1, last or ledger.last_step
         if first <= ledger.drifted_step < last:
             raise RerunError(
                 f"at step {ledger.drifted_step} the run went on with other weights than its log "
@@ -122,6 +126,9 @@ class Rebuilt:
         Raises RerunError: one gave other weights than recorded; as `again`.
         """
         for number in range(self.training.learner.step_number + 1, step + 1):
+            if self.ledger.is_disowned(number):  # nobody made it, and its redo passes over it
+                self.training.pass_over()
+                continue
             redone = self.again(number)
             if not redone.is_equal:
                 what, hashes = "weights", (redone.fact.weight_hash, redone.again.weight_hash)
@@ -143,6 +150,7 @@ def rebuilt(
 
     Args:
         config: where the model folder is now; everything else comes from the step's claim.
+        first: 0: the run's first.
         last: 0: the newest.
         checkpoints: folders of checkpoints to choose from.
 
@@ -151,11 +159,52 @@ def rebuilt(
         RetentionError, OffsetGoneError: retention removed records that it needs.
     """
     ledger = read_ledger(bus, "rerun")
-    last = last or ledger.last_step
+    first, last = first or ledger.begins_behind + 1, last or ledger.last_step
     for step in (first, max(first, last)):
-        if step not in ledger.steps:
-            raise RerunError(f"step {step} was never completed: the log holds {_held(ledger)}")
+        check_step(ledger, step)
     claim = ledger.claims[ledger.steps[first].epoch]
+    with _before(bus, ledger, claim, config, first, last, checkpoints) as found:
+        yield found
+
+
+@contextmanager
+def reached(
+    bus: Bus, ledger: Ledger, config: RunConfig, step: int, checkpoints: Sequence[Path]
+) -> Iterator[Rebuilt]:
+    """Weights and optimizer as `step` left them, with the hash that the ledger has of it.
+
+    Args and raises as `rebuilt`. A checkpoint of the step itself will do.
+    """
+    check_step(ledger, step)
+    claim = ledger.claims[ledger.steps[step].epoch]
+    with _before(bus, ledger, claim, config, step + 1, step, checkpoints) as found:
+        found.go_to(step)
+        yield found
+
+
+def check_step(ledger: Ledger, step: int) -> None:
+    """
+    Raises:
+        RerunError: it is no step of this run; says whose it is, or which there are.
+    """
+    branch = ledger.branch
+    if branch is not None and step <= branch.step:
+        again = f"rlstreams replay step {step} {shlex.quote(branch.parent_place)}"
+        raise RerunError(f"{of_parent(branch, step)}: {again}")
+    if step not in ledger.steps:
+        raise RerunError(f"step {step} was never completed: the log holds {_held(ledger)}")
+
+
+@contextmanager
+def _before(
+    bus: Bus,
+    ledger: Ledger,
+    claim: TrainerStarted,
+    config: RunConfig,
+    first: int,
+    last: int,
+    checkpoints: Sequence[Path],
+) -> Iterator[Rebuilt]:
     with closing(_training(config, from_json(claim.config))) as training:
         found = Rebuilt(bus, ledger, training)
         found.started_from = _start(training, ledger, claim, config, first, checkpoints)
@@ -163,7 +212,7 @@ def rebuilt(
         missing = [number for number in needed if number not in ledger.steps]
         if missing:
             raise RerunError(
-                f"from {found.started_from} to step {first}, step {missing[0]} is not there to be "
+                f"from {found.started_from} to step {last}, step {missing[0]} is not there to be "
                 f"redone: the log holds {_held(ledger)}; name a checkpoint of step {first - 1} "
                 "with --checkpoints, or record the run from its begin"
             )
@@ -193,7 +242,7 @@ def _training(config: RunConfig, recorded: RunConfig) -> Training:
 
 def _held(ledger: Ledger) -> str:
     if ledger.steps:
-        return f"steps 1 to {ledger.last_step}"
+        return f"steps {min(ledger.steps)} to {ledger.last_step}"
     return "no completed step" + (f" ({ledger.newest_void})" if ledger.newest_void else "")
 
 
@@ -222,6 +271,12 @@ def _start(
         except (WeightError, ValueError) as err:
             raise RerunError(f"checkpoint {manifest.name} is not this model's: {err}") from err
         return f"checkpoint {manifest.name} of step {manifest.step}"
+    if (branch := ledger.branch) is not None:
+        raise RerunError(
+            f"there is no checkpoint before step {step} in "
+            f"{', '.join(map(str, folders)) or 'any folder'}, not even of step {branch.step}, with "
+            f"which this branch of {branch.parent!r} began: name its folder with --checkpoints"
+        )
     expected = claim.hashes.get("model", training.model_hash)
     if training.model_hash != expected:
         raise RerunError(

@@ -8,7 +8,7 @@ came from the original policy. `lines` is for the terminal, `profile` a trace of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +95,19 @@ ALSO = (
 )
 
 
+def set_pairs(settings: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Name and text of each `--set`.
+
+    Raises:
+        ConfigError: one has no value.
+    """
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes NAME=VALUE, got {setting!r}")
+        yield name, text
+
+
 def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     """`config` with `["trainer.loss.clip_high=0.3"]`.
 
@@ -103,10 +116,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
             samples are chosen already.
     """
     layers = [tree_layer(json.loads(resolved_json(config)), "recorded configuration")]
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes NAME=VALUE, got {setting!r}")
+    for name, text in set_pairs(settings):
         if not name.startswith(CHANGEABLE) and name not in ALSO:
             raise ConfigError(
                 f"--set {name}: the samples of a recorded step are chosen already, so only "

@@ -17,6 +17,7 @@ from rlstreams.streams.views.pace import pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.words.sample_detail import SampleDetail
 from rlstreams.workers.config.layers import leaves
+from rlstreams.workers.trainer.family import branch_line
 
 VERSION_COLORS = 5  # classes v0 to v4
 STEP_HEAD = ("step", "version", "reward", "loss", "KL", "entropy", "gradient", "clipped",
@@ -59,7 +60,9 @@ def facts(state: ViewState) -> list[tuple[str, str]]:
     versions = claims[-1].versions
     num_ranks, device = get("trainer.ranks"), get("trainer.device")
     ranks = f" x {num_ranks}" if num_ranks != "1" else ""
+    branch = state.run.branch
     told = {
+        "family": branch_line(branch, claims[-1].config) if branch else "",
         "model": f"{get('model.path')} ({get('model.dtype')}){lora}",
         "data": next(
             (get(f"data.{n}") for n in ("train", "gym", "preset") if get(f"data.{n}")), ""

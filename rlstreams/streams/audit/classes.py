@@ -16,17 +16,18 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import NO_VERSION
+from rlstreams.schemas.events import NO_VERSION, RunBranched
 from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.report import (
     EXAMPLES_PER_KIND,
     AuditReport,
+    Begin,
     BreachKind,
 )
 from rlstreams.streams.audit.samples import NOWHERE, Group, Sample
 from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import Committed, Partition, position_at
-from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 
 UNKNOWN = "unknown"  # stands for the role that has a sample next
 
@@ -170,9 +171,10 @@ class Classes:
         """Training groups are numbered without gaps."""
         fold = self._fold
         up_to = fold.newest_group if fold.dense_up_to is None else fold.dense_up_to
-        issued = {group.number for group in fold.samples.groups.values() if group.size}
-        detail = f"groups reach {up_to}"
-        self._breaches.add_gaps(BreachKind.MISSING_GROUP, issued, up_to + 1, detail)
+        groups = fold.samples.groups.values()
+        issued = {group.number for group in groups if group.size and group.number is not None}
+        kind, detail = BreachKind.MISSING_GROUP, f"groups reach {up_to}"
+        self._ledger.add_gaps(self._breaches, kind, issued, up_to + 1, detail)
 
     def _check_place(self, sample: Sample, place: int) -> None:
         """A trained sample whose bytes were not seen where its step says."""
@@ -232,11 +234,24 @@ class Classes:
             trainer_state=ledger.trainer_state,
             breaches=tuple(self._breaches.kept),
             breach_counts=dict(self._breaches.counts),
+            begin=_begin_of(ledger.branch),
         )
 
     def _by(self, kind: str) -> dict[str, int]:
         found = sorted(self._counts.items())
         return {which: count for (name, which), count in found if name == kind}
+
+
+def _begin_of(branch: RunBranched | None) -> Begin | None:
+    if branch is None:
+        return None
+    return Begin(
+        parent=branch.parent,
+        parent_place=branch.parent_place,
+        step=branch.step,
+        weight_hash=branch.weight_hash,
+        steps_id=branch.topic_ids.get(STEPS.name, ""),
+    )
 
 
 def _covers(committed: Mapping[Partition, Committed], topic: str, place: int) -> bool:

@@ -17,6 +17,7 @@ from rlstreams.schemas.events import (
     Event,
     GroupsDropped,
     RedoDrifted,
+    RunBranched,
     SampleRef,
     StepCompleted,
     StepsRedone,
@@ -53,6 +54,8 @@ class Ledger:
         self._gate = EpochGate()
         self._recorded = ClosedGroups(watermark=0)  # the closed set of the newest event
         self._hashes: set[str] = set()  # of the last step: what the next one may start from
+        self.branch: RunBranched | None = None  # what another run closed is closed here too
+        self._inherited = ClosedGroups(watermark=0)
         self.run = ""
         self.bound: int | None = None
         self.trainer_state = ""  # of the newest heartbeat
@@ -79,7 +82,7 @@ class Ledger:
             self._num_unread += 1
             self._is_unread_newest = self._is_gap = True
             self._breaches.add(BreachKind.UNREADABLE_STEP, str(position), event.detail)
-        elif not self._gate.admits(event):
+        elif not self._gate.admits(event) or (isinstance(event, RunBranched) and self._has_begun):
             self.void.append(position)
         elif position.offset in self.disowned:
             self._forged(event, position)
@@ -96,12 +99,38 @@ class Ledger:
             if self.policy_version < 0:
                 self.policy_version = event.policy_version
         elif isinstance(event, RedoDrifted):
-            self.num_drifted += 1
-            if event.step == self.last_step:
-                self._hashes.add(event.actual_hash)
-            self._number(f"redo of step {event.step}", event.policy_version)
+            self._drift(event)
         elif isinstance(event, StepsRedone):
             self.redone.append(event)
+        elif isinstance(event, RunBranched):
+            self._begin(event)
+
+    def _drift(self, event: RedoDrifted) -> None:
+        self.num_drifted += 1
+        if event.step == self.last_step:
+            self._hashes.add(event.actual_hash)
+        self._number(f"redo of step {event.step}", event.policy_version)
+
+    @property
+    def _has_begun(self) -> bool:
+        return bool(self._gate.newest is not None or self.branch or self.last_step)
+
+    def _begin(self, event: RunBranched) -> None:
+        self.branch, self._inherited = event, event.closed
+        self.last_step, self.policy_version = event.step, event.policy_version
+        self._hashes = {event.weight_hash}
+        self._record(event.closed)
+
+    def is_inherited(self, number: int) -> bool:
+        """Whether the parent of a branch closed this group."""
+        return number < self._inherited.watermark or number in self._inherited.above
+
+    def add_gaps(
+        self, breaches: Breaches, kind: BreachKind, present: set[int], end: int, detail: str
+    ) -> None:
+        """Note each number below `end` that is neither `present` nor inherited."""
+        known = present | {n for n in self._inherited.above if n < end}
+        breaches.add_gaps(kind, known, self._inherited.watermark, end, detail)
 
     def foresee(self, event: Event) -> None:
         """Take note, ahead of the fold, of what trainers say not to have written."""
@@ -136,6 +165,7 @@ class Ledger:
         """
         groups = self._samples.groups.values()
         closed = {g.number for g in groups if g.number is not None and not g.is_open}
+        closed |= set(self._inherited.above)
         watermark, recorded = self._recorded.watermark, set(self._recorded.above)
         above = {number for number in closed if number >= watermark}
         kind, where = BreachKind.CLOSED_SET, "in the newest closed set: "
@@ -144,7 +174,7 @@ class Ledger:
         if not self._num_unread:
             for number in sorted(recorded - above):
                 breaches.add(kind, str(number), f"{where}no event closed it")
-            breaches.add_gaps(kind, closed, watermark, f"{where}no event closed it")
+            self.add_gaps(breaches, kind, closed, watermark, f"{where}no event closed it")
 
     def _record(self, closed: ClosedGroups) -> None:
         self._recorded = closed
@@ -243,6 +273,9 @@ class Ledger:
         if group is None or group.number is None:
             self._breaches.add(BreachKind.BAD_ID, group_id, f"not a training group, yet {detail}")
             return None
+        if self.is_inherited(group.number):
+            detail = f"by the parent of this branch, then {detail}"
+            self._breaches.add(BreachKind.CLOSED_TWICE, group_id, detail)
         return group
 
 

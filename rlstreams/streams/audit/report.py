@@ -10,6 +10,7 @@ from enum import StrEnum
 from itertools import islice
 
 from rlstreams.schemas.events import StepsRedone
+from rlstreams.streams.log.text import counted
 
 EXAMPLES_PER_KIND = 20
 
@@ -84,11 +85,11 @@ class Breaches:
         return self.counts[kind.value] < EXAMPLES_PER_KIND
 
     def add_gaps(
-        self, kind: BreachKind, present: Collection[int | None], end: int, detail: str
+        self, kind: BreachKind, present: Collection[int], begin: int, end: int, detail: str
     ) -> None:
-        """Note each number from 0 below `end` that is not `present`; names the first of them."""
-        num_missing = end - sum(number is not None and number < end for number in present)
-        absent = (number for number in range(end) if number not in present)
+        """Note each number from `begin` below `end` that is not `present`; names the first."""
+        num_missing = max(0, end - begin) - sum(begin <= number < end for number in present)
+        absent = (number for number in range(begin, end) if number not in present)
         room = EXAMPLES_PER_KIND - self.counts[kind.value]
         for number in islice(absent, max(0, min(room, num_missing))):
             self.add(kind, str(number), detail)
@@ -133,6 +134,23 @@ def redone_text(event: StepsRedone) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Where a branch begins: behind a step of another run."""
+
+    parent: str
+    parent_place: str
+    step: int
+    weight_hash: str
+    steps_id: str  # of the parent's topic `steps`
+    compared: str = ""  # with the parent's own log; "": nobody asked for it
+
+    def text(self) -> str:
+        """In a sentence."""
+        found = f"; {self.compared}" if self.compared else ""
+        return f"begins at step {self.step} of run {self.parent}, weights {self.weight_hash}{found}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
     """Counts are samples unless said otherwise; every issued sample is in exactly one class."""
 
@@ -168,6 +186,7 @@ class AuditReport:
     trainer_state: str = ""  # as its newest heartbeat says; "done" when the run has ended
     breaches: tuple[Breach, ...] = ()  # the first few of each kind
     breach_counts: Mapping[str, int] = field(default_factory=dict)
+    begin: Begin | None = None  # of a branch; its samples are its own
 
     @property
     def ok(self) -> bool:
@@ -210,9 +229,10 @@ class AuditReport:
     def text(self) -> str:
         """Many lines for a person."""
         roles = _parts(self.in_flight) if self.is_proven else "without proof"
+        base = self.begin.step if self.begin else 0
         rows = [
             ("issued", self.issued, "samples"),
-            ("  trained", self.trained, f"in {self.steps:,} steps"),
+            ("  trained", self.trained, f"in {counted(self.steps - base, 'step')}"),
             ("  dropped", sum(self.dropped.values()), _parts(self.dropped)),
             ("  dead-lettered", self.dead_lettered, ""),
             ("  evaluated", self.evaluated, ""),
@@ -243,6 +263,7 @@ class AuditReport:
         ]
         rows += [row for row in extras if row[1]]
         lines = [f"audit of run {self.run}, from its topics alone"]
+        lines += [self.begin.text()] if self.begin else []
         lines += [f"{name:<16}{count:>12,}  {note}".rstrip() for name, count, note in rows]
         lines += [f"  {named}" for named in self.named_duplicates]
         lines += [f"  void: {named}" for named in self.named_void]

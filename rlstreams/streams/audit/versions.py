@@ -1,8 +1,8 @@
 """The audit's account of weights: which version has which hash, who published, held and used it.
 
-`steps` alone says what a version is: the first claim names the model folder's, a step or a drifted
-redo makes each next one. What a fenced or forged epoch wrote is void: it is passed by, and is a
-breach only where something used it.
+`steps` alone says what a version is: the first claim names the model folder's, or a branch the one
+that it begins with; a step or a drifted redo makes each next one. What a fenced or forged epoch
+wrote is void: it is passed by, and is a breach only where something used it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rlstreams.schemas.events import (
     PolicyLoaded,
     PolicyPublished,
     RedoDrifted,
+    RunBranched,
     StepCompleted,
     TrainerStarted,
 )
@@ -58,6 +59,9 @@ class Versions:
         elif isinstance(event, TrainerStarted):
             self._claims.add(event.epoch)
             if not self._made:
+                self._make(event.policy_version, event.weight_hash)
+        elif isinstance(event, RunBranched):
+            if not self._made:  # else it is void
                 self._make(event.policy_version, event.weight_hash)
         elif isinstance(event, StepCompleted):
             self._make(event.policy_version, event.weight_hash)

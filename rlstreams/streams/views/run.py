@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rlstreams.schemas.events import (
     NO_VERSION,
+    RunBranched,
     StepCompleted,
     StepsRedone,
     TrainerStarted,
@@ -39,6 +40,7 @@ class StepPoint:
 class RunState:
     """A run up to its newest record. All tuples are in the log's order."""
 
+    branch: RunBranched | None = None  # where another run was, and this one goes on
     claims: tuple[TrainerStarted, ...] = ()
     steps: tuple[StepPoint, ...] = ()
     policy_version: int = NO_VERSION  # the newest that the ledger made
@@ -50,8 +52,15 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """The newest step; 0 before the first."""
-        return self.steps[-1].step if self.steps else 0
+        """The newest step; before the first 0, or the one that a branch begins with."""
+        if self.steps:
+            return self.steps[-1].step
+        return self.branch.step if self.branch else 0
+
+    @property
+    def first_version(self) -> int:
+        """With which it began."""
+        return self.branch.policy_version if self.branch else 0
 
     @property
     def step_target(self) -> int:
@@ -92,6 +101,7 @@ class RunView:
         """A snapshot."""
         ledger = self.ledger
         return RunState(
+            branch=ledger.branch,
             claims=tuple(ledger.claims.values()),
             steps=tuple(self._steps),
             policy_version=ledger.policy_version,

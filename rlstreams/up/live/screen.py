@@ -185,7 +185,8 @@ class PlainLines:
         first = given.views.evaluation.first
         if first is not None and not self._is_start_told:
             self._is_start_told = True
-            if first.policy_version == 0:  # steps may have been quicker than its last answer
+            # Steps may have been quicker than its last answer.
+            if first.policy_version == given.views.run.first_version:
                 measure = given.views.evaluation.measure
                 yield f"before training: held-out {measure} {first.accuracy:.3f}, {over(first)}"
 

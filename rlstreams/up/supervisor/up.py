@@ -16,6 +16,7 @@ from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.visits import owned
 from rlstreams.streams.kafka.admin import apply, broker_version_warning
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, StreamsError
@@ -47,6 +48,7 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import HELD_OUT, other_files, user_code_hashes
 from rlstreams.workers.loop.control import RUNNING, desired
+from rlstreams.workers.trainer.family import branch_line, differing
 from rlstreams.workers.trainer.witnesses import check_tail
 
 
@@ -70,9 +72,9 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         broker = stack.enter_context(_broker(config))
         apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
-        _refuse_started(bus, options)
         with Watcher(bus, config, is_live=options.is_live, figures=options.figures) as watcher:
             watcher.catch_up()
+            _refuse_started(bus, options, watcher.ledger)
             watcher.begin()
             _say_changes(bus, watcher, config, is_resumed=options.is_resumed)
             epoch = watcher.ledger.epoch
@@ -193,7 +195,9 @@ def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
         yield broker
 
 
-def _refuse_started(bus: Bus, options: UpOptions) -> None:
+def _refuse_started(bus: Bus, options: UpOptions, ledger: Ledger) -> None:
+    if ledger.branch is not None and ledger.claim is None:
+        return  # nobody has run it yet
     ends, beginnings = bus.ends(STEPS.name), bus.beginnings(STEPS.name)
     is_started = any(end > beginnings[partition] for partition, end in ends.items())
     if is_started and not options.is_resumed:
@@ -213,7 +217,11 @@ def _say_running(bus: Bus, config: RunConfig) -> None:
 
 
 def _say_changes(bus: Bus, watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> None:
-    claims = watcher.state.run.claims
+    claims, branch = watcher.state.run.claims, watcher.ledger.branch
+    if not claims and branch is not None:
+        whose = branch_line(branch, resolved_json(config))
+        watcher.say(f"{whose}; it begins at step {watcher.step + 1}")
+        return
     if not claims:
         if is_resumed:
             watcher.say(f"run {config.run.id} has no steps to continue: it begins")
@@ -249,15 +257,10 @@ def changes(before: str, now: str) -> list[tuple[str, object, object]]:
     Raises:
         ConfigError: a field that may not change did.
     """
-    old, new = dict(leaves(json.loads(before))), dict(leaves(json.loads(now)))
-    found = [
-        (name, old.get(name), new.get(name))
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
+    known, found = dict(leaves(json.loads(before))), differing(before, now)
     for name, was, is_ in found:
         # What a version before did not know has the value that it computed with: the trainer knows.
-        if name in old and any(f"{name}.".startswith(f"{fixed}.") for fixed in FIXED):
+        if name in known and any(f"{name}.".startswith(f"{fixed}.") for fixed in FIXED):
             raise ConfigError(
                 f"{name} is {is_}, but the run was started with {was}: "
                 "restore it, or choose another run.id"

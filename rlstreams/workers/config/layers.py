@@ -188,8 +188,6 @@ def _of_folder(path: Path) -> str:
     """What to name instead of it."""
     if (path / CONFIG_FILE).is_file():
         return f"name its {path / CONFIG_FILE}"
-    if (path / "config.json").is_file():
-        return "of a run: name the TOML files that it was started with"
     return "a CONFIG is a TOML file"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.streams.run.places import CONFIG_FILE, what_is
 from rlstreams.workers.config.across import check_across, check_start
 from rlstreams.workers.config.layers import (
     Layer,
@@ -61,7 +62,7 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfi
     """The configuration that `paths` and `overrides` make.
 
     Args:
-        paths: TOML files; later ones win, tables merge.
+        paths: TOML files, or a run's folder; later ones win, tables merge.
         overrides: `["trainer.steps=10"]`, `["--trainer.steps=10"]` or `["--trainer.steps", "10"]`.
 
     Raises:
@@ -72,9 +73,19 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfi
 
 def load_with_origins(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Loaded:
     """As `load`, with the origin of every value that is not a default."""
-    layers = [layer for path in paths for layer in file_layers(Path(path))]
+    layers = [layer for path in paths for layer in _layers(Path(path))]
     layers += [override_layer(name, text) for name, text in pairs(overrides)]
     return merged(layers)
+
+
+def _layers(path: Path) -> Sequence[Layer]:
+    """A TOML file and what it extends; of a run's folder what its `config.json` says."""
+    if what_is(path) != "a run":
+        return file_layers(path)
+    config = read_json(path / CONFIG_FILE)
+    # The folder may have been moved, or named from elsewhere, since it was written.
+    here = replace(config, run=replace(config.run, dir=str(path)))
+    return [tree_layer(json.loads(resolved_json(here)), str(path / CONFIG_FILE))]
 
 
 def resolved_json(config: RunConfig) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas import SchemaTexts
-from rlstreams.schemas.events import EVALUATE, NO_VERSION, TRAIN, Prompt
+from rlstreams.schemas.events import EVALUATE, NO_VERSION, TRAIN, Prompt, RunBranched
 from rlstreams.schemas.projection import Projection
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.group_ids import evaluation_id, issue_number
 from rlstreams.streams.log.read_to import read_to
-from rlstreams.streams.log.record import RawRecord
+from rlstreams.streams.log.record import Position, RawRecord
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.workers.dataset.order import Order
 from rlstreams.workers.prompts.issue import PlannedGroup
@@ -61,6 +61,8 @@ class Issued:
         self._places: dict[int, tuple[int, int] | None] = {}
         self._next_number = 0
         self._free: list[int] = []
+        self._first_own = 0  # of a branch: the number that its parent had not reached
+        self._owed: dict[int, PlannedGroup] = {}  # of a branch: numbers that its parent left open
         self.replaced: set[str] = set()  # groups that have a replacement
         self.position = 0  # in the training order: of the next new group
         self.evaluated_version = NO_VERSION
@@ -98,6 +100,28 @@ class Issued:
         self._groups.clear()
         return torn
 
+    def branched(self, event: RunBranched, _: Position | None = None) -> None:
+        """Go on from where another run was: the ledger's `on_branch`, behind `settle`.
+
+        What it closed counts as issued; what it left open is issued here, under the same numbers.
+        """
+        self._first_own = event.next_group
+        self._next_number = max(self._next_number, event.next_group)
+        self._free = sorted(set(range(self._next_number)) - self._places.keys(), reverse=True)
+        self.position = max(self.position, event.next_position)
+        for group in event.open:
+            self._owed[int(group.group_id)] = PlannedGroup(
+                number=int(group.group_id),
+                row=group.row,
+                dataset_epoch=group.dataset_epoch,
+                replaces=group.replaces,
+                replacement=group.replacement,
+            )
+
+    def owed(self, numbers: Sequence[int]) -> list[PlannedGroup]:
+        """Those of `numbers` that stand for a group of the parent's: they come first."""
+        return [self._owed[number] for number in numbers if number in self._owed]
+
     def forget(self, is_closed: Callable[[int], bool]) -> None:
         """A missing group that is closed was not torn but removed by retention: keep its number."""
         self._free = [number for number in self._free if not is_closed(number)]
@@ -128,7 +152,7 @@ class Issued:
                 self._next_number = group.number + 1
             if group.replaces is not None:
                 self.replaced.add(group.replaces)
-            else:
+            elif group.number >= self._first_own:
                 self.position += 1
 
     def evaluate(self, version: int, rows: Sequence[int]) -> None:

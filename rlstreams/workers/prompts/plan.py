@@ -53,7 +53,7 @@ class Plan:
         return [p for p in self._torn if not self._ledger.is_closed(int(p.group_id))]
 
     def groups(self) -> Sequence[PlannedGroup]:
-        """The groups to issue now: replacements, then the training order."""
+        """The groups to issue now: a branch's parent's, replacements, then the training order."""
         num = room(
             self._ledger,
             self._issued.num_groups,
@@ -61,8 +61,10 @@ class Plan:
             self._config.trainer.groups_per_step,
         )
         numbers = self._issued.numbers(min(num, GROUPS_PER_COMMIT))
+        owed = self._issued.owed(numbers)
+        numbers = numbers[len(owed) :]
         groups = self._replacements.planned(numbers, self._issued.replaced)
-        return [*groups, *self._in_order(numbers[len(groups) :])]
+        return [*owed, *groups, *self._in_order(numbers[len(groups) :])]
 
     def evaluation(self) -> tuple[int, Sequence[int]]:
         """The version to evaluate now, and the held-out rows that are still to be issued for it."""
@@ -96,8 +98,9 @@ def room(ledger: Ledger, num_issued: int, max_open: int, groups_per_step: int) -
 def evaluation_due(ledger: Ledger, every: int, last: int) -> int | None:
     """The version to evaluate now, if one is due.
 
-    Version 0, then every `every` versions (0: none), and the last one of the run. One that was
-    passed by while nobody issued is left out: what is sampled now has newer weights.
+    The one that the run began with (0, or a branch's base), then every `every` versions (0: none),
+    and the last one of the run. One that was passed by while nobody issued is left out: what is
+    sampled now has newer weights.
 
     Args:
         last: the newest version whose evaluation was issued, or NO_VERSION.
@@ -106,5 +109,6 @@ def evaluation_due(ledger: Ledger, every: int, last: int) -> int | None:
         return None
     due = ledger.policy_version
     if not ledger.at_target:
-        due -= due % every if every else due
+        begin = ledger.branch.policy_version if ledger.branch else 0
+        due = max(begin, due - due % every if every else begin)
     return due if due > last else None

@@ -7,10 +7,15 @@ in `replaces`, so the topic `prompts` itself records which requests were served.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from rlstreams.schemas.events import DroppedGroup, GroupsDropped, ReplacementRequested
+from rlstreams.schemas.events import (
+    DroppedGroup,
+    GroupsDropped,
+    ReplacementRequested,
+    RunBranched,
+)
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import DEAD_LETTERS
@@ -43,7 +48,14 @@ class DroppedGroups:
 
     def add(self, event: GroupsDropped, _: Position) -> None:
         """The ledger's `on_drop`."""
-        for group in event.groups:
+        self._add(event.groups)
+
+    def take_over(self, event: RunBranched, _: Position) -> None:
+        """The ledger's `on_branch`: what the parent had dropped, and not replaced yet."""
+        self._add(event.dropped)
+
+    def _add(self, groups: Iterable[DroppedGroup]) -> None:
+        for group in groups:
             self._dropped.setdefault(group.group_id, group)
             is_automatic = not group.permanent and group.replacement < self._max_replacements
             if is_automatic or group.group_id in self._asked:

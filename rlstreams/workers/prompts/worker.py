@@ -2,7 +2,8 @@
 
 Consumes: the data set, `steps`, and what operators ask for in `dead-letters`.
 Produces: `prompts` (all samples of a group in one transaction, to one partition).
-Waits for: the trainer's claim, then for closed groups.
+Waits for: the trainer's claim, then for closed groups. A branch goes on with what its parent would
+have issued next.
 Unblocked by: `TrainerStarted`, `StepCompleted` and `GroupsDropped`, all from the trainer; it
 commits drops without waiting for a step, so that the two never wait for each other.
 """
@@ -69,7 +70,7 @@ class PromptsWorker:
             num_rows,
             lambda group_id: log.warning("no_row_to_replace", group_id=group_id),
         )
-        self._ledger = Ledger(on_drop=dropped.add)
+        self._ledger = Ledger(on_drop=dropped.add, on_branch=dropped.take_over)
         self._foreign = ForeignRecords(context.worker, context.bus.schemas())
         self._reporter = Reporter(context)
         self._poll_s = poll_s
@@ -77,6 +78,7 @@ class PromptsWorker:
         bus = context.bus
         self._num_partitions = bus.partitions(PROMPTS.name)
         self._issued = Issued(config.run.seed, self._num_partitions, bus.schemas())
+        self._ledger.listen(on_branch=self._issued.branched)
         # The producer comes first: it fences a predecessor, whose records are final from here on.
         self._producer = bus.producer(context.transactional_id)
         read_issued(bus, self._issued, config.deadlines.commit_s, self._foreign.note)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import Event, TrainerStarted
+from rlstreams.schemas.events import Event, GroupsDropped, TrainerHeartbeat, TrainerStarted
 from rlstreams.streams.ledger import OWNED, Ledger
 from rlstreams.streams.log.bus import Bus, Producer, Reader
 from rlstreams.streams.log.codec import outgoing
@@ -38,6 +38,7 @@ from rlstreams.workers.trainer.replaced import unless_replaced
 STEPS_PARTITION = Partition(STEPS.name, 0)
 CATCH_UP_S, LOOK_S = 5.0, 0.05
 READ_DEADLINE_S = 60.0  # without a single record more: a long ledger may take longer than that
+OnDrop = Callable[[GroupsDropped, Position], None]
 LAST_WORDS_SHARE = 1 / 6  # of the lease, at its begin; heartbeats come every third of it
 
 
@@ -169,6 +170,24 @@ def read_ledger(bus: Bus, reads: str) -> Ledger:
     ledger = Ledger(keeps_steps=True)
     with bus.reader(bus.beginnings(STEPS_PARTITION.topic)) as reader:
         read_to_end(bus, reader, ledger, ForeignRecords(reads, bus.schemas()))
+    return ledger
+
+
+def read_ledger_at(bus: Bus, step: int, reads: str, on_drop: OnDrop) -> Ledger:
+    """As `read_ledger`, and no further than a step: as its trainer stood when that was committed.
+
+    Args:
+        on_drop: see `Ledger`; also told of a drop that its trainer disowned behind the step.
+    """
+    ledger = Ledger(keeps_steps=True, on_drop=on_drop)
+    foreign = ForeignRecords(reads, bus.schemas())
+    with bus.reader(bus.beginnings(STEPS.name)) as reader:
+        for raws in read_to(reader, bus.ends(STEPS.name), READ_DEADLINE_S):
+            for record in foreign.readable(raws):
+                event = record.event
+                is_before = ledger.last_step < step
+                if is_before or (isinstance(event, TrainerHeartbeat) and event.disowned):
+                    ledger.apply(event, record.position)
     return ledger
 
 

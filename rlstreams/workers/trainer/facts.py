@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlstreams.schemas.events import TrainerStarted
+from rlstreams.schemas.events import RunBranched, TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.codec import now_ms
@@ -20,6 +20,7 @@ from rlstreams.workers.loop.agreement import other_files_text, tokenizer_hash, u
 from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.host import commit, host_name
+from rlstreams.workers.trainer.training.checkpoint import BASE_EPOCH, CheckpointStore
 from rlstreams.workers.trainer.witnesses import check_tail
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def make_claim(
     """
     config = context.config
     if ledger.claim is None:
-        _check_fresh(context, bus)
+        _check_fresh(context, bus, ledger)
     names = [topic.name for topic in existing(bus, TOPICS)]
     event = TrainerStarted(
         run=config.run.id,
@@ -60,7 +61,7 @@ def make_claim(
         topic_ids=dict(bus.topic_ids(names)),
         partitions={name: bus.partitions(name) for name in names},
         config=resolved_json(config),
-        hashes=_hashes(config) | {"model": model_hash},
+        hashes=hashes_of(config) | {"model": model_hash},
         versions=dict(versions),
         started_at_ms=now_ms(),
         host=host_name(),
@@ -73,6 +74,8 @@ def make_claim(
         if context.claims_after is not None and before.epoch > context.claims_after:
             _check_files(context, before, event)
         check_tail(bus, ledger, config.run.id, context.folder)
+    elif ledger.branch is not None:
+        check_branch(ledger.branch, config, event.hashes)
     return event
 
 
@@ -82,11 +85,42 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
     Raises:
         ConfigError: names what differs, with both values.
     """
-    old, new = from_json(before.config), from_json(now.config)
+    for name, was, is_ in _fixed(before, from_json(now.config), now.hashes):
+        _refuse(now.run, name, was, is_, "give the new one another run.id")
+    for topic in sorted(before.topic_ids):
+        was_id, is_id = before.topic_ids[topic], now.topic_ids.get(topic)
+        _refuse(now.run, f"the id of topic {topic}", was_id, is_id, _RECREATED)
+        num, is_num = before.partitions[topic], now.partitions.get(topic)
+        _refuse(now.run, f"the number of partitions of {topic}", num, is_num, _REPARTITIONED)
+
+
+def check_branch(branch: RunBranched, config: RunConfig, hashes: Mapping[str, str]) -> None:
+    """Refuse a branch that would not go on with its parent's work; see `check_same_run`.
+
+    Args:
+        hashes: of what `config` names, and of its model.
+
+    Raises:
+        ConfigError: names what differs, with both values.
+    """
+    for name, was, is_ in _fixed(branch, config, hashes):
+        if was != is_:
+            raise ConfigError(
+                f"run {branch.run!r} cannot go on from step {branch.step} of {branch.parent!r}: "
+                f"{name} was {was} and is {is_}; leave it as it was, or begin a run from the model "
+                "folder"
+            )
+
+
+def _fixed(
+    before: TrainerStarted | RunBranched, new: RunConfig, hashes: Mapping[str, str]
+) -> list[tuple[str, object, object]]:
+    """What may not change while a run goes on: name, value before, value now."""
+    old = from_json(before.config)
     pairs: list[tuple[str, object, object]] = [
         ("model.dtype", old.model.dtype, new.model.dtype)  # it would be seen as another model
     ]
-    pairs += [(f"hash of the {key}", before.hashes.get(key), now.hashes.get(key)) for key in _SAME]
+    pairs += [(f"hash of the {key}", before.hashes.get(key), hashes.get(key)) for key in _SAME]
     pairs += [("run.seed", old.run.seed, new.run.seed)]
     pairs += [("prompts.group_size", old.prompts.group_size, new.prompts.group_size)]
     pairs += [("trainer.lora", old.trainer.lora, new.trainer.lora)]
@@ -95,13 +129,7 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
     was_by, is_by = old.trainer.loss.advantage, new.trainer.loss.advantage
     if "gae" in (was_by, is_by):  # a checkpoint has a critic, or has none
         pairs += [("trainer.loss.advantage", was_by, is_by)]
-    for name, was, is_ in pairs:
-        _refuse(now.run, name, was, is_, "give the new one another run.id")
-    for topic in sorted(before.topic_ids):
-        was_id, is_id = before.topic_ids[topic], now.topic_ids.get(topic)
-        _refuse(now.run, f"the id of topic {topic}", was_id, is_id, _RECREATED)
-        num, is_num = before.partitions[topic], now.partitions.get(topic)
-        _refuse(now.run, f"the number of partitions of {topic}", num, is_num, _REPARTITIONED)
+    return pairs
 
 
 def _check_files(context: Context, before: TrainerStarted, now: TrainerStarted) -> None:
@@ -125,8 +153,18 @@ def _refuse(run: str, name: str, was: object, is_: object, advice: str) -> None:
         raise ConfigError(f"run {run!r} cannot be resumed: {name} was {was} and is {is_}; {advice}")
 
 
-def _check_fresh(context: Context, bus: Bus) -> None:
-    """An empty ledger means a new run: nobody publishes a version before the first claim."""
+def _check_fresh(context: Context, bus: Bus, ledger: Ledger) -> None:
+    """An empty ledger means a new run: nobody publishes a version before the first claim, and only
+    a branch begins with a checkpoint."""
+    run, store = context.config.run.id, CheckpointStore(context.folder / "checkpoints")
+    bases = (m for m in store.manifests() if m.run == run and m.epoch == BASE_EPOCH)
+    based = next(bases, None)
+    if based is not None and ledger.branch is None:
+        raise ConfigError(
+            f"run {run!r} cannot begin: checkpoint {based.name} in its folder is what a branch "
+            f"begins with, but {STEPS.name} does not say of which run. The branch was not finished "
+            "or its topics are gone: branch again under another name, or remove the checkpoint"
+        )
     if not any(bus.ends(POLICY_VERSIONS.name).values()):
         return
     raise ConfigError(
@@ -136,7 +174,8 @@ def _check_fresh(context: Context, bus: Bus) -> None:
     )
 
 
-def _hashes(config: RunConfig) -> dict[str, str]:
+def hashes_of(config: RunConfig) -> dict[str, str]:
+    """Of data, tokenizer and user code, as a claim has them."""
     hashes = data_hashes(config.data) | user_code_hashes(config)
     tokenizer = tokenizer_hash(config.model.path)
     return hashes | ({"tokenizer": tokenizer} if tokenizer else {})

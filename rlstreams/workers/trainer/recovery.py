@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rlstreams.schemas.events import PassedOverCheckpoint
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.trainer.family import branch_command
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.redo.redo import Compute, Coroutine, Redone, redo
 from rlstreams.workers.trainer.redo.retention import (
@@ -111,6 +113,7 @@ class Recovery:
             found = self._store.newest(against)
             manifest = found.manifest
             if manifest is None:
+                self._refuse_no_base(found.passed_over)
                 return "version 0", found.passed_over
             try:
                 self._training.restore(self._store, manifest)
@@ -119,6 +122,21 @@ class Recovery:
             else:
                 self.saved_step = manifest.step
                 return f"checkpoint {manifest.name} of step {manifest.step}", found.passed_over
+
+    def _refuse_no_base(self, passed_over: Sequence[PassedOverCheckpoint]) -> None:
+        """A branch begins with its checkpoint, as another run does with the model folder.
+
+        Raises ConfigError: this is one, and has none that it can start from.
+        """
+        if (branch := self._ledger.branch) is None:
+            return
+        wrong = [f"{passed.checkpoint}: {passed.reason}" for passed in passed_over]
+        raise ConfigError(
+            f"run {self._run!r} is a branch of {branch.parent!r} at step {branch.step}, and no "
+            f"checkpoint of that step or a later one can be used ({'; '.join(wrong) or 'none'}): "
+            "put it back, or branch again under another name: "
+            f"{branch_command(branch.parent_place, branch.step)}"
+        )
 
     def used(self, raws: Iterable[RawRecord]) -> None:
         """The newest step used these records."""

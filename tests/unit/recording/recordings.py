@@ -22,6 +22,7 @@ TOPIC_OF = {
     "TrainerHeartbeat": "steps",
     "RedoDrifted": "steps",
     "StepsRedone": "steps",
+    "RunBranched": "steps",
     "PolicyPublished": "policy-versions",
     "PullRequested": "policy-pulls",
     "PolicyLoaded": "policy-pulls",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.replay.player import fresh_run
+from rlstreams.debug.replay.fresh import fresh_run
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.run.run_lock import locked_run
 from rlstreams.workers.config.load import resolved_json

@@ -12,9 +12,11 @@ from rlstreams.schemas.events import ClosedGroups, Event, StepCompleted, Trainer
 from rlstreams.streams.ledger import Ledger, StepFact
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
+from tests.branch_events import run_branched
 from tests.factories import (
     dropped_group,
     groups_dropped,
+    heartbeat,
     policy_published,
     redo_drifted,
     sample_ref,
@@ -149,3 +151,21 @@ def test_listeners_hear_exactly_what_counts(events: list[Event]) -> None:
     assert [event.step for event in steps] == list(range(1, len(steps) + 1)) == list(ledger.steps)
     assert ledger.hashes == anywhere.hashes
     assert ledger.last_step == anywhere.last_step
+
+
+def test_a_branch_counts_as_the_first_event_only_and_steps_follow_it() -> None:
+    """What its parent closed is closed, whatever a heartbeat disowns; its first epoch is 1."""
+    begin = run_branched(step=30, policy_version=31, weight_hash="base")
+    own = step_completed(
+        step=31, policy_version=32, weight_hash="own", closed=ClosedGroups(watermark=8, above=(9,))
+    )
+    ledger = Ledger(keeps_steps=True)
+    events = [begin, step(30), claim(1), begin, step(1), own, heartbeat(disowned=(0, 5)), claim(2)]
+    assert [True, False, True, False, False, True, True, True] == counts(ledger, *events)
+    assert (30, 31, 2) == (ledger.begins_behind, ledger.last_step, ledger.epoch)
+    assert {0: begin.hashes["model"], 31: "base", 32: "own"} == ledger.hashes
+    assert begin.closed == ledger.closed
+    assert ledger.is_closed(8)
+    assert not ledger.is_closed(7)
+    assert [31] == [*ledger.steps]
+    assert [True, False] == counts(Ledger(begins_anywhere=True), step(3), begin)

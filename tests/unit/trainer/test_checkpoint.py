@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.streams.ledger import Ledger
 from rlstreams.workers.trainer.training.checkpoint import (
     PIECE_BYTES,
     CheckpointStore,
     Manifest,
     file_hash,
+    objection,
 )
+from tests.branch_events import run_branched
+from tests.factories import trainer_started
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
+BRANCH = run_branched(step=30, policy_version=30, weight_hash="base")
 OPTIMIZER = {"a:exp_avg": torch.full((2, 3), 0.5), "a:step": torch.tensor(3.0)}
 
 
@@ -124,6 +129,32 @@ def test_prune_keeps_what_was_written_last(tmp_path):
     store = store_with(tmp_path, (1, 10), (1, 40), (2, 15), (2, 20))
     assert store.prune(2, epoch=2) == ["000001-00000040", "000001-00000010"]
     assert names(tmp_path) == ["000002-00000015", "000002-00000020"]
+
+
+def test_what_a_branch_begins_with_is_kept(tmp_path):
+    """Of epoch 0, which nobody claims: its first steps are done again from it."""
+    store = store_with(tmp_path, (0, 30), (1, 31), (1, 32))
+    assert store.prune(1, epoch=1) == ["000001-00000031"]
+    assert names(tmp_path) == ["000000-00000030", "000001-00000032"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "step", "text", "told"),
+    [
+        (BRANCH, 30, "base", ""),
+        (BRANCH, 29, "base", "step 29 with weights base is not what the branch begins with"),
+        (BRANCH, 30, "other", "step 30 with weights other is not what"),
+        (None, 30, "base", "the ledger does not begin as a branch"),
+    ],
+)
+def test_a_base_is_held_against_what_the_branch_says(begin, step, text, told):
+    """No claim names epoch 0, so only that event can confirm it."""
+    ledger = Ledger(keeps_steps=True)
+    for event in filter(None, [begin, trainer_started()]):
+        assert ledger.apply(event)
+    found = Manifest(run="run", epoch=0, step=step, policy_version=30, weight_hash=text)
+    assert told in objection("run", ledger, found)
+    assert bool(told) == bool(objection("run", ledger, found))
 
 
 def test_a_fenced_writer_prunes_only_its_own_and_older_ones(tmp_path):

@@ -165,14 +165,24 @@ def test_bad_overrides_are_refused(overrides, message):
     ("holds", "advice"),
     [
         ("run.toml", r"x is a folder; name its .*x/run.toml"),
-        ("config.json", "x is a folder; of a run: name the TOML files that it was started with"),
         ("notes.txt", "x is a folder; a CONFIG is a TOML file"),
     ],
 )
 def test_a_folder_is_no_file(tmp_path, holds, advice):
-    """A project, a run, or neither: each is told what to name."""
+    """A project, or neither it nor a run: each is told what to name."""
     write(tmp_path / "x", "", holds)
     with pytest.raises(ConfigError, match=advice):
+        load([tmp_path / "x"])
+
+
+def test_a_runs_folder_is_what_up_left_in_it(tmp_path):
+    """Under where it is now, with overrides over it; a model's folder is none."""
+    left = load([], ["trainer.steps=7", f"run.dir={tmp_path / 'gone'}"])
+    write(tmp_path / "x", resolved_json(left), "config.json")
+    found = load([tmp_path / "x"], ["trainer.steps=9"])
+    assert (9, str(tmp_path / "x")) == (found.trainer.steps, found.folder)
+    write(tmp_path / "x", '{"model_type": "qwen3"}', "config.json")
+    with pytest.raises(ConfigError, match="x is a folder; a CONFIG is a TOML file"):
         load([tmp_path / "x"])
 
 

@@ -246,13 +246,25 @@ def read_step(
     bus: Bus, fact: StepFact, while_waiting: Callable[[int], None]
 ) -> tuple[StepCompleted, list[Payload]]:
     """A step's event, and its samples in batch order."""
+    event = read_completed(bus, fact, while_waiting)
+    positions = [Position(SCORED.name, s.partition, s.offset) for s in event.samples]
+    raws = fetch(bus, positions, while_waiting=while_waiting)
+    return event, [payload_of(raw, bus.schemas()) for raw in raws]
+
+
+def read_completed(
+    bus: Bus, fact: StepFact, while_waiting: Callable[[int], None] = lambda _: None
+) -> StepCompleted:
+    """A step's event.
+
+    Raises:
+        RecordGoneError: it does not lie there.
+    """
     (raw,) = fetch(bus, [fact.position], while_waiting=while_waiting)
     event = decoded(raw, bus.schemas()).event
     if not isinstance(event, StepCompleted) or event.step != fact.step:
         raise RecordGoneError(f"{fact.position} does not hold StepCompleted({fact.step})")
-    positions = [Position(SCORED.name, s.partition, s.offset) for s in event.samples]
-    raws = fetch(bus, positions, while_waiting=while_waiting)
-    return event, [payload_of(raw, bus.schemas()) for raw in raws]
+    return event
 
 
 def drift_error(unequal: Unequal, before: Mapping[str, str], now: Mapping[str, str]) -> RedoError:

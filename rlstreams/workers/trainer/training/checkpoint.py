@@ -26,6 +26,7 @@ from rlstreams.streams.log.crash_points import CrashPoint, reach
 if TYPE_CHECKING:
     from torch import Tensor
 
+BASE_EPOCH = 0  # of the checkpoint that a branch begins with: no trainer of its own wrote it
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 MANIFEST_FILE = "manifest.json"
@@ -159,9 +160,10 @@ class CheckpointStore:
         from below it, and what was just written must stay. Checkpoints of epochs above `epoch`,
         the caller's, are not its to judge: a stopped trainer that woke up leaves them alone. Call
         it only after a commit that came after the save: so whoever takes over starts from what was
-        just written, and needs none of those removed here.
+        just written, and needs none of those removed here. A branch's base is kept: as a model
+        folder, it is what its first steps are done again from.
         """
-        ours = [name for name in self._names() if _epoch_and_step(name)[0] <= epoch]
+        ours = [n for n in self._names() if BASE_EPOCH < _epoch_and_step(n)[0] <= epoch]
         removed = sorted(ours, key=_epoch_and_step, reverse=True)[keep:]
         for name in removed:
             self._remove(name)
@@ -224,9 +226,14 @@ def objection(run: str, ledger: Ledger, manifest: Manifest) -> str:
     checkpoint. If it holds the committed weights of a step that was committed in its own time, or
     before, it is as good as any. Everything else of its making is refused here.
     """
-    fact = ledger.steps.get(manifest.step)
     if manifest.run != run:
         return f"it is of run {manifest.run!r}, this is {run!r}"
+    is_base = manifest.epoch == BASE_EPOCH
+    return _not_base(ledger, manifest) if is_base else _not_made(ledger, manifest)
+
+
+def _not_made(ledger: Ledger, manifest: Manifest) -> str:
+    fact = ledger.steps.get(manifest.step)
     if manifest.epoch not in ledger.claims:
         return f"epoch {manifest.epoch} has no claim in the ledger"
     if fact is None:
@@ -240,6 +247,19 @@ def objection(run: str, ledger: Ledger, manifest: Manifest) -> str:
         return (
             f"step {manifest.step} with weights {manifest.weight_hash[:12]} "
             f"is not what the ledger committed: {fact.weight_hash[:12]}"
+        )
+    return ""
+
+
+def _not_base(ledger: Ledger, manifest: Manifest) -> str:
+    branch = ledger.branch
+    if branch is None:
+        return "it is what a branch begins with, and the ledger does not begin as a branch"
+    base = branch.step, branch.weight_hash
+    if (manifest.step, manifest.weight_hash) != base:
+        return (
+            f"step {manifest.step} with weights {manifest.weight_hash[:12]} is not what the branch "
+            f"begins with: step {branch.step} with {branch.weight_hash[:12]}"
         )
     return ""
 

@@ -1,0 +1,1 @@
+"""A run that goes on from a step of another one."""
