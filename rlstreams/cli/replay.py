@@ -8,12 +8,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.named import Progress, opened, print_json
+from rlstreams.cli.named import NamedRun, Progress, opened, print_json
 from rlstreams.cli.options import LOG, Group, N, argument, command, option, set_threads
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rlstreams.workers.trainer.redo.redo import RedoneStep
 
 SPEED = "max"
+LEARNT = "learnt"
 
 REPLAY = Group(
     "replay",
@@ -243,6 +244,31 @@ def _print_step(step: RedoneStep, differences: Sequence[Finding]) -> None:
         print(f"       {one.name}: recorded {one.recorded[:60]}, now {one.again[:60]}{where}")
 
 
+def _looked_into(run: Declared) -> Declared:
+    """What those take that do steps of a run or a recording again."""
+    run = option("--checkpoints", metavar="DIR", multiple=True, help="also look here")(run)
+    return option("--model", metavar="DIR", help="where the model folder is now", default="")(run)
+
+
+@contextmanager
+def _steps_of(args: Namespace) -> Iterator[tuple[NamedRun, RunConfig, list[Path]]]:
+    """The run or recording that is named, its configuration, and where its checkpoints may be."""
+    from rlstreams.streams.run.places import CHECKPOINTS, check_folder_of
+    from rlstreams.workers.config.load import from_json
+
+    for name in args.checkpoints:
+        check_folder_of(CHECKPOINTS, name, "--checkpoints")
+    with opened(*args.config) as found_run:
+        for problem in found_run.log.problems:
+            print(f"warning: {problem}", file=sys.stderr)
+        config = found_run.config or from_json(json.dumps(found_run.log.configuration))
+        path = args.model or config.model.path
+        config = replace(config, model=replace(config.model, path=path))
+        set_threads(config.model.threads)
+        extra = [Path(name) for name in args.checkpoints]
+        yield found_run, config, [found_run.folder / "checkpoints", *extra]
+
+
 @command(
     "step",
     "rlstreams replay step 7 recordings/demo",
@@ -260,8 +286,7 @@ def _print_step(step: RedoneStep, differences: Sequence[Finding]) -> None:
     "trainer.micro_batch_tokens, trainer.minibatches, trainer.batch_epochs, trainer.control",
 )
 @option("--json", is_flag=True, help="print what was compared as one JSON object")
-@option("--checkpoints", metavar="DIR", multiple=True, help="also look here")
-@option("--model", metavar="DIR", help="where the model folder is now", default="")
+@_looked_into
 @option(
     "--profile",
     metavar="FILE",
@@ -275,22 +300,9 @@ def step(args: Namespace) -> int:
     Loads the newest checkpoint before the step, redoes the steps in between, then the step
     itself. Writes nothing. Exit status 1 if anything differs.
     """
-    from rlstreams.streams.run.places import CHECKPOINTS, check_folder_of
-    from rlstreams.workers.config.load import from_json
-
-    for name in args.checkpoints:
-        check_folder_of(CHECKPOINTS, name, "--checkpoints")
-    with opened(*args.config) as found_run:
-        for problem in found_run.log.problems:
-            print(f"warning: {problem}", file=sys.stderr)
-        found_config = found_run.config or from_json(json.dumps(found_run.log.configuration))
-        path = args.model or found_config.model.path
-        config = replace(found_config, model=replace(found_config.model, path=path))
-        set_threads(config.model.threads)
+    with _steps_of(args) as (found_run, config, folders):
         from rlstreams.debug.rerun.rerun import changed_config, lines, profile, rerun
 
-        extra = [Path(name) for name in args.checkpoints]
-        folders = [found_run.folder / "checkpoints", *extra]
         if args.profile:
             out = Path(args.profile)
             traced = profile(found_run.log.bus, config, args.n, checkpoints=folders, out=out)
@@ -310,3 +322,48 @@ def step(args: Namespace) -> int:
     else:
         print("\n".join(lines(found)))
     return 0 if found.is_equal else 1
+
+
+METRIC = "held_out (the mean reward of held-out rows), or one of a step: reward, kl, entropy, "
+METRIC += "grad_norm, mismatch_mean, response_tokens, loss, ..."
+
+
+@command(
+    "bisect",
+    "rlstreams replay bisect recordings/demo --metric held_out",
+    "rlstreams replay bisect runs/demo --metric entropy --band 0.02:",
+    of=REPLAY,
+    takes=LOG,
+)
+@option("--metric", metavar="NAME", help=METRIC, default="held_out", show_default=True)
+@option(
+    "--band",
+    metavar="LOW:HIGH",
+    help="what is usual, LOW: and :HIGH too; learnt: median and deviation of the steps before",
+    default=LEARNT,
+    show_default=True,
+)
+@option("--json", is_flag=True, help="print it as one JSON object")
+@_looked_into
+def bisect(args: Namespace) -> int:
+    """the first step at which a metric left its band for good
+
+    Between two evaluations of held-out rows it makes the versions in between again, and evaluates
+    them, half way each time. Writes nothing. Exit status 0 also if there is no such step.
+    """
+    from rlstreams.debug.blame.band import band_of
+
+    band = None if args.band == LEARNT else band_of(args.band)
+    with _steps_of(args) as (found_run, config, folders):
+        from rlstreams.debug.blame.bisect import bisect as bisected
+
+        progress = Progress()
+        found = bisected(
+            found_run.log, config, args.metric, band=band, checkpoints=folders, say=progress
+        )
+        progress("")
+    if args.json:
+        print_json({**asdict(found), "blamed": found.blamed})
+    else:
+        print("\n".join(found.lines(str(found_run.folder))))
+    return 0

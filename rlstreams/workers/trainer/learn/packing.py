@@ -7,7 +7,7 @@ every array bit for bit. Axes: `B` sequence, `T` token.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,6 +169,7 @@ def pack(
     replay_routes: bool = False,
     minibatches: int = 1,
     epochs: int = 1,
+    left_out: Collection[tuple[str, int]] = (),
 ) -> Batch:
     """The batch of a plan. Deterministic; samples have passed `validate`.
 
@@ -180,6 +181,9 @@ def pack(
         in_bins: pack rows into bins of `token_budget`, instead of padding them.
         cut: exactly so (a redo), whatever the budget.
         minibatches: optimizer steps that it is split into; each divides by its own sums.
+        left_out: samples (group, number) that nothing is learnt from, though divisors count them:
+            what the others add to the gradient stays as it was. A mini-batch of these alone is no
+            optimizer step.
 
     Raises:
         ValueError: lengths or a cut that do not fit the samples, a masked segment that is not
@@ -187,7 +191,11 @@ def pack(
     """
     if len(advantages) != len(samples):
         raise ValueError(f"{len(advantages)} advantages for {len(samples)} samples")
-    kept = _trained_segments(samples, masked)
+    planned = _trained_segments(samples, masked)
+    kept = [
+        frozenset() if (s.trajectory.group_id, s.trajectory.sample) in left_out else own
+        for s, own in zip(samples, planned, strict=True)
+    ]
     tokens = [_num_policy_tokens(s, k) for s, k in zip(samples, kept, strict=True)]
     if not any(tokens):
         raise ValueError(f"batch of {len(samples)} samples has no token to learn from")
@@ -197,7 +205,12 @@ def pack(
         cut = planned_cut(lengths, group_ids, token_budget, minibatches, in_bins=in_bins)
     cut.check(len(samples))
     of_sample = minibatch_of(group_ids, minibatches)
-    sums = _sums(of_sample, tokens)
+    learnt = {number for number, num in zip(of_sample, tokens, strict=True) if num}
+    counted = [_num_policy_tokens(s, k) for s, k in zip(samples, planned, strict=True)]
+    sums = {
+        number: own if number in learnt else (0, 0, own[2])
+        for number, own in _sums(of_sample, counted).items()
+    }
     return Batch(
         micro_batches=tuple(
             _micro_batch(

@@ -1,0 +1,1 @@
+"""Which step broke a run, and which samples of it: from the log alone."""
