@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import NamedRun, Progress, opened, print_json
-from rlstreams.cli.options import LOG, Group, N, argument, command, option, set_threads
+from rlstreams.cli.options import LOG, Group, N, argument, command, one_of, option, set_threads
+from rlstreams.debug.blame import KINDS
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
-    from rlstreams.debug.replay.player import Played, Selection
-    from rlstreams.debug.rerun.findings import Finding
+    from rlstreams.debug.replay.player import Selection
     from rlstreams.streams.recording import Recording
     from rlstreams.workers.config.run import RunConfig
-    from rlstreams.workers.trainer.redo.redo import RedoneStep
 
 SPEED = "max"
 LEARNT = "learnt"
@@ -168,18 +167,8 @@ def _play(args: Namespace, recording: Recording, selection: Selection | None) ->
             on_progress=lambda num: progress(f"{counted(num, 'record')} played"),
         )
         progress("")
-        _tell(played, config)
-
-
-def _tell(played: Played, config: RunConfig) -> None:
-    for topic, count in sorted(played.by_topic.items()):
-        print(f"{topic:<20} {count:>10,}")
-    rate = played.num_records / max(played.seconds, 1e-9)
-    print(
-        f"{counted(played.num_records, 'record')}, {played.num_bytes / 1e6:,.1f} MB in "
-        f"{played.seconds:.1f} s ({rate:,.0f} a second) into run {config.run.id}, "
-        f"folder {Path(config.folder)}"
-    )
+        print("\n".join(played.lines()))
+        print(f"run {config.run.id} is in folder {Path(config.folder)}")
 
 
 def _logprob(args: Namespace, recording: Recording, selection: Selection | None) -> int:
@@ -211,6 +200,7 @@ def _trainer(args: Namespace, recording: Recording, steps: range | None) -> int:
             raise ConfigError(f"{fresh.folder} is the folder of a run: name another with --dir DIR")
         weights = Path(fresh.folder) / "weights"
     set_threads(config.model.threads)
+    from rlstreams.debug.rerun.findings import again_lines
     from rlstreams.debug.rerun.rebuilt import steps_again
 
     print(f"{'step':>5}  {'samples':>7}  {'batch':<14} {'loss':>22}  {'weights':<14} compared")
@@ -218,7 +208,7 @@ def _trainer(args: Namespace, recording: Recording, steps: range | None) -> int:
     for step, differences in steps_again(
         RecordingBus(recording), config, last=last, keep_weights=weights
     ):
-        _print_step(step, differences)
+        print("\n".join(again_lines(step, differences)), flush=True)
         num_steps += 1
         num_equal += not differences
         num_samples += len(step.recorded.samples)
@@ -229,19 +219,6 @@ def _trainer(args: Namespace, recording: Recording, steps: range | None) -> int:
         f"{counted(num_samples, 'scored trajectory', 'scored trajectories')} trained on again"
     )
     return 0 if num_equal == num_steps else 1
-
-
-def _print_step(step: RedoneStep, differences: Sequence[Finding]) -> None:
-    again, differ = step.again, counted(len(differences), "thing")
-    print(
-        f"{step.fact.step:>5}  {len(step.recorded.samples):>7}  {again.batch_hash[:12]:<14} "
-        f"{again.loss!r:>22}  {again.weight_hash[:12]:<14} "
-        f"{f'NOT equal in {differ}' if differences else 'equal'}",
-        flush=True,
-    )
-    for one in differences:
-        where = f"; first: {one.place}" if one.place else ""
-        print(f"       {one.name}: recorded {one.recorded[:60]}, now {one.again[:60]}{where}")
 
 
 def _looked_into(run: Declared) -> Declared:
@@ -324,8 +301,7 @@ def step(args: Namespace) -> int:
     return 0 if found.is_equal else 1
 
 
-METRIC = "held_out (the mean reward of held-out rows), or one of a step: reward, kl, entropy, "
-METRIC += "grad_norm, mismatch_mean, response_tokens, loss, ..."
+METRIC = "held_out (the reward of held-out rows), or one of a step: kl, entropy, grad_norm, ..."
 
 
 @command(
@@ -348,8 +324,8 @@ METRIC += "grad_norm, mismatch_mean, response_tokens, loss, ..."
 def bisect(args: Namespace) -> int:
     """the first step at which a metric left its band for good
 
-    Between two evaluations of held-out rows it makes the versions in between again, and evaluates
-    them, half way each time. Writes nothing. Exit status 0 also if there is no such step.
+    Between two evaluations it makes versions again and evaluates them, half way each time. Writes
+    nothing. Exit status 0 also if there is no such step.
     """
     from rlstreams.debug.blame.band import band_of
 
@@ -366,4 +342,59 @@ def bisect(args: Namespace) -> int:
         print_json({**asdict(found), "blamed": found.blamed})
     else:
         print("\n".join(found.lines(str(found_run.folder))))
+    return 0
+
+
+@command(
+    "blame",
+    "rlstreams replay blame recordings/demo --steps 16 --metric held_out",
+    "rlstreams replay blame runs/demo --steps 30:31 --metric entropy --by worker",
+    of=REPLAY,
+    takes=LOG,
+)
+@option("--steps", metavar="A:B", help="whose samples may be to blame", required=True)
+@option("--metric", metavar="NAME", help=METRIC, default="")
+@option("--by", type=one_of(*KINDS), help="a set is", default="group", show_default=True)
+@option("--at", metavar="N", type=N, help="the step whose figure is measured, from B on")
+@option(
+    "--rewards",
+    metavar="FILE",
+    help="not left out, but with these rewards: JSON lines of group_id, sample, reward",
+)
+@option("--json", is_flag=True, help="print it as one JSON object")
+@_looked_into
+def blame(args: Namespace) -> int:
+    """which samples of some steps explain a change of a metric
+
+    Does the steps again without a set of samples, measures the metric behind them, and halves; what
+    an effect must be is told by random sets. Writes nothing. Exit status 0 also if it is nobody.
+    """
+    from rlstreams.debug.replay.player import range_of
+    from rlstreams.words.spelling import spelling
+
+    steps = range_of(args.steps)
+    assert steps is not None, "it is required"
+    with _steps_of(args) as (found_run, config, folders):
+        from rlstreams.debug.blame.blame import blame as blamed
+        from rlstreams.debug.blame.sets import rewards_of
+        from rlstreams.debug.blame.text import lines
+
+        progress = Progress()
+        found = blamed(
+            found_run.log,
+            config,
+            steps,
+            metric=args.metric,
+            by=args.by,
+            at=args.at or 0,
+            rewards=rewards_of(Path(args.rewards)) if args.rewards else None,
+            checkpoints=folders,
+            spelled=spelling("", config.model.path),
+            say=progress,
+        )
+        progress("")
+    if args.json:
+        print_json(found)
+    else:
+        print("\n".join(lines(found)))
     return 0

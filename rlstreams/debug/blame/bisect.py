@@ -21,6 +21,7 @@ from rlstreams.streams.run.run_log import RunLog
 from rlstreams.workers.config.run import RunConfig
 
 SHOWN = 6  # points on either side of the border
+LOOK_BACK = 2  # steps before it: momentum still grows with a bad gradient when it is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,9 @@ class Bisected:
         """First and last step to look at: whose updates lie behind the first point outside."""
         if self.departure is None:
             return None
-        last = self.departure.point.step
-        before = self.departure.before
-        if self.is_sampled:
-            return (before.step + 1 if before else 1), last
-        return max(last - 1, 1), last
+        last, before = self.departure.point.step, self.departure.before
+        first = before.step + 1 if before and self.is_sampled else last
+        return max(first - LOOK_BACK, 1), last
 
     def lines(self, name: str) -> list[str]:
         """For the terminal.
