@@ -61,6 +61,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
         "rlstreams.workers.engines",
         "rlstreams.workers.logprob",
         "rlstreams.workers.model",
+        "rlstreams.debug.blame.evaluated",  # weights are handed on
         "rlstreams.debug.rerun",
         "rlstreams.show.export.model",
     ),

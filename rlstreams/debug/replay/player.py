@@ -24,6 +24,7 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.errors import AbortedError, ConfigError
 from rlstreams.streams.log.record import REPLAY_HEADER, Outgoing, RawRecord
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import SCHEMAS
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.streams.recording.table import facts_of
@@ -125,6 +126,15 @@ class Played:
     num_bytes: int
     seconds: float
     by_topic: Mapping[str, int]
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        rate = self.num_records / max(self.seconds, 1e-9)
+        return [
+            *(f"{topic:<20} {count:>10,}" for topic, count in sorted(self.by_topic.items())),
+            f"{counted(self.num_records, 'record')}, {self.num_bytes / 1e6:,.1f} MB in "
+            f"{self.seconds:.1f} s ({rate:,.0f} a second)",
+        ]
 
 
 def play(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlstreams.schemas.events import TRAIN, StepCompleted
 from rlstreams.streams.ledger import NOWHERE
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.intake.admission import Admission, Plan
@@ -82,6 +83,25 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
         Finding(name=name, recorded=str(recorded), again=str(now), place=place)
         for name, recorded, now, place in rows
     ]
+
+
+def again_lines(step: RedoneStep, differences: Sequence[Finding]) -> list[str]:
+    """A step that was done again, for the terminal.
+
+    Args:
+        differences: findings that are not equal.
+    """
+    again, differ = step.again, counted(len(differences), "thing")
+    rows = [
+        f"{step.fact.step:>5}  {len(step.recorded.samples):>7}  {again.batch_hash[:12]:<14} "
+        f"{again.loss!r:>22}  {again.weight_hash[:12]:<14} "
+        f"{f'NOT equal in {differ}' if differences else 'equal'}"
+    ]
+    for one in differences:
+        where = f"; first: {one.place}" if one.place else ""
+        recorded, now = one.recorded[:60], one.again[:60]
+        rows.append(f"       {one.name}: recorded {recorded}, now {now}{where}")
+    return rows
 
 
 def _planned(event: StepCompleted, payloads: Sequence[Payload], config: RunConfig) -> Plan:

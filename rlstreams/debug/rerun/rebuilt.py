@@ -32,7 +32,7 @@ from rlstreams.workers.trainer.intake.fetch import RecordGoneError
 from rlstreams.workers.trainer.redo.redo import RedoneStep, differences, redo_steps, run_now
 from rlstreams.workers.trainer.redo.retention import check_redo
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
-from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.trainer.training.training import Trained, Training
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import FileWeightServer
 
@@ -120,11 +120,12 @@ class Rebuilt:
         claim = self.ledger.claims[self.ledger.steps[step].epoch]
         return differences(claim.versions, versions(self.training.numerics))
 
-    def go_to(self, step: int) -> None:
-        """Redo the steps that the weights in hand lack, up to `step`.
+    def go_to(self, step: int) -> Trained | None:
+        """Redo the steps that the weights in hand lack, up to `step`; what the last one gave.
 
         Raises RerunError: one gave other weights than recorded; as `again`.
         """
+        trained: Trained | None = None
         for number in range(self.training.learner.step_number + 1, step + 1):
             if self.ledger.is_disowned(number):  # nobody made it, and its redo passes over it
                 self.training.pass_over()
@@ -140,6 +141,8 @@ class Rebuilt:
                     f"{self.environment(number) or 'nothing that its claim records differs'}"
                 )
             self.num_redone += 1
+            trained = redone.again
+        return trained
 
 
 @contextmanager

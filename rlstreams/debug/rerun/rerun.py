@@ -299,6 +299,11 @@ class State:
         tensors = training.learner.optimizer_tensors()
         self._optimizer = _copied(tensors)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all its tensors."""
+        return sum(t.nbytes for own in (self.weights, self._optimizer) for t in own.values())
+
     def back(self) -> None:
         """Return to it."""
         self._training.learner.load(self.weights, self._optimizer, self._step)

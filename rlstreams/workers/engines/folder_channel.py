@@ -1,8 +1,8 @@
-"""Version 0 without a trainer: a model folder as something that an engine can pull."""
+"""Weights without a trainer that an engine can pull: of a model folder, or in hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,27 +14,26 @@ if TYPE_CHECKING:
     import torch
 
 
-class FolderChannel:
-    """A `WeightSource` of one version, read from the folder."""
+class HeldWeights:
+    """A `WeightSource` of one version, in memory.
 
-    def __init__(self, folder: Path, dtype: str = FLOAT32) -> None:
-        """Load the weights, in this dtype.
+    Args:
+        weights: by name, in name order.
+    """
 
-        Raises:
-            EngineError: the folder cannot be loaded.
-        """
-        self._weights = weights_of(load_model(folder, dtype))
+    def __init__(self, weights: Mapping[str, torch.Tensor], model: str, version: int = 0) -> None:
+        self._weights = weights
         self.published = PolicyPublished(
-            model=folder.name,
-            policy_version=0,
-            weight_hash=weight_hash(self._weights),
+            model=model,
+            policy_version=version,
+            weight_hash=weight_hash(weights),
             epoch=0,
             instance="",
-            step=0,
-            num_bytes=size_bytes(self._weights),
-            layout=layout_of(self._weights),
+            step=version,
+            num_bytes=size_bytes(weights),
+            layout=layout_of(weights),
             endpoints=(),
-            versions_served=(0,),
+            versions_served=(version,),
             published_at_ms=0,
         )
 
@@ -45,3 +44,15 @@ class FolderChannel:
         del deadline_s
         assert published.weight_hash == self.published.weight_hash, "one version only"
         yield from self._weights.items()
+
+
+class FolderChannel(HeldWeights):
+    """Version 0, read from the folder."""
+
+    def __init__(self, folder: Path, dtype: str = FLOAT32) -> None:
+        """Load the weights, in this dtype.
+
+        Raises:
+            EngineError: the folder cannot be loaded.
+        """
+        super().__init__(weights_of(load_model(folder, dtype)), folder.name)

@@ -128,6 +128,10 @@ class Sampler:
         """Nothing is known of partitions."""
 
     async def roll_out(self, record: Record[Prompt]) -> Played:
+        """See `played`."""
+        return await self.played(record.event)
+
+    async def played(self, prompt: Prompt) -> Played:
         """Generate and judge one sample.
 
         Raises:
@@ -138,7 +142,7 @@ class Sampler:
             TimeoutError: not finished within `deadline_s`.
             RewardError: the verifier failed.
         """
-        started_s, prompt = time.monotonic(), record.event
+        started_s = time.monotonic()
         played = await self.generate(prompt)
         played.judgement = played.judgement or await self._judged(prompt, played)
         played.sample_s = time.monotonic() - started_s

@@ -7,7 +7,7 @@ every array bit for bit. Axes: `B` sequence, `T` token.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,33 +162,33 @@ def pack(
     advantages: Float32s,
     masked: Sequence[MaskedSegment],
     *,
-    policy_version: int,
+    policy_version: int,  # that the step starts from
     token_budget: int,
-    in_bins: bool = False,
+    in_bins: bool = False,  # of `token_budget`, instead of padding rows
     cut: Cut | None = None,
     replay_routes: bool = False,
     minibatches: int = 1,
     epochs: int = 1,
+    left_out: Collection[tuple[str, int]] = (),
 ) -> Batch:
     """The batch of a plan. Deterministic; samples have passed `validate`.
 
     Args:
         samples: in batch order, as `advantages`.
         masked: segments that stay out of the loss.
-        policy_version: the version that the step starts from.
         token_budget: tokens of a micro-batch, padding included; a longer sample goes alone.
-        in_bins: pack rows into bins of `token_budget`, instead of padding them.
         cut: exactly so (a redo), whatever the budget.
         minibatches: optimizer steps that it is split into; each divides by its own sums.
+        left_out: samples that nothing is learnt from, see `_kept`.
 
     Raises:
-        ValueError: lengths or a cut that do not fit the samples, a masked segment that is not
-            in them, or no token left to learn from.
+        ValueError: lengths or a cut that do not fit, a masked segment of no sample, no token left.
     """
     if len(advantages) != len(samples):
         raise ValueError(f"{len(advantages)} advantages for {len(samples)} samples")
-    kept = _trained_segments(samples, masked)
-    tokens = [_num_policy_tokens(s, k) for s, k in zip(samples, kept, strict=True)]
+    planned = _trained_segments(samples, masked)
+    kept = _kept(samples, planned, left_out)
+    tokens = _policy_tokens(samples, kept)
     if not any(tokens):
         raise ValueError(f"batch of {len(samples)} samples has no token to learn from")
     group_ids = [s.trajectory.group_id for s in samples]
@@ -197,7 +197,7 @@ def pack(
         cut = planned_cut(lengths, group_ids, token_budget, minibatches, in_bins=in_bins)
     cut.check(len(samples))
     of_sample = minibatch_of(group_ids, minibatches)
-    sums = _sums(of_sample, tokens)
+    sums = _sums(of_sample, _policy_tokens(samples, planned), tokens)
     return Batch(
         micro_batches=tuple(
             _micro_batch(
@@ -219,13 +219,17 @@ def pack(
     )
 
 
-def _sums(of_sample: Sequence[int], tokens: Sequence[int]) -> dict[int, tuple[int, int, int]]:
-    """Of each mini-batch its tokens, samples that have some, and samples."""
+def _sums(
+    of_sample: Sequence[int], counted: Sequence[int], learnt: Sequence[int]
+) -> dict[int, tuple[int, int, int]]:
+    """Of each mini-batch its tokens, samples that have some, and samples; no token of one that
+    nothing is learnt from."""
     found: dict[int, tuple[int, int, int]] = {}
-    for number, num in zip(of_sample, tokens, strict=True):
+    for number, num in zip(of_sample, counted, strict=True):
         before = found.get(number, (0, 0, 0))
         found[number] = (before[0] + num, before[1] + (num > 0), before[2] + 1)
-    return found
+    alive = {number for number, num in zip(of_sample, learnt, strict=True) if num}
+    return {n: own if n in alive else (0, 0, own[2]) for n, own in found.items()}
 
 
 def _trained_segments(
@@ -250,13 +254,35 @@ def _trained_segments(
     ]
 
 
+def _kept(
+    samples: Sequence[ScoredTrajectory],
+    planned: Sequence[frozenset[int]],
+    left_out: Collection[tuple[str, int]],
+) -> list[frozenset[int]]:
+    """Those of `planned` that are learnt from: none of these samples (group, number).
+
+    Divisors count them all the same, so what the others add to the gradient stays as it was. A
+    mini-batch of these alone is no optimizer step.
+    """
+    names = [(s.trajectory.group_id, s.trajectory.sample) for s in samples]
+    return [
+        frozenset() if name in left_out else own for name, own in zip(names, planned, strict=True)
+    ]
+
+
 def num_tokens(trajectory: Trajectory) -> int:
     """Of all its segments."""
     return sum(len(segment.token_ids) for segment in trajectory.segments)
 
 
-def _num_policy_tokens(scored: ScoredTrajectory, kept: frozenset[int]) -> int:
-    return sum(len(scored.trajectory.segments[index].token_ids) for index in kept)
+def _policy_tokens(
+    samples: Sequence[ScoredTrajectory], kept: Sequence[frozenset[int]]
+) -> list[int]:
+    """By sample, of these segments."""
+    return [
+        sum(len(scored.trajectory.segments[index].token_ids) for index in own)
+        for scored, own in zip(samples, kept, strict=True)
+    ]
 
 
 def _micro_batch(

@@ -8,7 +8,7 @@ step, and compares batch and weight hashes with the committed ones; tools do it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -151,7 +151,7 @@ def redo_steps(
         ):
             cut = None
         given = (training, change or section, event, payloads, cut)
-        again: Trained = yield compute(_train, *given)
+        again: Trained = yield compute(train_recorded, *given)
         step = RedoneStep(fact=fact, recorded=event, payloads=payloads, again=again)
         goes_on = on_step(step)
         del event, payloads, given, again, step
@@ -160,15 +160,22 @@ def redo_steps(
             return
 
 
-def _train(
+def train_recorded(
     training: Training,
     section: TrainerSection,
     event: StepCompleted,
     payloads: Sequence[Payload],
     cut: Cut | None,
+    left_out: Collection[tuple[str, int]] = (),
 ) -> Trained:
+    """Learn from a recorded batch under this configuration; raises as `Training.train`.
+
+    Args:
+        left_out: see there.
+    """
     training.configure(section)
-    return training.train(payloads, event.masked, event.policy_version - 1, cut)
+    version = event.policy_version - 1
+    return training.train(payloads, event.masked, version, cut, left_out)
 
 
 def run_now(coroutine: Coroutine[T]) -> T:

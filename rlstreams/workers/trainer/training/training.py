@@ -7,7 +7,7 @@ samples, masks and cut come from: the planner, or the ledger.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,12 +151,15 @@ class Training:
         masked: Sequence[MaskedSegment],
         policy_version: int,
         cut: Cut | None = None,
+        left_out: Collection[tuple[str, int]] = (),
     ) -> Trained:
         """One optimizer step from `policy_version`.
 
         Args:
             payloads: in batch order.
             cut: the micro-batches, where the ledger has them.
+            left_out: samples (group, number) that nothing is learnt from, see `pack`; never of a
+                step that counts. The advantages are those of all samples.
 
         Where memory does not suffice the batch is cut into smaller micro-batches, as the result
         tells.
@@ -174,7 +177,7 @@ class Training:
             check_reference(sample, self._section.loss)
             check_routing(sample, is_replayed=self._section.routing_replay)
         advantages = self._advantages(samples)
-        batch, result = self._step(samples, advantages, masked, policy_version, cut)
+        batch, result = self._step(samples, advantages, masked, policy_version, cut, left_out)
         hashing_s = time.monotonic()
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
         ended_s = time.monotonic()
@@ -263,6 +266,7 @@ class Training:
         masked: Sequence[MaskedSegment],
         policy_version: int,
         cut: Cut | None,
+        left_out: Collection[tuple[str, int]],
     ) -> tuple[Batch, StepResult]:
         """The step, cut so that it fits in memory."""
         if cut is not None and self.learner.why_padded:
@@ -287,6 +291,7 @@ class Training:
                 replay_routes=self._section.routing_replay,
                 minibatches=self._section.minibatches,
                 epochs=self._section.batch_epochs,
+                left_out=left_out,
             )
             batch = with_teacher(batch, samples, self._section.loss.distill_top_k)
             try:

@@ -1,0 +1,198 @@
+"""`rlstreams replay step | bisect | blame`: steps of a run or of a recording, done again."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.named import NamedRun, Progress, opened, print_json
+from rlstreams.cli.options import LOG, N, argument, command, one_of, option, set_threads
+from rlstreams.cli.replay.group import REPLAY, config_of
+from rlstreams.debug.blame import KINDS
+
+if TYPE_CHECKING:
+    from rlstreams.workers.config.run import RunConfig
+
+LEARNT = "learnt"
+Declared = Callable[[Namespace], int]
+
+
+def _looked_into(run: Declared) -> Declared:
+    """What those take that do steps of a run or a recording again."""
+    run = option("--checkpoints", metavar="DIR", multiple=True, help="also look here")(run)
+    return option("--model", metavar="DIR", help="where the model folder is now", default="")(run)
+
+
+@contextmanager
+def _steps_of(args: Namespace) -> Iterator[tuple[NamedRun, RunConfig, list[Path]]]:
+    """The run or recording that is named, its configuration, and where its checkpoints may be."""
+    from rlstreams.streams.run.places import CHECKPOINTS, check_folder_of
+
+    for name in args.checkpoints:
+        check_folder_of(CHECKPOINTS, name, "--checkpoints")
+    with opened(*args.config) as found_run:
+        config = config_of(found_run)
+        path = args.model or config.model.path
+        config = replace(config, model=replace(config.model, path=path))
+        set_threads(config.model.threads)
+        extra = [Path(name) for name in args.checkpoints]
+        yield found_run, config, [found_run.folder / "checkpoints", *extra]
+
+
+@command(
+    "step",
+    "rlstreams replay step 7 recordings/demo",
+    "rlstreams replay step 7 runs/demo --set trainer.loss.clip_high=0.01",
+    "rlstreams replay step 7 runs/demo --profile step-7.json",
+    of=REPLAY,
+    takes=LOG,
+)
+@argument("N", "the step", type=N)
+@option(
+    "--set",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="re-run it a second time with this changed: trainer.loss.*, trainer.optimizer.*, "
+    "trainer.micro_batch_tokens, trainer.minibatches, trainer.batch_epochs, trainer.control",
+)
+@option("--json", is_flag=True, help="print what was compared as one JSON object")
+@_looked_into
+@option(
+    "--profile",
+    metavar="FILE",
+    help="instead, do it twice and write a torch trace of the second time, for "
+    "https://ui.perfetto.dev; print the kernels that take longest",
+    default="",
+)
+def step(args: Namespace) -> int:
+    """re-execute a recorded step and compare it; with --set, also a changed one
+
+    Loads the newest checkpoint before the step, redoes the steps in between, then the step
+    itself. Writes nothing. Exit status 1 if anything differs.
+    """
+    with _steps_of(args) as (found_run, config, folders):
+        from rlstreams.debug.rerun.rerun import changed_config, lines, profile, rerun
+
+        if args.profile:
+            out = Path(args.profile)
+            traced = profile(found_run.log.bus, config, args.n, checkpoints=folders, out=out)
+            print("\n".join(traced.lines(args.n, out)))
+            return 0
+        found = rerun(
+            found_run.log.bus,
+            config,
+            args.n,
+            checkpoints=folders,
+            weights=[found_run.folder / "weights"],
+            change=partial(changed_config, settings=args.set) if args.set else None,
+        )
+    if args.json:
+        names = "step is_equal started_from num_redone findings environment change"
+        print_json({name: getattr(found, name) for name in names.split()})
+    else:
+        print("\n".join(lines(found)))
+    return 0 if found.is_equal else 1
+
+
+METRIC = "held_out (the reward of held-out rows), or one of a step: kl, entropy, grad_norm, ..."
+
+
+@command(
+    "bisect",
+    "rlstreams replay bisect recordings/demo --metric held_out",
+    "rlstreams replay bisect runs/demo --metric entropy --band 0.02:",
+    of=REPLAY,
+    takes=LOG,
+)
+@option("--metric", metavar="NAME", help=METRIC, default="held_out", show_default=True)
+@option(
+    "--band",
+    metavar="LOW:HIGH",
+    help="what is usual, LOW: and :HIGH too; learnt: median and deviation of the steps before",
+    default=LEARNT,
+    show_default=True,
+)
+@option("--json", is_flag=True, help="print it as one JSON object")
+@_looked_into
+def bisect(args: Namespace) -> int:
+    """the first step at which a metric left its band for good
+
+    Between two evaluations it makes versions again and evaluates them, half way each time. Writes
+    nothing. Exit status 0 also if there is no such step.
+    """
+    from rlstreams.debug.blame.band import band_of
+
+    band = None if args.band == LEARNT else band_of(args.band)
+    with _steps_of(args) as (found_run, config, folders):
+        from rlstreams.debug.blame.bisect import bisect as bisected
+
+        progress = Progress()
+        found = bisected(
+            found_run.log, config, args.metric, band=band, checkpoints=folders, say=progress
+        )
+        progress("")
+    if args.json:
+        print_json({**asdict(found), "blamed": found.blamed})
+    else:
+        print("\n".join(found.lines(str(found_run.folder))))
+    return 0
+
+
+@command(
+    "blame",
+    "rlstreams replay blame recordings/demo --steps 16 --metric held_out",
+    "rlstreams replay blame runs/demo --steps 30:31 --metric entropy --by worker",
+    of=REPLAY,
+    takes=LOG,
+)
+@option("--steps", metavar="A:B", help="whose samples may be to blame", required=True)
+@option("--metric", metavar="NAME", help=METRIC, default="")
+@option("--by", type=one_of(*KINDS), help="a set is", default="group", show_default=True)
+@option("--at", metavar="N", type=N, help="the step whose figure is measured, from B on")
+@option(
+    "--rewards",
+    metavar="FILE",
+    help="not left out, but with these rewards: JSON lines of group_id, sample, reward",
+)
+@option("--json", is_flag=True, help="print it as one JSON object")
+@_looked_into
+def blame(args: Namespace) -> int:
+    """which samples of some steps explain a change of a metric
+
+    Does the steps again without a set of samples, measures the metric behind them, and halves; what
+    an effect must be is told by random sets. Writes nothing. Exit status 0 also if it is nobody.
+    """
+    from rlstreams.debug.replay.player import range_of
+    from rlstreams.words.spelling import spelling
+
+    steps = range_of(args.steps)
+    assert steps is not None, "it is required"
+    with _steps_of(args) as (found_run, config, folders):
+        from rlstreams.debug.blame.blame import blame as blamed
+        from rlstreams.debug.blame.sets import rewards_of
+        from rlstreams.debug.blame.text import lines
+
+        progress = Progress()
+        found = blamed(
+            found_run.log,
+            config,
+            steps,
+            metric=args.metric,
+            by=args.by,
+            at=args.at or 0,
+            rewards=rewards_of(Path(args.rewards)) if args.rewards else None,
+            checkpoints=folders,
+            spelled=spelling("", config.model.path),
+            say=progress,
+        )
+        progress("")
+    if args.json:
+        print_json(found)
+    else:
+        print("\n".join(lines(found)))
+    return 0

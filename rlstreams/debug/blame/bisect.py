@@ -1,0 +1,161 @@
+"""The first step behind which a metric left its band for good; writes nothing.
+
+Measured steps come from the log. Between two evaluations of held-out rows the versions in between
+are made again (`rebuilt`) and evaluated, half way each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlstreams.debug.blame.band import Band, Departure, Point, departure
+from rlstreams.debug.blame.series import HELD_OUT, SAMPLED, error_of, is_reward, named, series
+from rlstreams.debug.rerun.rebuilt import rebuilt
+from rlstreams.debug.rerun.rerun import State
+from rlstreams.streams.log.text import counted
+from rlstreams.streams.run.run_log import RunLog
+from rlstreams.workers.config.run import RunConfig
+
+SHOWN = 6  # points on either side of the border
+LOOK_BACK = 2  # steps before it: momentum still grows with a bad gradient when it is over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bisected:
+    """What was found."""
+
+    metric: str
+    points: tuple[Point, ...]  # all that are known, in the order of steps
+    again: tuple[int, ...]  # steps whose point was measured now
+    departure: Departure | None
+    is_sampled: bool  # of a version: its step made it; else a step's own figure
+
+    @property
+    def blamed(self) -> tuple[int, int] | None:
+        """First and last step to look at: whose updates lie behind the first point outside."""
+        if self.departure is None:
+            return None
+        last, before = self.departure.point.step, self.departure.before
+        first = before.step + 1 if before and self.is_sampled else last
+        return max(first - LOOK_BACK, 1), last
+
+    def lines(self, name: str) -> list[str]:
+        """For the terminal.
+
+        Args:
+            name: what commands call the run.
+        """
+        found, blamed = self.departure, self.blamed
+        if found is None or blamed is None:
+            there = f"steps {self.points[0].step} to {self.points[-1].step}" if self.points else "-"
+            return [
+                f"{self.metric}: no step: nowhere did it leave its band for good "
+                f"({counted(len(self.points), 'point')}, {there})"
+            ]
+        what = "version made by step" if self.is_sampled else "step"
+        number = next(n for n, p in enumerate(self.points) if p.step == found.point.step)
+        near = self.points[max(0, number - SHOWN) : number + SHOWN]
+        rows = [
+            f"{p.step:>8} {p.value:>12.6g}  "
+            f"{'' if p.value in found.band else 'outside'}"
+            f"{'  measured now' if p.step in self.again else ''}".rstrip()
+            for p in near
+        ]
+        option = "" if self.is_sampled else f" --at {found.point.step}"
+        first, last = blamed
+        return [
+            f"{self.metric}: left its band of {found.band} at {what} {found.point.step}; of "
+            f"{counted(found.num_points, 'point')} from there on {found.num_outside} lie outside",
+            f"{'step':>8} {self.metric:>12}",
+            *rows,
+            "which samples: "
+            f"rlstreams replay blame {name} --steps {first}:{last} --metric {self.metric}{option}",
+        ]
+
+
+def bisect(
+    log: RunLog,
+    config: RunConfig,
+    metric: str,
+    *,
+    band: Band | None = None,
+    checkpoints: Sequence[Path] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Bisected:
+    """Find it; evaluations lie at every version on either side of the border in the end.
+
+    Args:
+        config: where the model folder and the verifier are now.
+        band: None: it is learnt.
+        checkpoints: folders of checkpoints to choose from.
+
+    Raises:
+        ConfigError: the log has no such metric.
+        RerunError, RetentionError, OffsetGoneError: steps between two evaluations cannot be done
+            again.
+    """
+    known = series(log)
+    name = named(metric, known)
+    points = list(known[name])
+    found = departure(points, band, higher_is_better=is_reward(name))
+    again: list[Point] = []
+    if found is not None and name in SAMPLED and (before := found.before) is not None:
+        if found.point.step - before.step > 1:
+            again = _between(log, config, name, before, found, checkpoints, say)
+        outside = [p for p in again if p.value not in found.band]
+        inside = [p for p in again if p.value in found.band]
+        found = replace(
+            found,
+            point=min([*outside, found.point], key=lambda p: p.step),
+            before=max([*inside, before], key=lambda p: p.step),
+            num_outside=found.num_outside + len(outside),
+            num_points=found.num_points + len(outside),
+        )
+    return Bisected(
+        metric=name,
+        points=tuple(sorted([*points, *again], key=lambda p: p.step)),
+        again=tuple(sorted(p.step for p in again)),
+        departure=found,
+        is_sampled=name in SAMPLED,
+    )
+
+
+def _between(
+    log: RunLog,
+    config: RunConfig,
+    metric: str,
+    before: Point,
+    found: Departure,
+    checkpoints: Sequence[Path],
+    say: Callable[[str], None],
+) -> list[Point]:
+    """Versions between one inside and one outside, each half way; what was measured."""
+    from rlstreams.debug.blame.evaluated import Evaluator, held_out_prompts
+
+    low, high, measured = before.step, found.point.step, list[Point]()
+    # The engine first: how torch computes is set by the last that begins, which redoes steps.
+    with (
+        closing(Evaluator(config, held_out_prompts(log))) as evaluator,
+        rebuilt(log.bus, config, low + 1, high, checkpoints=checkpoints) as steps,
+    ):
+        steps.go_to(low)
+        state = State(steps.training, low)
+        while high - low > 1:
+            middle = (low + high) // 2
+            say(f"step {middle}: {metric} of its version")
+            steps.go_to(middle)
+            now = State(steps.training, middle)
+            version = steps.ledger.steps[middle].policy_version
+            got = evaluator.evaluate(now.weights, version)
+            error = error_of(got.reward, got.num_answered) if metric == HELD_OUT else 0.0
+            measured.append(Point(step=middle, value=got.value(metric), error=error))
+            if math.isfinite(measured[-1].value) and measured[-1].value in found.band:
+                low, state = middle, now
+            else:
+                high = middle
+                state.back()
+    return measured

@@ -1,0 +1,144 @@
+"""Recorded steps done again and again from one state, each time without other samples.
+
+What is left out adds nothing to the gradient; all else stays as it was: the others' advantages,
+their divisors (`pack`, `left_out`), batch order and micro-batches. A step of which nothing is left
+is passed over, as a run skips batches behind a spike of its loss (PaLM, arXiv 2204.02311, 5.1). So
+without all of them the weights are those before the first step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from rlstreams.debug.blame.evaluated import Evaluator
+from rlstreams.debug.blame.sets import Batches, Name, name_of
+from rlstreams.debug.rerun.rebuilt import Rebuilt
+from rlstreams.debug.rerun.rerun import State
+from rlstreams.schemas.events import StepCompleted
+from rlstreams.workers.config.load import from_json
+from rlstreams.workers.model.cut import recorded_cut
+from rlstreams.workers.trainer.intake.payloads import Payload
+from rlstreams.workers.trainer.learn.step import NumericsError
+from rlstreams.workers.trainer.redo.redo import train_recorded
+from rlstreams.workers.trainer.training.training import Trained
+
+STATES_BYTES = 2_000_000_000  # of weights and moments that are kept between steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """What is measured, and where."""
+
+    metric: str
+    at: int  # the step whose own figure it is; of an evaluation the step behind which it is made
+    evaluator: Evaluator | None = None  # None: the training computes it
+
+    def read(self, steps: Rebuilt, trained: Trained | None, draws: int) -> float:
+        """The value, from the weights in hand or from what step `at` computed.
+
+        Args:
+            draws: which random numbers the evaluation takes; 0: those of the run.
+        """
+        if self.evaluator is not None:
+            version = steps.ledger.steps[self.at].policy_version + draws * 10**9
+            weights = steps.training.learner.weights()
+            return self.evaluator.evaluate(weights, version).value(self.metric)
+        if trained is None:
+            return math.nan
+        return {**trained.metrics, "loss": trained.loss}.get(self.metric, math.nan)
+
+
+@dataclass(slots=True, kw_only=True)
+class Experiments:
+    """Steps `first` to `last`, of which samples are left out, and those up to the gauge's."""
+
+    before: Rebuilt  # at the step before `first`
+    batches: Batches
+    first: int
+    last: int
+    gauge: Gauge
+    rewards: Mapping[Name, float] | None = None  # instead of leaving samples out: these
+    num_steps: int = 0  # done again so far
+    _states: dict[int, State] = field(default_factory=dict)
+    _known: dict[tuple[frozenset[Name], int], float] = field(default_factory=dict)
+
+    @property
+    def names(self) -> frozenset[Name]:
+        """All samples that can be left out, or whose reward is another."""
+        steps = range(self.first, self.last + 1)
+        names = frozenset(name_of(p) for step in steps for p in self.batches[step][1])
+        if self.rewards is None:
+            return names
+        was = {name_of(p): p.scored.trajectory.reward
+               for step in steps for p in self.batches[step][1]}  # fmt: skip
+        return frozenset(n for n in names if self.rewards.get(n, was[n]) != was[n])
+
+    def begin(self) -> None:
+        """Do the steps as they were, and keep states between them as far as there is room.
+
+        Raises:
+            RerunError: one gave other weights than recorded.
+        """
+        self._states[self.first - 1] = State(self.before.training, self.first - 1)
+        every = math.ceil((self.last - self.first) * self._states[self.first - 1].num_bytes
+                          / STATES_BYTES) or 1  # fmt: skip
+        trained: Trained | None = None
+        for step in range(self.first, max(self.last, self.gauge.at) + 1):
+            trained = self.before.go_to(step)
+            self.num_steps += 1
+            if step < self.last and (step - self.first + 1) % every == 0:
+                self._states[step] = State(self.before.training, step)
+        self._known[frozenset(), 0] = self.gauge.read(self.before, trained, 0)
+
+    def value(self, left_out: Collection[Name], draws: int = 0) -> float:
+        """What the gauge says without these samples; NaN: it cannot be computed.
+
+        Args:
+            draws: see `Gauge.read`.
+        """
+        key = frozenset(left_out), draws if self.gauge.evaluator else 0
+        if key not in self._known:
+            self._known[key] = self._value(*key)
+        return self._known[key]
+
+    def _value(self, left_out: frozenset[Name], draws: int) -> float:
+        training, trained = self.before.training, None
+        steps = range(self.first, max(self.last, self.gauge.at) + 1)
+        own = {step: {name_of(p) for p in self.batches[step][1]} for step in steps}
+        touched = next((step for step in steps if own[step] & left_out), self.last + 1)
+        begin = max(step for step in self._states if step < touched)
+        self._states[begin].back()
+        try:
+            for step in range(begin + 1, steps.stop):
+                if self.rewards is None and own[step] <= left_out:
+                    training.pass_over()
+                    trained = None
+                    continue
+                trained = self._train(step, left_out)
+        except NumericsError:
+            return math.nan
+        return self.gauge.read(self.before, trained, draws)
+
+    def _train(self, step: int, left_out: frozenset[Name]) -> Trained:
+        event, payloads = self.batches[step]
+        claim = self.before.ledger.claims[self.before.ledger.steps[step].epoch]
+        self.num_steps += 1
+        if self.rewards is not None:
+            payloads = [self._judged(p) if name_of(p) in left_out else p for p in payloads]
+            left_out = frozenset()
+        section = from_json(claim.config).trainer
+        given = self.before.training, section, event, payloads, recorded_cut(event)
+        return train_recorded(*given, left_out)
+
+    def _judged(self, payload: Payload) -> Payload:
+        trajectory, rewards = payload.scored.trajectory, self.rewards or {}
+        reward = rewards.get(name_of(payload), trajectory.reward)
+        scored = replace(payload.scored, trajectory=replace(trajectory, reward=reward))
+        return replace(payload, scored=scored)
+
+
+def advantages_of(event: StepCompleted) -> dict[Name, float]:
+    """By sample, as recorded."""
+    return {(ref.group_id, ref.sample): ref.advantage for ref in event.samples}

@@ -1,0 +1,107 @@
+"""A run of which one group is poisoned: its step and the group are named; of a clean run nobody."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from rlstreams.debug.blame.band import Band
+from rlstreams.debug.blame.bisect import bisect
+from rlstreams.debug.blame.blame import Blamed, blame
+from rlstreams.debug.blame.text import lines
+from rlstreams.debug.rerun.rebuilt import RerunError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import TOPICS
+from rlstreams.words.spelling import NUMBERS
+from tests.heavy.blame.run_stand import BAD_STEP, STEPS, Run, small_run
+from tests.memory.bus import MemoryBus
+
+SPAN = range(BAD_STEP - 1, BAD_STEP + 2)
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Of twelve steps the eighth has a group whose right answers are punished, a hundredfold."""
+    return small_run(tmp_path_factory.mktemp("poisoned"), 0, "inverted and scaled")
+
+
+def blamed(run: Run, steps: range, **options) -> Blamed:
+    folders = [run.folder / "checkpoints"]
+    return blame(run.opened(), run.config, steps, checkpoints=folders, spelled=NUMBERS, **options)
+
+
+def num_records(run: Run) -> int:
+    bus = MemoryBus(run.log, "demo")
+    return sum(sum(bus.ends(topic.name).values()) for topic in TOPICS)
+
+
+def test_step_and_group_are_named(poisoned: Run) -> None:
+    """By versions between two evaluations, then by leaving groups out; nothing is written."""
+    before = num_records(poisoned)
+    found = bisect(
+        poisoned.opened(),
+        poisoned.config,
+        "held-out",
+        band=Band(low=0.45, high=2.0),
+        checkpoints=[poisoned.folder / "checkpoints"],
+    )
+    assert found.departure is not None
+    assert found.departure.point.step in (BAD_STEP, BAD_STEP + 1)
+    assert {BAD_STEP - 2, BAD_STEP - 1} & set(found.again), "no version in between was evaluated"
+
+    who = blamed(poisoned, SPAN, metric="held_out", at=STEPS)
+    assert [poisoned.bad] == [one.name for one in who.to_blame]
+    (one,) = who.to_blame
+    assert one.again is not None
+    assert (-0.15, -0.15) > (one.effect, one.again)
+    assert {f"{poisoned.bad.split()[1]}/{n}" for n in range(8)} == {s.sample for s in one.samples}
+    text = "\n".join(lines(who))
+    assert f"to blame: {poisoned.bad}" in text
+    assert "reward -100" in text
+    assert before == num_records(poisoned)
+
+
+def test_other_rewards_and_other_sets(poisoned: Run) -> None:
+    """With the rewards that it should have had the gradient is as ever; a worker is a set too."""
+    group = poisoned.bad.split()[1]
+    at = {"metric": "grad_norm", "at": BAD_STEP}
+    steps = range(BAD_STEP - 1, BAD_STEP + 1)
+    bad = next(e for e in blamed(poisoned, steps, **at).effects if e.name == poisoned.bad)
+    right = {(group, int(s.sample.split("/")[1])): (100 - s.reward) / 200 for s in bad.samples}
+    assert {0.0, 1.0} == set(right.values())
+    mended = blamed(poisoned, steps, rewards=right, **at)
+    assert (poisoned.bad, 1) == (mended.effects[0].name, mended.num_sets)
+    assert 20 * mended.without < mended.now
+    workers = blamed(poisoned, steps, by="worker", **at)
+    assert {"worker rollout-0", "worker rollout-1"} == {one.name for one in workers.effects}
+
+
+def test_of_a_clean_run_nobody_is_accused(tmp_path: Path) -> None:
+    run = small_run(tmp_path, 1)
+    folders = [run.folder / "checkpoints"]
+    for metric in ("held_out", "reward", "entropy", "kl", "grad_norm", "loss"):
+        found = bisect(run.opened(), run.config, metric, checkpoints=folders)
+        assert found.departure is None, metric
+    for metric in ("held_out", "entropy"):
+        who = blamed(run, SPAN, metric=metric)
+        assert who.to_blame == (), asdict(who)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "told"),
+    [
+        (range(40, 41), {"metric": "entropy"}, r"step 40 was never completed.*steps 1 to 12"),
+        (range(8, 9), {"metric": "entorpy"}, r"no such metric; did you mean 'entropy'"),
+        (range(8, 9), {"metric": "reward"}, r"reward is of samples as they were recorded"),
+        (range(8, 9), {"metric": "mismatch"}, r"recorded log-probs.*--at 8"),
+        (range(8, 9), {"metric": "kl", "at": 3}, r"--at 3 lies before the last"),
+        (range(8, 9), {"metric": "kl", "at": 30}, r"--at 30: the log holds steps up to 12"),
+        (range(8, 9), {"metric": "kl", "by": "agent"}, r"--by agent: the log does not say which"),
+        (range(8, 9), {"metric": "kl", "by": "host"}, r"--by host: the log does not say which"),
+    ],
+)
+def test_bad_input_is_named(poisoned: Run, steps: range, options, told: str) -> None:
+    with pytest.raises((ConfigError, RerunError), match=told):
+        blamed(poisoned, steps, **options)
