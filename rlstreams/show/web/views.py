@@ -16,7 +16,9 @@ from rlstreams.show.report.html import clock_time, render, short
 from rlstreams.show.report.page import chart_values, kill_marks
 from rlstreams.show.report.rows import Wanted, find, of_step, siblings
 from rlstreams.show.web.reading import RunReader
+from rlstreams.streams.lineage.receipt import receipt
 from rlstreams.streams.views.pace import bottleneck, nothing_to_learn
+from rlstreams.words.receipt_text import receipt_lines
 from rlstreams.words.sample_detail import SampleDetail
 from rlstreams.words.screen import KillMark
 from rlstreams.workers.config.layers import leaves
@@ -176,6 +178,7 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
         group=detail.lineage.sample.group_id, is_colored=is_colored, texts=_texts(detail),
         shown=facts.shown_tokens(detail, color), sample_facts=told,
         token_rows=_token_rows(detail),
+        receipt=list(receipt_lines(receipt(detail.lineage))) if rollout else [],
     )  # fmt: skip
 
 
