@@ -50,6 +50,8 @@ _AT_ONCE = 1000  # samples that become text between two looks
     default="",
 )
 @option("--full", is_flag=True, help="show each listed sample in full, not as a line")
+@option("--receipt", is_flag=True, help="of each: what made its tokens, and how that is known")
+@option("--json", is_flag=True, help="receipts as JSON, a line each")
 @option("--tokenizer", metavar="DIR", help="where tokenizer.json is, if it has moved", default="")
 def run(args: Namespace) -> int:
     """answers of a run to read: one with its tokens and whole lineage, a group, the worst ones
@@ -80,10 +82,26 @@ def run(args: Namespace) -> int:
     if not known:
         print(f"nothing in {name} matches", file=sys.stderr)
         return 1
+    if args.receipt or args.json:
+        return _receipts(known, as_json=args.json) or int(bool(missing))
     is_group = len(wanted) == 1 and len(known) > 1
     _show(known, args, _title(name, args, wanted), is_group=is_group)
     _show_sessions(sessions, spelled, is_full=args.full)
     return 1 if missing else 0
+
+
+def _receipts(details: Sequence[SampleDetail], *, as_json: bool) -> int:
+    """Print them; 1 if one does not fit."""
+    from rlstreams.streams.lineage.receipt import receipt
+    from rlstreams.streams.log.text import plain_json
+    from rlstreams.words.receipt_text import receipt_lines
+    from rlstreams.words.screen import visible
+
+    found = [receipt(detail.lineage) for detail in details]
+    for one in found:
+        lines = [plain_json(one.as_json())] if as_json else map(visible, receipt_lines(one))
+        print("\n".join(lines))
+    return int(not all(one.is_proven for one in found))
 
 
 def _show_sessions(sessions: Sequence[Session], spelled: Spelling, *, is_full: bool) -> None:

@@ -67,6 +67,7 @@ class ControlState:
     limits: dict[str, float] = field(default_factory=dict)
     by: str = ""
     at_ms: int = 0
+    reason: str = ""  # why, in a sentence; of what nobody asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from rlstreams.schemas.events import StepsRedone
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
@@ -101,6 +102,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def clock_text(at_ms: int) -> str:
+    """`14:03:07.250`, UTC."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%H:%M:%S.%f}"[:-3]
 
 
 def waits(given: LiveInput) -> str:

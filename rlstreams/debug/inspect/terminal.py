@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from rlstreams.streams.samples.life import Outcome
 from rlstreams.words.sample_detail import SampleDetail, Stage
-from rlstreams.words.screen import number, visible
+from rlstreams.words.screen import clock_text, number, visible
 from rlstreams.words.texts import parts_line, short
 
 AUTHOR_STYLES = {"prompt": "bright_black", "environment": "magenta"}
@@ -226,11 +225,6 @@ def _lineage(detail: SampleDetail, *, is_wide: bool) -> RenderableType:
         )  # fmt: skip
         before = stage if stage.is_own else before
     return drawn
-
-
-def clock_text(at_ms: int) -> str:
-    """`14:03:07.250`, UTC."""
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%H:%M:%S.%f}"[:-3]
 
 
 def seconds_text(seconds: float) -> str:

@@ -33,7 +33,7 @@ from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
 from rlstreams.streams.workers import SILENT_S
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.loop.control import RUNNING
+from rlstreams.workers.loop.control import PAUSED, RUNNING
 from rlstreams.workers.loop.stall import limits_of
 
 # Never those with payloads: prompts, trajectories, scored-trajectories.
@@ -173,6 +173,8 @@ class HealthWatch:
             )
         else:
             found += [f"no report from {w} for {age_s:.0f} s" for w, age_s in silent.items()]
+        if state.control == PAUSED and state.why_control:
+            found.append(f"paused: {state.why_control}")
         if self._poison.problem and not state.ledger.at_target:
             found.append(self._poison.problem)
         return found

@@ -17,8 +17,10 @@ from rlstreams.show.report.page import chart_values, kill_marks
 from rlstreams.show.report.rows import Wanted, find, of_step, siblings
 from rlstreams.show.web.reading import RunReader
 from rlstreams.show.web.session import shown_session
+from rlstreams.streams.lineage.receipt import receipt
 from rlstreams.streams.views.pace import bottleneck, nothing_to_learn
 from rlstreams.words.dialogue import words_of
+from rlstreams.words.receipt_text import receipt_lines
 from rlstreams.words.sample_detail import SampleDetail
 from rlstreams.words.screen import KillMark
 from rlstreams.workers.config.layers import leaves
@@ -181,6 +183,7 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
         session=None if session is None else shown_session(session, words_of(spelled)),
         shown=facts.shown_tokens(detail, color), sample_facts=told,
         token_rows=_token_rows(detail),
+        receipt=list(receipt_lines(receipt(detail.lineage))) if rollout else [],
     )  # fmt: skip
 
 

@@ -26,6 +26,8 @@ from rlstreams.schemas.events import (
     SampleRef,
     ScoredTrajectory,
     StepCompleted,
+    StepsRedone,
+    TrainerStarted,
     Trajectory,
 )
 from rlstreams.streams.log.record import Position, Record
@@ -81,6 +83,15 @@ class TrainedIn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What made a version."""
+
+    step: int  # 0: the model that the run began with
+    weight_hash: str  # as the ledger has it; "": not in this log
+    position: str = ""  # of the step in `steps`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
     """The group closed without being trained."""
 
@@ -106,6 +117,9 @@ class Lineage:
     replaced_by: str = ""  # the group issued in this one's place
     loads: Mapping[str, PolicyLoaded] = field(default_factory=dict)  # that its tokens name, by id
     published: Mapping[int, PolicyPublished] = field(default_factory=dict)  # versions it touches
+    made: Mapping[int, Made] = field(default_factory=dict)  # versions it touches
+    claim: TrainerStarted | None = None  # in force as it was sampled
+    redone: tuple[StepsRedone, ...] = ()  # that computed the step that trained it again
     used_by: tuple[PolicyLoaded, ...] = ()  # first load of the version it helped make, by worker
 
     @property
@@ -143,10 +157,12 @@ class LineageFold:
         self.groups = self._whole | {sample.group_id for sample in samples}
         """Groups whose records it needs of the topics that are keyed by group."""
         self._folded = Samples(keeps=ALL, wants=self.groups)
-        self._folded.ledger.listen(on_step=self._step, on_drop=self._drop)
+        ledger = self._folded.ledger
+        ledger.listen(on_step=self._step, on_drop=self._drop, on_redone=self._redone)
         self._drops: dict[str, Drop] = {}
         self._loads: dict[str, PolicyLoaded] = {}
         self._published: dict[int, PolicyPublished] = {}
+        self._redos: list[StepsRedone] = []
 
     @property
     def dropped_groups(self) -> frozenset[str]:
@@ -191,6 +207,20 @@ class LineageFold:
         for absent in event.absent:
             self._wanted(absent.group_id, absent.sample)
 
+    def _redone(self, event: StepsRedone, _: Position) -> None:
+        self._redos.append(event)
+
+    def _made(self, version: int) -> Made | None:
+        ledger = self._folded.ledger
+        if (step := ledger.made_by.get(version)) is None:
+            return None
+        fact = ledger.steps.get(step)
+        return Made(
+            step=step,
+            weight_hash=ledger.hashes.get(version, ""),
+            position="" if fact is None else str(fact.position),
+        )
+
     def _weave(self, lineage: Lineage) -> None:
         """Add what became of it, and the weights that it was made with and helped to make."""
         lineage.dropped = self._drops.get(lineage.sample.group_id)
@@ -205,6 +235,17 @@ class LineageFold:
             loads = sorted(self._loads.values(), key=lambda load: load.loaded_at_ms)
             firsts = {load.worker: load for load in reversed(loads) if load.policy_version == made}
             lineage.used_by = tuple(reversed(firsts.values()))
+        by = {version: self._made(version) for version in versions}
+        lineage.made = {version: one for version, one in by.items() if one is not None}
+        if (rollout := lineage.rollout) is not None:
+            claims = self._folded.ledger.claims.values()
+            known = [c for c in claims if c.started_at_ms <= rollout.finished_at_ms]
+            lineage.claim = known[-1] if known else None
+        if (trained := lineage.trained) is not None:
+            number = trained.step.step
+            lineage.redone = tuple(
+                one for one in self._redos if one.first_step <= number <= one.last_step
+            )
         lineage.loads = {name: self._loads[name] for name in sorted(names & self._loads.keys())}
         lineage.published = {
             v: self._published[v] for v in sorted(versions & self._published.keys())

@@ -28,6 +28,7 @@ class Folds:
         )
         self.published: set[int] = set()  # versions
         self.control = "running"  # as its newest event says
+        self.why_control = ""  # where somebody said why
 
     @property
     def trainer_state(self) -> str:
@@ -44,5 +45,5 @@ class Folds:
         if isinstance(event, PolicyPublished):
             self.published.add(event.policy_version)
         elif isinstance(event, ControlState):
-            self.control = event.state
+            self.control, self.why_control = event.state, event.reason
         return self.samples.apply(event, position)

@@ -84,6 +84,8 @@ class Watcher:
                 self.say(line)
         if isinstance(event, ControlState) and event.at_ms >= self._since_ms:
             self.control = event.state
+            if event.reason:
+                self.say(f"{event.state} by {event.by}: {event.reason}")
         before = self._poison.news
         self._poison.apply(event)
         if self._poison.news != before:

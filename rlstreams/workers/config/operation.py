@@ -37,6 +37,18 @@ class DeadlinesSection(Section, section="deadlines"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSection(Section, section="guard"):
+    """What happens if samplers and scorer disagree about log-probs under the same version."""
+
+    action: Literal["pause", "warn", "off"] = "pause"
+    """`pause`: the run pauses before the step, until `rlstreams control resume`."""
+    limit: PositiveFloat = 0.1
+    """Mean distance over a batch's tokens, nats, above which it is never taken for noise."""
+    factor: PositiveFloat = 5.0
+    """So many times the mean distance of the run's first steps is taken for noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettersSection(Section, section="dead_letters"):
     """When a run has too many dead letters to continue."""
 

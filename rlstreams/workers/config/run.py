@@ -27,6 +27,7 @@ from rlstreams.workers.config.operation import (
     DeadlinesSection,
     DemoSection,
     Device,
+    GuardSection,
     TrackSection,
 )
 from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
@@ -251,6 +252,7 @@ class RunConfig:
     trainer: TrainerSection = field(default_factory=TrainerSection)
     weights: WeightsSection = field(default_factory=WeightsSection)
     deadlines: DeadlinesSection = field(default_factory=DeadlinesSection)
+    guard: GuardSection = field(default_factory=GuardSection)
     dead_letters: DeadLettersSection = field(default_factory=DeadLettersSection)
     track: TrackSection = field(default_factory=TrackSection)
     demo: DemoSection = field(default_factory=DemoSection)

@@ -6,7 +6,7 @@ A tensor path and a model server are behind the same two ports, under one contra
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -83,6 +83,13 @@ class GeneratedSegment:
     # Rows [start, start + len) of the sample's [tokens - 1, layers, top_k]; None: not captured.
     routed_experts: Experts | None = None
     routed_experts_start: int = 0
+    server: str = ""  # its address, of an engine that has several
+
+
+def sampled_by(engine: str, segments: Iterable[GeneratedSegment]) -> str:
+    """The engine's name, and the servers of it that sampled these."""
+    urls = dict.fromkeys(segment.server for segment in segments if segment.server)
+    return f"{engine} at {', '.join(urls)}" if urls else engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.sessions.session import Session, sampled_tokens
-from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling
+from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling, sampled_by
 from rlstreams.workers.engines.sampled import Sampled, sampled_of
 from rlstreams.workers.engines.turn import whole_turn
 from rlstreams.workers.gateway.canonical import answer_message, call_id
@@ -233,7 +233,7 @@ class OpenSession:
             overruled=json.dumps(answer.overruled) if answer.overruled else "",
             routed_experts=experts_of(sampled, first_row),
             routed_experts_start=first_row,
-            engine=self._shared.engine.name,
+            engine=sampled_by(self._shared.engine.name, sampled.segments),
             worker=self._shared.worker,
             instance=self._shared.instance,
             received_at_ms=received_ms,

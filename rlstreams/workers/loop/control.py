@@ -18,10 +18,10 @@ RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
 EVERY_S = 0.5
 
 
-def desired(run: str, state: str, *, by: str) -> ControlState:
+def desired(run: str, state: str, *, by: str, reason: str = "") -> ControlState:
     """What to write to `control`."""
     at_ms = now_ms()
-    return ControlState(run=run, revision=at_ms, state=state, by=by, at_ms=at_ms)
+    return ControlState(run=run, revision=at_ms, state=state, by=by, at_ms=at_ms, reason=reason)
 
 
 class ControlFollower:

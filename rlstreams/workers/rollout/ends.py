@@ -65,7 +65,8 @@ def trajectory_of_session(
         reward_note=verdict.note,
         routed_experts=experts,
         routed_experts_mask=mask,
-        engine=engine,
+        engine=", ".join(dict.fromkeys(call.engine for call in chain.calls if call.engine))
+        or engine,
         worker=context.worker,
         instance=context.instance,
         prompt_partition=at.partition,

@@ -13,7 +13,7 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.sessions.experts import row_versions, stitched
 from rlstreams.workers.config.run import RolloutSection
-from rlstreams.workers.engines.base import Experts, GeneratedSegment
+from rlstreams.workers.engines.base import Experts, GeneratedSegment, sampled_by
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.policy.puller import Load
 from rlstreams.workers.rollout.episode import AnySegment, EnvironmentSegment, Played
@@ -60,7 +60,7 @@ def trajectory_of(
         reward_note=judgement.note,
         routed_experts=None if experts is None else Tensor.of(experts, "zstd"),
         routed_experts_mask=None if mask is None else Tensor.of(mask, "zstd"),
-        engine=engine,
+        engine=sampled_by(engine, (s for s in said if isinstance(s, GeneratedSegment))),
         worker=context.worker,
         instance=context.instance,
         prompt_partition=position.partition,

@@ -20,7 +20,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import Event, GroupsDropped, TrainerHeartbeat, TrainerStarted
+from rlstreams.schemas.events import (
+    Event,
+    GroupsDropped,
+    StepCompleted,
+    TrainerHeartbeat,
+    TrainerStarted,
+)
 from rlstreams.streams.ledger import OWNED, Ledger
 from rlstreams.streams.log.bus import Bus, Producer, Reader
 from rlstreams.streams.log.codec import outgoing
@@ -118,18 +124,24 @@ def _named(event: Event) -> str:
     return type(event).__name__ if step is None else f"{type(event).__name__} of step {step}"
 
 
-def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStarted]) -> Claimed:
+def claim(
+    context: Context,
+    bus: Bus,
+    make_claim: Callable[[Ledger], TrainerStarted],
+    on_step: Callable[[StepCompleted], None] = lambda _: None,
+) -> Claimed:
     """Take the next epoch.
 
     Args:
         make_claim: the event to commit, from the ledger as it stands; it may refuse by raising.
+        on_step: called with each step that counts.
 
     Raises:
         OwnerAliveError: the newest epoch's owner still writes.
         FencedError: somebody else made the same producer meanwhile, whatever was met because of
             it.
     """
-    ledger = Ledger(keeps_steps=True)
+    ledger = Ledger(keeps_steps=True, on_step=lambda step, _: on_step(step))
     foreign = ForeignRecords(context.worker, bus.schemas())
     with bus.reader({STEPS_PARTITION: 0}) as reader:
         read_to_end(bus, reader, ledger, foreign)

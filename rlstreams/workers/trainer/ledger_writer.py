@@ -27,8 +27,9 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.log.bus import Producer
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.record import Outgoing
-from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
+from rlstreams.streams.log.topics import CONTROL, DEAD_LETTERS, POLICY_VERSIONS, STEPS
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.control import PAUSED, desired
 from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer.intake.admission import Plan
@@ -63,6 +64,7 @@ class LedgerWriter:
         self._num_micro_batches = 0  # as it was counted last
         self._log = context.log
         self._beat = context.beat
+        self._worker = context.worker
         self._producer = producer
         self._ours: dict[str, Any] = {
             "run": context.config.run.id, "epoch": epoch, "instance": context.instance
@@ -211,6 +213,12 @@ class LedgerWriter:
             )
             records.append(outgoing(STEPS, event))
         self._commit(records)
+
+    def pause(self, reason: str) -> None:
+        """Every role pauses, until an operator resumes the run."""
+        event = desired(self._ours["run"], PAUSED, by=self._worker, reason=reason)
+        self._commit([outgoing(CONTROL, event)])
+        self._log.error("paused", why=reason)
 
     def redone(self, redone: Redone) -> None:
         """Steps were done again, and their weights compared; or a checkpoint was passed over."""

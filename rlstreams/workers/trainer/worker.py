@@ -18,6 +18,7 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer.claim import Intruders, claim
 from rlstreams.workers.trainer.expired import drop_expired
 from rlstreams.workers.trainer.facts import make_claim, versions
+from rlstreams.workers.trainer.guard import Guard
 from rlstreams.workers.trainer.intake.admission import Plan
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.publisher import Publisher
@@ -31,6 +32,12 @@ from rlstreams.workers.trainer.turns import TrainerTurns
 from rlstreams.workers.weights.channel import WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
+PAUSE_S = 30.0  # for our own word to come back by the log
+GO_ON = (
+    "The run is paused. A worker that is killed pulls its weights anew; `rlstreams inspect` shows "
+    "a sample. `rlstreams control resume` trains on this batch too and goes on; if this noise is "
+    "sound, raise guard.limit or guard.factor, or set guard.action to 'warn'"
+)
 
 
 class TrainerWorker:
@@ -59,7 +66,8 @@ class TrainerWorker:
             numerics = versions(training.numerics)
             return make_claim(context, bus, ledger, training.model_hash, numerics)
 
-        claimed = claim(context, bus, event)
+        self._guard = Guard(context.config.guard)
+        claimed = claim(context, bus, event, lambda step: self._guard.learn(step.metrics))
         epoch, at = claimed.claim.epoch, claimed.position.offset
         ledger = self._ledger = claimed.ledger
         self._step, self._version = ledger.last_step, ledger.policy_version
@@ -125,6 +133,9 @@ class TrainerWorker:
         the next plan may be long."""
         planned_ms = now_ms()
         payloads = self._samples.take(plan)
+        told = self._guard.look(payload.scored for payload in payloads)
+        if told and not (yield from self._alarmed(told)):
+            return
         trained: Trained | tuple[UntrainableSample, ...] = yield self._compute(
             self._training.try_train, payloads, plan.masked, plan.policy_version
         )
@@ -133,9 +144,31 @@ class TrainerWorker:
             figures = waited | {"publish_s": self._publisher.seconds}
             self._complete(plan, replace(trained, metrics=trained.metrics | figures))
             self._recovery.used(payload.raw for payload in payloads)
+            if behind := self._guard.look_behind(trained.metrics, plan.policy_version):
+                yield from self._alarmed(behind)
+            if not told and not behind:
+                self._guard.learn(trained.metrics)
         else:
             self._samples.set_aside(plan, payloads, trained)
             self._samples.drop(self._version, at_once=True)
+
+    def _alarmed(self, told: str) -> Coroutine[bool]:
+        """Pause the run and wait until it is resumed: then what the guard saw is accepted.
+
+        Returns: whether to go on; False: the trainer drains.
+        """
+        if not self._guard.pauses:
+            self._log.warning("guard", what=told)
+            return True
+        self._writer.pause(f"{told}. {GO_ON}")
+        until_s = time.monotonic() + PAUSE_S
+        while not self.is_paused and time.monotonic() < until_s and not self._drain_until:
+            yield None
+        while self.is_paused and not self._drain_until:
+            yield from self._turns.between_steps(self._may_wait)
+            self._writer.tell("waiting", "to be resumed: the guard has paused the run")
+            yield None
+        return not self._drain_until
 
     def _complete(self, plan: Plan, trained: Trained) -> None:
         """Commit the step; from here on it is done."""

@@ -135,7 +135,9 @@ def test_siblings_stand_side_by_side(client: httpx.Client) -> None:
 
 def test_colours_of_tokens_are_one_click_away(client: httpx.Client) -> None:
     """Folded under the text, open where a colour was asked for."""
-    assert '<details id="tokens"><summary>' in client.get("/r/run/samples/3/1").text
+    page = client.get("/r/run/samples/3/1").text
+    assert '<details id="tokens"><summary>' in page
+    assert "<details><summary>receipt of 3/1: " in page
     assert '<details id="tokens" open>' in client.get("/r/run/samples/3/1?color=logprob").text
 
 

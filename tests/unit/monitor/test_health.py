@@ -128,6 +128,8 @@ def test_a_paused_run_does_not_stall(scene: Scene) -> None:
     scene.tell(factories.control_state(state="paused"))
     scene.pass_s(100)
     assert ((), "paused") == (scene.problems, scene.watch.look().state)
+    scene.tell(factories.control_state(state="paused", reason="wrong weights"))  # the guard
+    assert ("paused: wrong weights",) == scene.problems
     scene.tell(factories.control_state(state="running", revision=2))
     scene.tell(factories.step_completed(100, epoch=1, policy_version=100))
     scene.pass_s(100)

@@ -176,6 +176,17 @@ def test_control_is_what_was_said_last() -> None:
     follower.close()
 
 
+def test_why_the_guard_pauses_is_said() -> None:
+    bus, said = make_bus(), list[str]()
+    with watching(bus) as watcher:
+        watcher.say = said.append  # type: ignore[method-assign]
+        at_ms = 1 << 50  # behind the start of this watcher
+        say(bus, CONTROL, control_state(state="paused", by="trainer-0", reason="why", at_ms=at_ms))
+        watcher.poll()
+        assert watcher.control == "paused"
+    assert said == ["paused by trainer-0: why"]
+
+
 def test_the_first_step_of_other_rewards_is_said_once() -> None:
     """Also where a worker was allowed to go on beside an edited reward."""
     bus, said = make_bus(), list[str]()

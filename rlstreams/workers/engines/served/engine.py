@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rlstreams.schemas.events import NO_VERSION, PolicyPublished
 from rlstreams.workers.engines.base import (
@@ -152,7 +153,7 @@ class ServedEngine:
         finally:
             self.dispatch()
         for segment in segments:
-            yield segment
+            yield replace(segment, server=server.url)
 
     async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
         """Have every server that is up take it, side by side.

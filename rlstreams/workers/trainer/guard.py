@@ -1,0 +1,228 @@
+"""The guard: whether what samples still is what is trained, asked before each step.
+
+Sampler and scorer give each token a log-prob under the *same* version. Sound engines differ by
+rounding: 1e-5 nats a token in float32, up to 2e-2 in bfloat16. Weights that are not what they are
+called, a cache of older ones, another temperature or shifted tokens show there at once, and nowhere
+else: losses stay finite, rewards plausible.
+
+    learnt:   median over the first LEARN steps of the mean |scorer - sampler| over a batch's tokens
+    alarm if: a batch, or one source of it, is above max(FLOOR, factor * learnt)
+              ... above `limit`, whatever was learnt
+              ... or one sample is above ONE_SAMPLE * limit
+
+A *source* is what one worker, or one of its servers, sampled under one load of one version. Tokens
+behind a pull within their sample are left out: a kept cache differs there by design.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rlstreams.schemas.events import ScoredTrajectory, Segment
+from rlstreams.streams.tokens import SAMPLED
+from rlstreams.workers.config.operation import GuardSection
+
+MEAN = "mismatch_mean"  # the same of a step, in its metrics
+LEARN = 8  # steps: the median of fewer moves with a single batch; a fault in half of them hides
+EARLY = 2.0  # times the factor while fewer are known: one batch may be three times another
+FLOOR = 2e-3  # nats: less moves no importance weight by more than 0.2 %, and no learning with it
+ONE_SAMPLE = 10.0  # times `limit`: a short sample is so far by chance alone in no sound engine
+FEWEST = 256  # tokens of a source: below, its mean is up to a third off by chance
+FEWEST_OF_SAMPLE = 16
+SHOWN = 4  # tokens of the worst sample
+
+
+class Source(NamedTuple):
+    """What sampled a segment."""
+
+    worker: str
+    engine: str  # with the server's address where it has one
+    policy_version: int
+    load_id: str
+
+    def __str__(self) -> str:
+        load = f", load {self.load_id}" if self.load_id else ""
+        return f"{self.worker} ({self.engine}) under version {self.policy_version}{load}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One segment of a sample, scored under the version that sampled it. N tokens."""
+
+    sample: str
+    source: Source
+    ids_N: npt.NDArray[np.int32]
+    sampler_N: npt.NDArray[np.float32]  # log-probs, nats
+    scorer_N: npt.NDArray[np.float32]
+    is_whole: bool  # of the whole distribution: without top_p and top_k, which the scorer ignores
+
+    @property
+    def distance_N(self) -> npt.NDArray[np.float32]:
+        """Nats."""
+        distance: npt.NDArray[np.float32] = np.abs(self.scorer_N - self.sampler_N)
+        return distance
+
+
+def compared(samples: Iterable[ScoredTrajectory]) -> Iterator[Compared]:
+    """What can be compared of a batch."""
+    for scored in samples:
+        trajectory = scored.trajectory
+        own = [s for s in trajectory.segments if s.author == "policy" and len(s.token_ids)]
+        for score in scored.scores:
+            segment = trajectory.segments[score.segment]
+            behavior = segment.behavior_logprobs
+            is_first = bool(own) and segment.policy_version == own[0].policy_version
+            if score.anchor != SAMPLED or not is_first or not len(segment.token_ids):
+                continue
+            assert behavior is not None, "validated"
+            yield Compared(
+                sample=f"{trajectory.group_id}/{trajectory.sample}",
+                source=_source(trajectory.worker, trajectory.engine, segment),
+                ids_N=segment.token_ids.numpy(),
+                sampler_N=behavior.numpy(),
+                scorer_N=score.proximal_logprobs.numpy(),
+                is_whole=segment.top_p >= 1 and segment.top_k == 0,
+            )
+
+
+def _source(worker: str, engine: str, segment: Segment) -> Source:
+    return Source(worker, engine, segment.policy_version, segment.load_id)
+
+
+def band(learnt: Sequence[float], factor: float) -> float:
+    """The largest mean that is taken for noise, nats; without a step before: any.
+
+    Args:
+        learnt: means of the first steps, at most `LEARN`.
+    """
+    if not learnt:
+        return math.inf
+    early = EARLY if len(learnt) < LEARN else 1.0
+    return max(FLOOR, early * factor * median(learnt))
+
+
+def alarm(parts: Sequence[Compared], learnt: Sequence[float], by: GuardSection) -> str:
+    """What is wrong with a batch, in a sentence or two; "": nothing."""
+    if not parts:
+        return ""
+    is_whole = all(part.is_whole for part in parts)
+    limit = by.limit if is_whole else math.inf
+    most = min(limit, band(learnt, by.factor))
+    means = {source: _mean(own) for source, own in _by_source(parts).items()}
+    enough = {
+        source: _mean(own)
+        for source, own in _by_source(parts).items()
+        if sum(len(part.ids_N) for part in own) >= FEWEST
+    }
+    whole = _mean(parts)
+    sample, of_sample, is_long = _worst_sample(parts)
+    is_far = max([whole, *enough.values()]) > most
+    is_sample_far = is_whole and is_long and of_sample > ONE_SAMPLE * by.limit
+    if not (is_far or is_sample_far):
+        return ""
+    source = max(enough or means, key=lambda one: means[one])
+    if not is_far:
+        source = next(part.source for part in parts if part.sample == sample)
+    why = f"{by.limit:g} is guard.limit"
+    if most < limit:
+        why = (
+            f"{most:.2g} is {most / median(learnt):.3g} times that of the first steps"
+            if (median(learnt) > 0 and most > FLOOR)
+            else f"{FLOOR:g} is the least that counts"
+        )
+    others = [mean for one, mean in means.items() if one != source]
+    beside = f"; all others {max(others):.2g} at most" if others else ""
+    return (
+        f"{source} does not sample with the weights that are scored: {means[source]:.2g} nats a "
+        f"token between the log-probs of sampler and scorer under the same version, {whole:.2g} "
+        f"over the batch ({why}){beside}. Worst sample {sample}: {of_sample:.2g} nats a token; "
+        f"{_tokens(parts, sample)}"
+    )
+
+
+def _mean(parts: Iterable[Compared]) -> float:
+    return float(np.concatenate([part.distance_N for part in parts]).mean(dtype=np.float64))
+
+
+def _by_source(parts: Iterable[Compared]) -> Mapping[Source, list[Compared]]:
+    found: dict[Source, list[Compared]] = {}
+    for part in parts:
+        found.setdefault(part.source, []).append(part)
+    return found
+
+
+def _worst_sample(parts: Sequence[Compared]) -> tuple[str, float, bool]:
+    """Its name, its mean, and whether it has enough tokens for one."""
+    by_sample: dict[str, list[Compared]] = {}
+    for part in parts:
+        by_sample.setdefault(part.sample, []).append(part)
+    long = {
+        name: own
+        for name, own in by_sample.items()
+        if sum(len(part.ids_N) for part in own) >= FEWEST_OF_SAMPLE
+    }
+    means = {name: _mean(own) for name, own in (long or by_sample).items()}
+    name = max(means, key=lambda one: means[one])
+    return name, means[name], bool(long)
+
+
+def _tokens(parts: Sequence[Compared], sample: str) -> str:
+    own = [part for part in parts if part.sample == sample]
+    distance_N = np.concatenate([part.distance_N for part in own])
+    ids, sampler, scorer = (
+        np.concatenate([getattr(part, name) for part in own])
+        for name in ("ids_N", "sampler_N", "scorer_N")
+    )
+    told = [
+        f"token {ids[at]}: {sampler[at]:.3f} and {scorer[at]:.3f}"
+        for at in np.argsort(-distance_N, kind="stable")[:SHOWN]
+    ]
+    return ", ".join(told)
+
+
+class Guard:
+    """Looks at each batch before it is trained, and remembers what the first steps had."""
+
+    def __init__(self, by: GuardSection) -> None:
+        self._by = by
+        self._learnt: list[float] = []
+        self._is_compared = False  # the batch that was looked at last
+
+    def learn(self, metrics: Mapping[str, float]) -> None:
+        """A step, in order; those of the log too, so a restart knows what the first ones had."""
+        mean = metrics.get(MEAN)
+        if mean is not None and len(self._learnt) < LEARN:
+            self._learnt.append(mean)
+
+    def look(self, samples: Iterable[ScoredTrajectory]) -> str:
+        """What is wrong with a batch; "": nothing, or nobody asks."""
+        if self._by.action == "off":
+            return ""
+        parts = list(compared(samples))
+        self._is_compared = bool(parts)
+        return alarm(parts, self._learnt, self._by)
+
+    def look_behind(self, metrics: Mapping[str, float], version: int) -> str:
+        """The same of a step that is made, where its log-probs were only computed in it."""
+        if self._is_compared:
+            return ""
+        mean, most = metrics.get(MEAN), min(self._by.limit, band(self._learnt, self._by.factor))
+        if self._by.action == "off" or mean is None or mean <= most:
+            return ""
+        return (
+            f"what sampled under version {version} does not have the weights that are trained: "
+            f"{mean:.2g} nats a token between the log-probs of sampler and trainer under the same "
+            f"version, and {most:.2g} is taken for noise"
+        )
+
+    @property
+    def pauses(self) -> bool:
+        """Or it warns only."""
+        return self._by.action == "pause"
