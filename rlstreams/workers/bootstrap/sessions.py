@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 
 import msgspec
 
 from rlstreams.workers.agents.agent import Agent
 from rlstreams.workers.agents.command import CommandAgent
 from rlstreams.workers.agents.python_agent import PythonAgent
+from rlstreams.workers.agents.remote import RemoteAgent, Runners
 from rlstreams.workers.config.agents import AgentSection
+from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.reward import AGENT
 from rlstreams.workers.config.user_code import code_hashes
@@ -58,12 +61,20 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
     data = config.data
     tokenizer = Tokenizer(folder, template=data.template, options=data.template_options)
 
+    remote: list[RemoteAgent] = []
+
+    def folder_of(section: AgentSection) -> Path:
+        return context.folder / FOLDER / context.worker / section.name
+
     def note(what: str) -> None:
         log.warning("user_code", what=what)
 
     def agent_of(section: AgentSection) -> Agent:
+        if section.remote:
+            remote.append(RemoteAgent(section, folder_of(section)))
+            return remote[-1]
         if section.command:
-            return CommandAgent(section, context.folder / FOLDER / context.worker / section.name)
+            return CommandAgent(section, folder_of(section))
         return PythonAgent(section, engine.capacity, note)
 
     shared = Shared(
@@ -76,12 +87,17 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
         instance=context.instance,
         max_attempts=config.rollout.max_attempts,
     )
+    keys = Keys(secret)
+    members = [
+        Member(section=section, agent=agent_of(section), code_hash=_code_hash(section))
+        for section in config.agent
+    ]
+    if remote:
+        check_address("gateway.host", config.gateway.host)
     return Sessions(
-        keeper=Keeper(shared, Keys(secret), config.run.id),
-        members=[
-            Member(section=section, agent=agent_of(section), code_hash=_code_hash(section))
-            for section in config.agent
-        ],
+        keeper=Keeper(shared, keys, config.run.id),
+        members=members,
+        runners=Runners(remote, keys, config.gateway, context.ordinal) if remote else None,
         verifier=make_verifier(config.reward, note),
         verifier_name=config.reward.verifier,
         by_agent=config.reward.verifier == AGENT,
