@@ -32,7 +32,7 @@ async def work(given):
         try:
             reward, parts = await asyncio.wait_for(solve(given["task"], client), given["timeout_s"])
             await client.post("/outcome", body={"reward": reward, "parts": parts}, cast_to=object)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001 - whatever it was, it was the agent's
             said = {"kind": "agent", "detail": repr(err)}
         beating.cancel()
         with suppress(openai.APIError):  # 410: it is over, or another runner's
