@@ -47,6 +47,14 @@ class FakeCalls:
         self._under_way: dict[tuple[str, str], asyncio.Future[CallAnswer]] = {}
         self._answers: dict[tuple[str, str, int], CallAnswer] = {}
 
+    def check(self, key: str) -> None:
+        """See Calls."""
+        self._keys.read(key)
+
+    async def beat(self, key: str) -> None:
+        """See Calls."""
+        self._open(key)
+
     async def call(self, key: str, request: CallRequest) -> CallAnswer:
         """See Calls."""
         session, start = self._open(key)

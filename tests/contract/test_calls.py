@@ -182,11 +182,16 @@ def test_a_closed_session_is_gone(run) -> None:
 
     async def body(rig: Rig) -> None:
         await rig.calls.call(rig.key(0), ASKED)
+        await rig.calls.beat(rig.key(0))
         for kind in ("ended", "agent"):
             await rig.calls.close(rig.key(0), kind, "")
-        with pytest.raises(CallRefusedError) as refused:
-            await rig.calls.call(rig.key(0), replace(ASKED, max_tokens=3))
-        assert (refused.value.status, refused.value.retry_after_s) == (410, None)
+        for ask in (
+            lambda: rig.calls.call(rig.key(0), replace(ASKED, max_tokens=3)),
+            lambda: rig.calls.beat(rig.key(0)),
+        ):
+            with pytest.raises(CallRefusedError) as refused:
+                await ask()
+            assert (refused.value.status, refused.value.retry_after_s) == (410, None)
         assert await rig.calls.report(rig.key(0), Report(reward=1.0))
 
     run(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,12 +23,13 @@ from rlstreams.schemas.events import (
     SessionOpened,
     Trajectory,
 )
-from tests.e2e.command import UP_S, Workspace
+from tests.e2e.command import ROOT, UP_S, Workspace
 from tests.e2e.test_stalls import process_of
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="looks for processes in /proc"
 )
+RUNNER = ROOT / "infra/examples/agent/remote.py"
 # Any program that speaks to an OpenAI server; what it hears it writes down at once.
 AGENT = """
 import json, os, re, sys, time, urllib.request
@@ -64,6 +66,11 @@ command = ["python", "agent.py", "{heard}"]
 [reward]
 verifier = "agent"
 
+[[agent]]
+name = "away"
+remote = true
+lease_s = 5.0
+
 [rollout]
 slots = 8
 
@@ -82,8 +89,9 @@ groups_per_step = 2
 
 
 def test_agents_and_their_worker_are_killed_and_no_call_is_lost(tmp_path: Path) -> None:
-    """The worker three times, two agents: each call that an agent heard is in the log once, and was
-    heard word for word alike; the killed agents are no rewards of 0; the audit is clean."""
+    """The worker three times, two agents, while others run elsewhere: each call that an agent heard
+    is in the log once, and was heard word for word alike; the killed agents are no rewards of 0;
+    the audit is clean."""
     workspace = Workspace(tmp_path)
     heard = tmp_path / "heard.jsonl"
     heard.touch()
@@ -91,6 +99,7 @@ def test_agents_and_their_worker_are_killed_and_no_call_is_lost(tmp_path: Path) 
     (tmp_path / "run.toml").write_text(CONFIG.format(heard=heard))
     run = tmp_path / "runs/demo"
     killed_agents: list[str] = []
+    runner = _runner_of(run)
     try:
         started = workspace.start_up(f"--run.dir={run}", config="run.toml")
 
@@ -110,13 +119,14 @@ def test_agents_and_their_worker_are_killed_and_no_call_is_lost(tmp_path: Path) 
         audit = workspace.run("rlstreams", "audit", str(run))
         assert 0 == audit.returncode, audit.stdout
         with open_run(run) as log:
-            calls = [record.event for record in log.read(CallCommitted)]
-            replays = [record.event for record in log.read(CallReplayed)]
-            opened = [record.event for record in log.read(SessionOpened)]
-            closed = [record.event for record in log.read(SessionClosed)]
-            letters = [record.event for record in log.read(DeadLetter)]
-            trajectories = [record.event for record in log.read(Trajectory)]
+            calls, replays, opened, closed, letters, trajectories = (
+                [record.event for record in log.read(kind)]
+                for kind in (CallCommitted, CallReplayed, SessionOpened, SessionClosed, DeadLetter,
+                             Trajectory)
+            )  # fmt: skip
     finally:
+        runner.kill()
+        runner.wait()
         workspace.close()
     assert "lost 0, trained twice 0" in started.output
     by_id = Counter(call.call_id for call in calls)
@@ -135,8 +145,19 @@ def test_agents_and_their_worker_are_killed_and_no_call_is_lost(tmp_path: Path) 
     assert kinds["agent"] == len([one for one in letters if one.reason == "agent"])
     assert kinds["agent"] <= len(killed_agents)
     authors = {tuple(s.author for s in one.segments) for one in trajectories}
+    away = {one.session_id for one in opened if one.agent == "away"}
+    assert {one.kind for one in closed if one.session_id in away} == {"ended"}
     whole = ("prompt", "policy", "environment", "policy", "environment", "policy")
     assert whole in authors
+
+
+def _runner_of(run: Path) -> subprocess.Popen[bytes]:
+    """The example, on its way: it waits for the file of the rollout worker."""
+    return subprocess.Popen(
+        [sys.executable, RUNNER, "4", run / "agents/rollout-0/away/runner.json"],
+        env={**os.environ, "NO_PROXY": "127.0.0.1"},
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def _call_of(line: list[object]) -> str:

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from rlstreams.workers.gateway.keys import Keys
 from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Parsed
-from tests.gateways import DEADLINE_S, Running, Words, gateway
+from tests.gateways import DEADLINE_S, NEVER_S, Running, Words, gateway
 
 TOOL = {"type": "function", "function": {"name": "look"}}
 USER = [{"role": "user", "content": "a"}]
@@ -227,6 +228,7 @@ def test_a_key_is_wanted_by_all_that_costs(running: Running) -> None:
         "responses",
         "outcome",
         "close",
+        "heartbeat",
     ):
         status, headers, answer = ask(running, f"/v1/{path}", b"", authorization="")
         assert (status, headers["x-should-retry"]) == (401, "false")
@@ -274,6 +276,14 @@ def test_a_body_that_says_it_is_too_long_is_not_read(running: Running) -> None:
     status, headers, answer = ask(running, "/v1/messages", b"x" * 100_001)
     assert (status, headers["x-should-retry"]) == (413, "false")
     assert answer["error"]["type"] == "request_too_large"
+
+
+def test_a_body_is_read_of_those_alone_that_have_a_key(running: Running) -> None:
+    with connected(running) as peer:
+        foreign = f"x-api-key: {Keys('another').make('7/3', 0, NEVER_S)}"
+        line = "POST /v1/chat/completions HTTP/1.1"
+        peer.sendall(f"{line}\r\nhost: x\r\n{foreign}\r\ncontent-length: 9\r\n\r\n".encode())
+        assert b" 401 " in peer.recv(1000).splitlines()[0]
 
 
 def test_a_body_that_does_not_say_so_is_read_no_further(running: Running) -> None:

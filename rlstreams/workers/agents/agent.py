@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlstreams.workers.gateway.port import Report
@@ -23,6 +24,10 @@ class Start:
     task: Mapping[str, Any]  # JSON
     url: str  # of the gateway, without a path
     key: str
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the agent said that it is done."""
+    silent_s: Callable[[], float] = lambda: 0.0
+    """For how long it has sent nothing and waited for no answer, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,9 @@ class Ending:
 
 class Agent(Protocol):
     """Its methods run on the engine's event loop."""
+
+    async def taken(self, session_id: str) -> None:
+        """Return once a start of this session can be run here: where we start it, at once."""
 
     async def run(self, start: Start) -> Ending:
         """Start it, and wait for its end; cancelled, it is ended with all that it started.

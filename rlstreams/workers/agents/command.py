@@ -54,6 +54,9 @@ class CommandAgent:
         folder.mkdir(parents=True)
         self._folder = folder
 
+    async def taken(self, session_id: str) -> None:
+        """It is started here."""
+
     async def run(self, start: Start) -> Ending:
         """See Agent."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))

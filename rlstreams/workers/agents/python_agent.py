@@ -76,6 +76,9 @@ class PythonAgent:
         )
         self._sandbox = Sandbox(code, "agent.python", note)
 
+    async def taken(self, session_id: str) -> None:
+        """It is started here."""
+
     async def run(self, start: Start) -> Ending:
         """See Agent."""
         try:

@@ -13,7 +13,9 @@ from rlstreams.streams.log.bus import Appender
 from rlstreams.workers.agents.agent import Agent
 from rlstreams.workers.agents.command import CommandAgent
 from rlstreams.workers.agents.python_agent import PythonAgent
+from rlstreams.workers.agents.remote import RemoteAgent, Runners
 from rlstreams.workers.config.agents import AgentSection
+from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.reward import AGENT
 from rlstreams.workers.config.run import RunConfig
@@ -72,6 +74,7 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
         folder=context.folder / FOLDER / context.worker,
         worker=context.worker,
         instance=context.instance,
+        ordinal=context.ordinal,
         note=note,
     )
 
@@ -86,6 +89,7 @@ def sessions_of(
     folder: Path,
     worker: str,
     instance: str,
+    ordinal: int = 0,
     note: Callable[[str], None],
 ) -> Sessions:
     """The same, of whoever commits what they ask for: `keeper.shared.asked`.
@@ -93,6 +97,7 @@ def sessions_of(
     Args:
         appender: of calls.
         folder: for tasks and output of agents that run; made anew.
+        ordinal: of the worker, among those whose gateways share a host.
         note: told what went wrong beside sessions.
 
     Raises:
@@ -101,7 +106,12 @@ def sessions_of(
     model, data = model_folder(config.model.path), config.data
     tokenizer = Tokenizer(model, template=data.template, options=data.template_options)
 
+    remote: list[RemoteAgent] = []
+
     def agent_of(section: AgentSection) -> Agent:
+        if section.remote:
+            remote.append(RemoteAgent(section, folder / section.name))
+            return remote[-1]
         if section.command:
             return CommandAgent(section, folder / section.name)
         return PythonAgent(section, engine.capacity, note)
@@ -117,12 +127,17 @@ def sessions_of(
         instance=instance,
         max_attempts=config.rollout.max_attempts,
     )
+    keys = Keys(secret)
+    members = [
+        Member(section=section, agent=agent_of(section), code_hash=_code_hash(section))
+        for section in config.agent
+    ]
+    if remote:
+        check_address("gateway.host", config.gateway.host)
     return Sessions(
-        keeper=Keeper(shared, Keys(secret), config.run.id),
-        members=[
-            Member(section=section, agent=agent_of(section), code_hash=_code_hash(section))
-            for section in config.agent
-        ],
+        keeper=Keeper(shared, keys, config.run.id),
+        members=members,
+        runners=Runners(remote, keys, config.gateway, ordinal) if remote else None,
         verifier=verifier,
         verifier_name=config.reward.verifier,
         by_agent=config.reward.verifier == AGENT,

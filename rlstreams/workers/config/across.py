@@ -61,6 +61,8 @@ def _sample_problems(config: RunConfig) -> Iterator[str]:
     environment = config.environment
     yield from agent_problems(
         config.agent,
+        gateway=config.gateway,
+        workers=rollout.workers,
         reward=config.reward,
         environment=environment,
         data=config.data,

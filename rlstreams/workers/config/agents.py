@@ -5,8 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
-from rlstreams.workers.config.checks import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from rlstreams.workers.config.checks import (
+    NonNegativeInt,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    every_interface,
+)
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.reward import AGENT, EnvironmentSection, RewardSection
 from rlstreams.workers.config.user_code import Option, located
@@ -26,6 +34,9 @@ class AgentSection(Section, section="agent"):
     python: str = ""
     """Your `file.py:function` or `module:function`, an `async def` of (task, client), in a separate
     process that many samples share; `client` is an `openai.AsyncOpenAI`."""
+    remote: bool = False
+    """Runners of yours, on any machine, ask the gateway for its sessions and start it: see
+    section `gateway`; or else `command` or `python`."""
     env: dict[str, str] = field(default_factory=dict)
     """Further variables of `command`; secrets as `env:NAME` or `file:PATH`."""
     options: dict[str, Option] = field(default_factory=dict)
@@ -37,7 +48,11 @@ class AgentSection(Section, section="agent"):
     timeout_s: PositiveFloat = 240.0
     """Time limit for one start of the agent; then it is ended, and the sample is judged."""
     starts: PositiveInt = 3
-    """Starts of the agent within one worker, if its process is lost by no fault of its own."""
+    """Starts of the agent within one worker, if its process or its runner is lost by no fault of
+    its own."""
+    lease_s: PositiveFloat = 60.0
+    """A runner that says nothing for so long, by no call and no heartbeat, loses its session to
+    the next one that asks."""
     processes: PositiveInt = 2
     """Processes that run `python`, in each rollout worker."""
     memory_mb: NonNegativeInt = 4096
@@ -46,9 +61,13 @@ class AgentSection(Section, section="agent"):
     def _problems(self) -> Iterator[str]:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.name):
             yield f"agent.name must be 1 to 64 letters, digits, `-`, `_` or `.`, got {self.name!r}"
-        if bool(self.command) == bool(self.python):
-            both = "both are set" if self.command else "neither is set"
-            yield f"agent {self.name!r}: name `command` or `python`, one of them; {both}"
+        ways = {"command": self.command, "python": self.python, "remote": self.remote}
+        named = [f"`{way}`" for way, value in ways.items() if value]
+        if len(named) != 1:
+            found = f"{' and '.join(named)} are set" if named else "none is set"
+            yield (
+                f"agent {self.name!r}: set one of `command`, `python` and `remote = true`; {found}"
+            )
         if self.python and located(self.python) is None:
             yield (
                 "agent.python must be `file.py:function` or `module:function`, got "
@@ -60,9 +79,39 @@ class AgentSection(Section, section="agent"):
             yield f"agent.options is set, but agent {self.name!r} has no `python`"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySection(Section, section="gateway"):
+    """Where runners of remote agents reach the rollout workers."""
+
+    host: str = "127.0.0.1"
+    """Address of the network interface on which rollout workers listen for runners."""
+    port: Port = 0
+    """Port of worker `rollout-0`; `rollout-N` has the N-th behind it. 0: any free one, which the
+    worker's `runner.json` names."""
+    url: str = ""
+    """Where runners find it, if not there: a reverse proxy's, with `{port}` for the worker's port.
+    Empty: `http://host:port`."""
+
+    def _problems(self) -> Iterator[str]:
+        example = self.url.replace("{port}", "1")
+        parts = urlsplit(example)
+        if self.url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            yield f"gateway.url must be like https://host:{{port}}, got {self.url!r}"
+        if re.search(r"[{}?#]", example):
+            yield f"gateway.url may have no braces but {{port}}, no ? and #, got {self.url!r}"
+        if not self.url:
+            yield from every_interface(
+                "host",
+                self.host,
+                "runners are told this address; name that of one interface, or set gateway.url",
+            )
+
+
 def agent_problems(
     agents: Sequence[AgentSection],
     *,
+    gateway: GatewaySection,
+    workers: int,
     reward: RewardSection,
     environment: EnvironmentSection,
     data: DataSection,
@@ -70,9 +119,15 @@ def agent_problems(
 ) -> Iterator[str]:
     """What goes with agents, and what goes with them alone; as `worded` completes it."""
     if not agents:
+        if gateway != GatewaySection():
+            yield "gateway is set, but there is no table [[agent]]: nobody would ask there"
         if reward.verifier == AGENT:
             yield "[reward.verifier], but there is no table [[agent]]: nobody would give a reward"
         return
+    if not any(agent.remote for agent in agents) and gateway != GatewaySection():
+        yield "gateway is set, but no table [[agent]] has remote = true: nobody would ask there"
+    if gateway.port and gateway.port + workers > 1 << 16:
+        yield "[gateway.port], but [rollout.workers]: there are no ports above 65535"
     names = [agent.name for agent in agents]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"agent.name is {twice[0]!r} twice: events and screens tell agents apart by it"

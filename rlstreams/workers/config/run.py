@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rlstreams.workers.config.agents import AgentSection, OutcomeSection
+from rlstreams.workers.config.agents import AgentSection, GatewaySection, OutcomeSection
 from rlstreams.workers.config.checks import (
     AutoDeviceName,
     DeviceName,
@@ -248,6 +248,7 @@ class RunConfig:
     environment: EnvironmentSection = field(default_factory=EnvironmentSection)
     reward: RewardSection = field(default_factory=RewardSection)
     outcome: OutcomeSection = field(default_factory=OutcomeSection)
+    gateway: GatewaySection = field(default_factory=GatewaySection)
     logprob: LogprobSection = field(default_factory=LogprobSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)
     weights: WeightsSection = field(default_factory=WeightsSection)

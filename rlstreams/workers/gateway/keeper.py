@@ -30,6 +30,7 @@ class Keeper:
         self._keys = keys
         self._model = model
         self._open: dict[str, OpenSession] = {}  # by session id
+        self._heard_s: dict[str, float] = {}  # when each of these last sent something
         self._is_ending = False
 
     @property
@@ -45,22 +46,42 @@ class Keeper:
     def open(self, session: OpenSession, expires_in_s: float) -> str:
         """Take requests of a session's new start; returns its agent's key."""
         self._open[session.session_id] = session
+        self._heard_s[session.session_id] = time.monotonic()
         expires_s = round(time.time() + expires_in_s)
         return self._keys.make(session.session_id, session.start, expires_s)
 
     async def shut(self, session: OpenSession, *, is_lost: bool = False) -> None:
         """Take no more of them: its start is over; see `OpenSession.close`."""
         if self._open.get(session.session_id) is session:
-            del self._open[session.session_id]
+            del self._open[session.session_id], self._heard_s[session.session_id]
         await session.close(is_lost=is_lost)
+
+    def silent_s(self, session: OpenSession) -> float:
+        """For how long an open session has sent nothing, and waited for no answer, seconds."""
+        if session.num_under_way or session.session_id not in self._heard_s:
+            return 0.0
+        return time.monotonic() - self._heard_s[session.session_id]
 
     def end(self) -> None:
         """Refuse all requests from now on: the worker ends."""
         self._is_ending = True
 
+    def check(self, key: str) -> None:
+        """See Calls."""
+        self._keys.read(key)
+
+    async def beat(self, key: str) -> None:
+        """See Calls."""
+        self._session(key)
+
     async def call(self, key: str, request: CallRequest) -> CallAnswer:
         """See Calls."""
-        return await self._session(key).call(request)
+        session = self._session(key)
+        try:
+            return await session.call(request)
+        finally:  # from its answer on its agent is the one that is to act
+            if self._open.get(session.session_id) is session:
+                self._heard_s[session.session_id] = time.monotonic()
 
     async def report(self, key: str, report: Report) -> str:
         """See Calls."""
@@ -93,4 +114,5 @@ class Keeper:
                 f"start {says.start} of session {says.session_id} is over, or runs elsewhere",
             )
         session.check_open()
+        self._heard_s[session.session_id] = time.monotonic()
         return session

@@ -1,8 +1,11 @@
-"""A session's key: what an agent gives as its API key, and all that a gateway needs to know of it.
+"""A session's key: what an agent gives as its API key, and all that a gateway needs to know of it;
+and a runner's key, by which an agent's sessions are asked for.
 
 A key is the session's id, its start and when it expires, sealed by HMAC-SHA-256 with the run's
 secret. So a gateway that forgot everything, or another one of the run, knows the session. A key is
-a capability: whoever has it may call the model as that session. It is never logged; `shown` is.
+a capability: whoever has it may call the model as that session. A runner's key is the name of a
+remote agent, sealed alike: whoever has it is given that agent's sessions, one after the other, and
+it holds as long as the run's secret. Neither is ever logged; `shown` is.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ from dataclasses import dataclass
 
 from rlstreams.workers.gateway.port import CallRefusedError
 
-PREFIX = "rls-"
+PREFIX, RUNNER_PREFIX = "rls-", "rlr-"
 _MAC_BYTES = 16
 _LONGEST = 1024  # characters of a key
-_ENVELOPE = b"rlstreams session key 1\n"  # what the run's secret seals elsewhere is no key
+# By prefix; what the run's secret seals elsewhere, or for another kind of key, is none of these.
+_ENVELOPES = {PREFIX: b"rlstreams session key 1\n", RUNNER_PREFIX: b"rlstreams runner key 1\n"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +52,24 @@ class Keys:
 
     def make(self, session_id: str, start: int, expires_s: int) -> str:
         """The key of one start of a session's agent; of letters, digits, `-` and `_` alone."""
-        says = f"{start} {expires_s} {session_id}".encode()
-        return PREFIX + base64.urlsafe_b64encode(self._seal(says) + says).rstrip(b"=").decode()
+        return self._made(PREFIX, f"{start} {expires_s} {session_id}".encode())
+
+    def make_runner(self, agent: str) -> str:
+        """The key by which runners ask for sessions of a remote agent; of the same letters."""
+        return self._made(RUNNER_PREFIX, agent.encode())
+
+    def runner(self, key: str) -> str:
+        """The agent whose runner has `key`.
+
+        Raises:
+            CallRefusedError: 401; this run did not make it, or it is a session's.
+        """
+        says = self._opened(RUNNER_PREFIX, key)
+        if says is None:
+            raise CallRefusedError(
+                401, "invalid_api_key", "the key is not one of this run's runner keys"
+            )
+        return says.decode()
 
     def read(self, key: str) -> SessionKey:
         """What `key` says.
@@ -57,7 +77,7 @@ class Keys:
         Raises:
             CallRefusedError: 401; there is none, this run did not make it, or it has expired.
         """
-        says = self._opened(key)
+        says = self._opened(PREFIX, key)
         if says is None:
             raise CallRefusedError(
                 401, "invalid_api_key", "the API key is not one of this run's sessions"
@@ -69,19 +89,23 @@ class Keys:
             )
         return SessionKey(session_id=session_id, start=int(start), expires_s=int(expires_s))
 
-    def _opened(self, key: str) -> bytes | None:
-        if not key.startswith(PREFIX) or len(key) > _LONGEST or not key.isascii():
+    def _made(self, prefix: str, says: bytes) -> str:
+        sealed = self._seal(prefix, says) + says
+        return prefix + base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
+
+    def _opened(self, prefix: str, key: str) -> bytes | None:
+        if not key.startswith(prefix) or len(key) > _LONGEST or not key.isascii():
             return None
-        text = key.removeprefix(PREFIX)
+        text = key.removeprefix(prefix)
         try:
             sealed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
         except binascii.Error:
             return None
         mac, says = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
-        return says if hmac.compare_digest(mac, self._seal(says)) else None
+        return says if hmac.compare_digest(mac, self._seal(prefix, says)) else None
 
-    def _seal(self, says: bytes) -> bytes:
-        return hmac.digest(self._secret, _ENVELOPE + says, hashlib.sha256)[:_MAC_BYTES]
+    def _seal(self, prefix: str, says: bytes) -> bytes:
+        return hmac.digest(self._secret, _ENVELOPES[prefix] + says, hashlib.sha256)[:_MAC_BYTES]
 
 
 def shown(key: str) -> str:

@@ -123,6 +123,12 @@ class Calls(Protocol):
     def max_model_len(self) -> int:
         """Longest sequence, prompt and answer, in tokens."""
 
+    def check(self, key: str) -> None:
+        """Whether `key` is one of ours, as to read what comes with it: the 401 of all others."""
+
+    async def beat(self, key: str) -> None:
+        """A sign of life, as each of the others is: its session is worked on."""
+
     async def call(self, key: str, request: CallRequest) -> CallAnswer:
         """Sample or replay. A client that hangs up ends nothing: a retry gets the same answer."""
 
@@ -136,6 +142,24 @@ class Calls(Protocol):
         self, key: str, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> int:
         """Of the prompt that these would make; nothing is recorded."""
+
+
+class Desk(Protocol):
+    """Where runners ask for sessions of remote agents; on the gateway's event loop."""
+
+    def check(self, key: str) -> None:
+        """
+        Raises:
+            CallRefusedError: 401; `key` is no runner's.
+        """
+
+    async def ask(self, key: str, wait_s: float) -> Mapping[str, Any] | None:
+        """One start of a session, for whoever asks alone, as JSON; None: there was none within
+        `wait_s`. Cancelled, it takes none.
+
+        Raises:
+            CallRefusedError: 401; 429 where too many runners wait already; 503 while it is ending.
+        """
 
 
 class Renderer(Protocol):
@@ -176,3 +200,8 @@ class Renderer(Protocol):
         call_id: str = "",
     ) -> Parsed:
         """What an answer says; an attempt at a tool's call that is none is content."""
+
+
+def url_of(host: str, port: int) -> str:
+    """Where a gateway is, as clients write it; without a path."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

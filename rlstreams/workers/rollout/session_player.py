@@ -29,6 +29,7 @@ class SessionPlayer:
         self.sessions = sessions
         self.late = LateOutcomes(bus, waited_for)
         self._shared = sessions.keeper.shared
+        self._runners = sessions.runners
         self._history = History(bus, keeps_judged=bool(waited_for.wait_for))
         self._over: list[Concluded] = []  # whose session was closed before
 
@@ -44,8 +45,8 @@ class SessionPlayer:
 
     @property
     def num_apart(self) -> int:
-        """Sessions that are being judged, or wait for graders."""
-        return self.sessions.verifier.num_open + self.num_late
+        """Sessions that are being judged, wait for graders, or are somebody else's to work on."""
+        return self.sessions.verifier.num_open + self.num_late + self.sessions.num_remote
 
     @property
     def num_late(self) -> int:
@@ -54,15 +55,17 @@ class SessionPlayer:
 
     @property
     def num_waiting(self) -> int:
-        """None: an agent is started at once."""
-        return 0
+        """Sessions of remote agents that no runner has."""
+        return self._runners.num_waiting if self._runners else 0
 
     @property
     def waits_for(self) -> str:
-        """The graders."""
-        if not self.num_late:
-            return ""
-        return f"for outcomes of {self.num_late} sessions by {', '.join(self.late.graders)}"
+        """Runners, and graders."""
+        found = [self._runners.waits_for if self._runners else ""]
+        if self.num_late:
+            graders = ", ".join(self.late.graders)
+            found.append(f"for outcomes of {self.num_late} sessions by {graders}")
+        return "; ".join(filter(None, found))
 
     async def open(self, loads: Callable[[], Loads]) -> None:
         """Listen for agents."""
@@ -100,9 +103,17 @@ class SessionPlayer:
     def ready(
         self, waiting: Sequence[Record[Prompt]], num_running: int
     ) -> Sequence[Record[Prompt]]:
-        """An agent is a program: no more of them run than calls are sampled at a time."""
-        room = max(0, self._shared.engine.capacity - num_running)
-        return [record for record in waiting if self._history.is_known(record)][:room]
+        """An agent is a program: no more of them run here than calls are sampled at a time. Those
+        that run elsewhere are bounded by the worker's room alone."""
+        sessions, found = self.sessions, []
+        room = self._shared.engine.capacity - (num_running - sessions.num_remote)
+        for record in waiting:
+            if self._history.is_known(record):
+                is_remote = sessions.member_of(record.event).section.remote
+                if is_remote or room > 0:
+                    found.append(record)
+                room -= not is_remote
+        return found
 
     def roll_out(self, record: Record[Prompt]) -> Coroutine[Any, Any, Closed]:
         """See `Sessions.roll_out`."""

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.schemas.calls import (
@@ -35,6 +36,7 @@ from rlstreams.streams.sessions.chain import (
 from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.streams.sessions.verdict import Verdict
 from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Start
+from rlstreams.workers.agents.remote import Runners
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
 from rlstreams.workers.gateway.keeper import Keeper
@@ -135,13 +137,19 @@ class Sessions:
     deadline_s: float
     graders: Sequence[str] = ()  # that are waited for, after the session
     clock: SampleClock = field(default_factory=SampleClock)
+    runners: Runners | None = None  # of remote agents
+    num_remote: int = 0  # sessions under way that no process of ours works on
     server: GatewayServer | None = None
 
     async def start(self) -> None:
-        """Listen for agents."""
+        """Listen for agents, and for runners of remote ones."""
         from rlstreams.workers.gateway.http import serve  # a web server, for agents alone
 
-        self.server = await serve.start(self.keeper)
+        if (runners := self.runners) is None:
+            self.server = await serve.start(self.keeper)
+            return
+        self.server = await serve.start(self.keeper, desk=runners, door=runners.door)
+        runners.listening(self.server.door_port)
 
     async def close(self) -> None:
         """Take no more requests, and end what agents keep running."""
@@ -175,11 +183,24 @@ class Sessions:
         Raises:
             EngineError: the engine will sample no more.
         """
-        began_s, starts = time.monotonic(), 0
-        prompt, member = record.event, self.member_of(record.event)
+        member = self.member_of(record.event)
+        self.num_remote += member.section.remote
+        try:
+            await member.agent.taken(log.session_id)  # its time begins when it can be worked on
+            began_s = time.monotonic()
+            closed = await self._closed(record, log, member)
+            closed.sample_s = time.monotonic() - began_s
+            await self._leave_open(closed)
+        finally:
+            self.num_remote -= member.section.remote
+        return closed
+
+    async def _closed(self, record: Record[Prompt], log: Session, member: Member) -> Closed:
+        """Start its agent, again where it is lost, and judge what it did, within the deadline."""
+        starts, lost, prompt = 0, "", record.event
         try:
             async with self.clock.limit(self.deadline_s):
-                while starts < member.section.starts:
+                while True:
                     starts += 1
                     session = self._session(record, log, member)
                     await session.begin(member.section.name, member.code_hash, caught_up)
@@ -189,17 +210,20 @@ class Sessions:
                         break
                     except LostAgentError as err:
                         kind, detail = INFRASTRUCTURE, str(err)
+                    if starts == member.section.starts:
+                        break
+                    lost = f"; its last start was lost: {detail}"
+                    await member.agent.taken(log.session_id)
                 closed = Closed(session=session, kind=kind, detail=detail, num_starts=starts)
                 await self._judge(closed, prompt)
+                return closed
         except TimeoutError:
             told = (
                 f"session {log.session_id} of agent {member.section.name!r} was not over within "
                 f"{self.deadline_s:g} s (rollout.sample_deadline_s), after {len(log.nodes)} calls"
+                f"{lost}"
             )
-            closed = Closed(session=session, kind=INFRASTRUCTURE, detail=told, num_starts=starts)
-        closed.sample_s = time.monotonic() - began_s
-        await self._leave_open(closed)
-        return closed
+            return Closed(session=session, kind=INFRASTRUCTURE, detail=told, num_starts=starts)
 
     async def _leave_open(self, closed: Closed) -> None:
         """Write the close alone, and let its prompt wait, if graders have still to speak."""
@@ -231,9 +255,11 @@ class Sessions:
         assert self.server is not None
         begun = Start(
             session_id=session.session_id,
-            task=task_of(prompt, session.session_id),
+            task=task_of(prompt, session.session_id, with_answer=self.by_agent),
             url=self.server.url,
             key=key,
+            ended=session.ended,
+            silent_s=partial(self.keeper.silent_s, session),
         )
         running = asyncio.ensure_future(member.agent.run(begun))
         said = asyncio.ensure_future(session.ended.wait())
@@ -268,7 +294,10 @@ class Sessions:
             outcome = session.records.outcome(ending.report, AGENT)
             session.said_last = outcome
         if session.ended.is_set():
-            return session.said
+            kind, detail = session.said
+            if kind != AGENT:
+                return kind, detail
+            ending = Ending(is_failed=True, detail=detail)  # as if its process had said so
         if trouble is not None and trouble.is_limit:
             return LIMIT, trouble.detail
         if not ending.is_failed:
@@ -314,11 +343,16 @@ class Sessions:
         return sample_of_chain(chain, prompt.text, prompt.answer, prompt.metadata, decode)
 
 
-def task_of(prompt: Prompt, session_id: str) -> dict[str, object]:
-    """What an agent is told: the row, and which sample it is."""
+def task_of(prompt: Prompt, session_id: str, *, with_answer: bool) -> dict[str, object]:
+    """What an agent is told: the row, and which sample it is.
+
+    Args:
+        with_answer: it judges itself. Where a verifier does, the answer is that verifier's alone:
+            an agent that can read its task could copy it.
+    """
     return {
         "prompt": prompt.text,
-        "answer": prompt.answer,
+        **({"answer": prompt.answer} if with_answer else {}),
         "metadata": json.loads(prompt.metadata or "{}"),
         "session": session_id,
         "sample": prompt.sample,

@@ -204,18 +204,18 @@ class RolloutStage:
         # Of all that was sampled, what is in no trajectory was sampled in vain.
         sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled
         self.reporter.count(sampled_tokens=self._num_sampled - sampled)
-        state, detail = "waiting", "for prompts"
+        state, detail = "waiting", self._player.waits_for
         if not self._may_begin:
             state, detail = OFFLOADED, AWAITS_TURN
         elif self._handover.was_used and self._puller.pulling is not None:
             state, detail = "pulling", f"policy version {self._puller.pulling}"
-        elif self._running:
-            state, detail = "working", ""
-        elif self._waiting:
+        elif len(self._running) > self._player.num_waiting:
+            state, detail = "working", f"and waiting {detail}" if detail else ""
+        elif self._waiting and not self._running:
             wanted = min(record.event.min_policy_version for record in self._waiting)
             detail = f"for policy version {wanted}, holds {held}"
-        elif self._player.waits_for:
-            detail = self._player.waits_for
+        elif not detail:
+            detail = "for prompts"
         awaited = [url for url, name in self._engine.servers.items() if name == "starting"]
         absent = f"no answer yet from {', '.join(awaited)}" if awaited else ""
         why = (detail, self._puller.trouble, self._engine.trouble, absent)

@@ -9,6 +9,7 @@ from typing import Any
 from rlstreams.schemas.events import CallCommitted, CallReplayed, SessionClosed, SessionOpened
 from rlstreams.streams.log.topics import CALLS
 from rlstreams.workers.agents.agent import Ending, Start
+from rlstreams.workers.agents.remote import RemoteAgent, Runners
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
 from rlstreams.workers.gateway.keeper import Keeper
@@ -65,6 +66,9 @@ class ScriptedAgent:
         self.keeper: Keeper | None = None
         self.starts: list[Start] = []
 
+    async def taken(self, session_id: str) -> None:
+        """It is started here."""
+
     async def run(self, start: Start) -> Ending:
         self.starts.append(start)
         assert self.keeper is not None
@@ -77,7 +81,7 @@ class ScriptedAgent:
 def worker_of(
     stand: Stand,
     engine: FakeEngine,
-    agent: ScriptedAgent,
+    agent: ScriptedAgent | None,
     *,
     by_agent: bool = False,
     sampling: Sampling | None = None,
@@ -85,6 +89,10 @@ def worker_of(
     deadline_s: float = DEADLINE_S,
     **section: Any,
 ) -> StageLoop:
+    """
+    Args:
+        agent: None: a remote one.
+    """
     context = stand.context("rollout")
     tokenizer = Tokenizer.load(stand.config.model.path)
     shared = Shared(
@@ -97,11 +105,19 @@ def worker_of(
         worker=context.worker,
         instance=context.instance,
     )
-    agent.keeper = Keeper(shared, Keys(SECRET), "demo")
-    settings = AgentSection(**{"command": ("none",), "timeout_s": DEADLINE_S / 2, **section})
+    keeper, keys = Keeper(shared, Keys(SECRET), "demo"), Keys(SECRET)
+    how = {"remote": True} if agent is None else {"command": ("none",)}
+    settings = AgentSection(**{**how, "timeout_s": DEADLINE_S / 2, **section})
+    runners = None
+    if agent is None:
+        remote = RemoteAgent(settings, context.folder / settings.name, max_runners=8)
+        runners = Runners([remote], keys, stand.config.gateway, context.ordinal)
+    else:
+        agent.keeper = keeper
     sessions = Sessions(
-        keeper=agent.keeper,
-        members=[Member(section=settings, agent=agent, code_hash="")],
+        keeper=keeper,
+        runners=runners,
+        members=[Member(section=settings, agent=agent or remote, code_hash="")],
         verifier=Verifier(length, require_stop=False),
         verifier_name="length",
         by_agent=by_agent,

@@ -15,6 +15,7 @@ from rlstreams.workers.loop.stall import limits_of
 from tests.unit.workers.test_config_load import write
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
+REMOTE = "[[agent]]\nremote = true\n"
 AGENT = "[[agent]]\ncommand = ['python', 'solver.py']\n"
 
 
@@ -36,8 +37,15 @@ def test_files_of_a_command_are_those_beside_the_configuration(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[[agent]]\nname = 'a'\n", "agent 'a': name `command` or `python`.*neither is set"),
-        (f"{AGENT}python = 'a.py:f'\n", "one of them; both are set"),
+        ("[[agent]]\nname = 'a'\n", "agent 'a': set one of `command`.*; none is set"),
+        (f"{AGENT}python = 'a.py:f'\n", "; `command` and `python` are set"),
+        (f"{AGENT}remote = true\n", "; `command` and `remote` are set"),
+        (f"{AGENT}[gateway]\nport = 1\n", "gateway is set, but no table .*remote = true"),
+        ("[gateway]\nport = 1\n", "gateway is set, but there is no table"),
+        (f"{REMOTE}[gateway]\nhost = '0.0.0.0'\n", "gateway.host is '0.0.0.0': runners are told"),
+        (f"{REMOTE}[gateway]\nurl = 'host:1'\n", "gateway.url must be like https://host:{port}"),
+        (f"{REMOTE}[gateway]\nurl = 'http://a:{{prt}}'\n", "gateway.url may have no braces but"),
+        (f"{REMOTE}[gateway]\nport = 65535\n[rollout]\nworkers = 2\n", "gateway.port is 65535"),
         ("[[agent]]\npython = 'a.py'\n", r"agent\.python must be `file\.py:function`"),
         (f"{AGENT}name = 'a b'\n", "agent.name must be 1 to 64 letters"),
         (f"{AGENT}options = {{ x = 1 }}\n", "agent.options is set, but agent 'agent' has no"),

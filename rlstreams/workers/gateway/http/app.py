@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
@@ -30,9 +31,10 @@ from rlstreams.workers.gateway.http.messages import Messages, dialogue
 from rlstreams.workers.gateway.http.responses import Responses
 from rlstreams.workers.gateway.http.wire import Body, bad
 from rlstreams.workers.gateway.keys import key_of
-from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Calls, Report
+from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Calls, Desk, Report
 
 KEEPALIVE_S = 5.0  # clients and what is between give a silent stream up
+MAX_ASK_S = 60.0  # proxies cut an answer that takes longer
 MAX_BODY_BYTES = 32 << 20  # a dialogue of a million tokens is 4 MB
 _OVERRULED = "x-rlstreams-overruled"
 _LOG = logging.getLogger(__name__)
@@ -46,14 +48,21 @@ class Gateway:
     """One method for each address; holds what is under way."""
 
     def __init__(
-        self, calls: Calls, *, keepalive_s: float = KEEPALIVE_S, max_body: int = MAX_BODY_BYTES
+        self,
+        calls: Calls,
+        desk: Desk | None = None,
+        *,
+        keepalive_s: float = KEEPALIVE_S,
+        max_body: int = MAX_BODY_BYTES,
     ) -> None:
         """
         Args:
+            desk: of remote agents; None: there are none.
             keepalive_s: how long a stream is silent.
             max_body: of a request, in bytes.
         """
         self._calls = calls
+        self._desk = desk
         self._keepalive_s = keepalive_s
         self._max_body = max_body
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -67,12 +76,15 @@ class Gateway:
             ("messages/count_tokens", _MESSAGES, self._count),
             ("outcome", _CHAT, self._report),
             ("close", _CHAT, self._close),
+            ("heartbeat", _CHAT, self._beat),
         )
         routes = [Route("/health", self._health)]
         for prefix in ("/v1", "/sessions/{key}/v1"):
             for path, dialect, handler in posted:
-                routes.append(self._route(f"{prefix}/{path}", dialect, handler))
+                routes.append(self._route(f"{prefix}/{path}", dialect, handler, self._calls))
             routes += [Route(f"{prefix}/models{more}", self._models) for more in _MODELS]
+        if self._desk is not None:
+            routes.append(self._route("/sessions", _CHAT, partial(_given, self._desk), self._desk))
         app = Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
         app.router.redirect_slashes = False
         return app
@@ -88,10 +100,22 @@ class Gateway:
         await asyncio.gather(*late, return_exceptions=True)
         return len(late)
 
-    def _route(self, path: str, dialect: Dialect, handler: Any) -> Route:  # noqa: ANN401
+    def _route(
+        self,
+        path: str,
+        dialect: Dialect,
+        handler: Any,  # noqa: ANN401
+        by: Calls | Desk,
+    ) -> Route:
+        """
+        Args:
+            by: says whose key it is, before anything else of the request is read.
+        """
+
         async def guarded(request: Request) -> Response:
             try:
                 key = key_of(request.headers, request.path_params.get("key", ""))
+                by.check(key)
                 answer: Response = await handler(request, key)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
@@ -164,6 +188,10 @@ class Gateway:
         await asyncio.shield(self._started(self._calls.close(key, kind, detail)))
         return Response(as_json({"closed": True}), media_type="application/json")
 
+    async def _beat(self, _: Request, key: str) -> Response:
+        await self._calls.beat(key)
+        return Response(as_json({"open": True}), media_type="application/json")
+
     async def _models(self, request: Request) -> Response:
         """The one model, under whatever name it is asked for: agents compact by its length."""
         length = self._calls.max_model_len
@@ -207,6 +235,43 @@ class Gateway:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # seen: its client may be gone
+
+
+async def _given(desk: Desk, request: Request, key: str) -> Response:
+    """A session for a runner, as soon as there is one; 204: there was none in its time.
+
+    What it has to say is in the query, so a body is read over. One that hangs up is given none.
+    """
+    asking = asyncio.ensure_future(desk.ask(key, _wait_s(request)))
+    gone = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            raise ClientDisconnect
+        given = asking.result()
+    finally:
+        asking.cancel()
+        gone.cancel()
+    if given is None:
+        return Response(status_code=204, headers={"retry-after": "1"})
+    return Response(as_json(dict(given)), media_type="application/json")
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _wait_s(request: Request) -> float:
+    """
+    Raises:
+        CallRefusedError: 400; it is no time up to `MAX_ASK_S`.
+    """
+    text = request.query_params.get("wait_s", "30")
+    with suppress(ValueError):
+        if 0 <= (wait_s := float(text)) <= MAX_ASK_S:
+            return wait_s
+    raise bad("wait_s", f"must be seconds from 0 to {MAX_ASK_S:g}, got {text!r:.60}")
 
 
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}

@@ -1,4 +1,8 @@
-"""The gateway as a server on the event loop that it is started on, beside the engine."""
+"""The gateway as a server on the event loop that it is started on, beside the engine.
+
+It listens on loopback for agents that are started here and, where there are remote ones, at the
+door: an address of the user's. Both lead to the same gateway.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlstreams.workers.gateway.http.app import KEEPALIVE_S, MAX_BODY_BYTES, Gateway
-from rlstreams.workers.gateway.port import Calls
+from rlstreams.workers.gateway.port import Calls, Desk, url_of
 
 MAX_CONNECTIONS = 4096
 START_S = 10.0
@@ -45,9 +49,11 @@ class GatewayServer:
         self._server = server
         self._task = task
         self._gateway = gateway
-        host, port = server.servers[0].sockets[0].getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        at = [one.sockets[0].getsockname()[:2] for one in server.servers]
+        self.url = url_of(*at[0])
         """Without a path: `OPENAI_BASE_URL` is this and `/v1`, `ANTHROPIC_BASE_URL` is this."""
+        self.door_port: int = at[-1][1]
+        """Of the door, where there is one."""
 
     async def close(self, deadline_s: float = 10.0) -> int:
         """Take no more requests, let those under way end, then cut them; idempotent.
@@ -67,6 +73,8 @@ async def start(
     host: str = "127.0.0.1",
     port: int = 0,
     *,
+    desk: Desk | None = None,
+    door: tuple[str, int] | None = None,
     keepalive_s: float = KEEPALIVE_S,
     max_body: int = MAX_BODY_BYTES,
     max_connections: int = MAX_CONNECTIONS,
@@ -76,6 +84,8 @@ async def start(
 
     Args:
         port: 0: a free one.
+        desk: of remote agents; None: there are none.
+        door: a further host and port to listen at.
         max_connections: those above it are answered 503 at once; never more than half of the
             descriptors that this process may open.
 
@@ -83,7 +93,7 @@ async def start(
         OSError: the address cannot be listened at; names it.
         TimeoutError: it does not listen within `deadline_s`.
     """
-    gateway = Gateway(calls, keepalive_s=keepalive_s, max_body=max_body)
+    gateway = Gateway(calls, desk, keepalive_s=keepalive_s, max_body=max_body)
     most = min(max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     config = uvicorn.Config(
         gateway.app(),
@@ -98,14 +108,21 @@ async def start(
         timeout_keep_alive=round(_IDLE_S),
     )
     server = _Server(config)
-    listener = _listener(host, port)
-    task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    listeners = [_listener(host, port)]
+    if door is not None:
+        try:
+            listeners.append(_listener(*door))
+        except OSError:
+            listeners[0].close()
+            raise
+    task = asyncio.get_running_loop().create_task(server.serve(sockets=listeners))
     listening = asyncio.ensure_future(server.listening.wait())
     await asyncio.wait({task, listening}, timeout=deadline_s, return_when="FIRST_COMPLETED")
     if not listening.done():
         listening.cancel()
         task.cancel()
-        listener.close()
+        for listener in listeners:
+            listener.close()
         raise TimeoutError(f"the gateway does not listen within {deadline_s:g} s")
     return GatewayServer(server, task, gateway)
 
