@@ -85,11 +85,27 @@ def _found(folder: str, *, is_stopped: bool) -> int:
 @command(
     "topics",
     "rlstreams broker topics run.toml --broker.bootstrap=10.0.0.5:9092",
+    "rlstreams broker topics run.toml --acls User:rl",
     of=BROKER,
     takes=CONFIG,
 )
+@option(
+    "--acls",
+    metavar="PRINCIPAL",
+    help="instead, print the arguments of kafka-acls.sh, a call a line: the least rights of each "
+    "role, whose principal is PRINCIPAL-ROLE",
+    default="",
+)
 def topics(args: Namespace) -> int:
     """create missing topics, lengthen retention; refuse other partition counts"""
+    if args.acls:
+        from rlstreams.streams.log.rights import ROLES, acls
+
+        run = configuration(*args.config).run.id
+        for role in ROLES:
+            for line in acls(run, role):
+                print(f"--add --allow-principal {args.acls}-{role} {line}")
+        return 0
     from rlstreams.streams.kafka.admin import apply
     from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, topic_plan
 

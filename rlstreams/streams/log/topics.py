@@ -1,4 +1,7 @@
-"""The one table of every topic: what it carries, its key, who writes it and who reads it."""
+"""The one table of every topic: what it carries, its key, who writes it and who reads it.
+
+Roles are held to it (`rights.py`); for tools it is told.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ PROMPTS = Topic(
     events=(Prompt,),
     key="group_id",
     written_by=("prompts",),
-    read_by=("rollout",),
+    read_by=("prompts", "rollout", "trainer", "audit", "views", "recorder"),
     retention=Retention.LONG,
     single_partition=False,
 )
@@ -100,7 +103,7 @@ TRAJECTORIES = Topic(
     events=(Trajectory,),
     key="group_id",
     written_by=("rollout",),
-    read_by=("logprob", "report", "recorder"),
+    read_by=("rollout", "logprob", "trainer", "audit", "views", "recorder"),
     retention=Retention.PAYLOAD,
     single_partition=False,
 )
@@ -109,7 +112,7 @@ SCORED = Topic(
     events=(ScoredTrajectory,),
     key="group_id",
     written_by=("logprob",),
-    read_by=("trainer",),
+    read_by=("logprob", "trainer", "audit", "views", "recorder"),
     retention=Retention.PAYLOAD,
     single_partition=False,
 )
@@ -126,7 +129,7 @@ STEPS = Topic(
     ),
     key="run",
     written_by=("trainer", "operator"),
-    read_by=("prompts", "rollout", "logprob", "trainer", "audit", "views"),
+    read_by=("prompts", "rollout", "server", "logprob", "trainer", "audit", "views"),
     retention=Retention.LONG,
 )
 POLICY_VERSIONS = Topic(
@@ -134,7 +137,7 @@ POLICY_VERSIONS = Topic(
     events=(PolicyPublished,),
     key="model",
     written_by=("trainer",),
-    read_by=("rollout", "logprob", "views"),
+    read_by=("rollout", "server", "logprob", "trainer", "audit", "views"),
     retention=Retention.LONG,
 )
 POLICY_PULLS = Topic(
@@ -142,7 +145,7 @@ POLICY_PULLS = Topic(
     events=(PullRequested, PolicyLoaded),
     key="worker",
     written_by=("rollout", "logprob"),
-    read_by=("trainer", "views"),
+    read_by=("trainer", "audit", "views"),
     retention=Retention.LONG,
 )
 DEAD_LETTERS = Topic(
@@ -150,7 +153,7 @@ DEAD_LETTERS = Topic(
     events=(DeadLetter, ReplacementRequested),
     key="group_id",
     written_by=("rollout", "logprob", "trainer", "operator"),
-    read_by=("trainer", "prompts", "operator"),
+    read_by=("prompts", "rollout", "logprob", "trainer", "operator", "audit", "views"),
     retention=Retention.LONG,
 )
 WORKER_EVENTS = Topic(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlstreams.schemas.events import WorkerReport
 from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.rights import ROLES, OfRole
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.log import Log, get
 
@@ -17,7 +18,7 @@ class Context:
     """Identity and dependencies of one worker process."""
 
     config: RunConfig
-    bus: Bus
+    bus: Bus  # lets it do what the table of topics says
     role: str  # "prompts", "rollout", "server", "logprob", "trainer"
     ordinal: int
     instance: str  # unique per process
@@ -29,6 +30,10 @@ class Context:
     beat: Callable[[], None] = lambda: None  # a turn that takes long has come forward
     # Each report, with what else the worker says of its load (`workers.loop.health`).
     told: Callable[[WorkerReport, Mapping[str, object]], None] = lambda report, load: None
+
+    def __post_init__(self) -> None:
+        if self.role in ROLES:
+            object.__setattr__(self, "bus", OfRole(self.bus, self.role))
 
     @property
     def worker(self) -> str:

@@ -188,14 +188,20 @@ class Sessions:
         try:
             await member.agent.taken(log.session_id)  # its time begins when it can be worked on
             began_s = time.monotonic()
-            closed = await self._closed(record, log, member)
+            closed = await self._closed(record, log, member, caught_up)
             closed.sample_s = time.monotonic() - began_s
             await self._leave_open(closed)
         finally:
             self.num_remote -= member.section.remote
         return closed
 
-    async def _closed(self, record: Record[Prompt], log: Session, member: Member) -> Closed:
+    async def _closed(
+        self,
+        record: Record[Prompt],
+        log: Session,
+        member: Member,
+        caught_up: Callable[[], bool] | None,
+    ) -> Closed:
         """Start its agent, again where it is lost, and judge what it did, within the deadline."""
         starts, lost, prompt = 0, "", record.event
         try:

@@ -77,7 +77,7 @@ def make_trainer(
     )  # fmt: skip
     training = hardware(Path(config.model.path), config.trainer, threads=1)
     server = server or FileWeightServer(context.folder / "weights", 4)
-    return TrainerWorker(context, bus, training, server)
+    return TrainerWorker(context, context.bus, training, server)
 
 
 class OtherHardware(Training):
