@@ -103,9 +103,6 @@ def sessions_of(
     Raises:
         ConfigError: an agent that cannot be started.
     """
-    model, data = model_folder(config.model.path), config.data
-    tokenizer = Tokenizer(model, template=data.template, options=data.template_options)
-
     remote: list[RemoteAgent] = []
 
     def agent_of(section: AgentSection) -> Agent:
@@ -116,17 +113,7 @@ def sessions_of(
             return CommandAgent(section, folder / section.name)
         return PythonAgent(section, engine.capacity, note)
 
-    shared = Shared(
-        engine=engine,
-        renderer=make_renderer(tokenizer, eos_ids_of(model), options=data.template_options),
-        tokenizer=tokenizer,
-        asked=Asked(),
-        appender=appender,
-        loads=dict,  # until the role knows of one
-        worker=worker,
-        instance=instance,
-        max_attempts=config.rollout.max_attempts,
-    )
+    shared = _shared(config, engine, appender, worker, instance)
     keys = Keys(secret)
     members = [
         Member(section=section, agent=agent_of(section), code_hash=_code_hash(section))
@@ -145,6 +132,24 @@ def sessions_of(
         evaluation=sampling_of(config.evaluation),
         deadline_s=config.rollout.sample_deadline_s,
         graders=config.outcome.wait_for,
+    )
+
+
+def _shared(
+    config: RunConfig, engine: Engine, appender: Appender, worker: str, instance: str
+) -> Shared:
+    model, data = model_folder(config.model.path), config.data
+    tokenizer = Tokenizer(model, template=data.template, options=data.template_options)
+    return Shared(
+        engine=engine,
+        renderer=make_renderer(tokenizer, eos_ids_of(model), options=data.template_options),
+        tokenizer=tokenizer,
+        asked=Asked(),
+        appender=appender,
+        loads=dict,  # until the role knows of one
+        worker=worker,
+        instance=instance,
+        max_attempts=config.rollout.max_attempts,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlstreams.__main__ import main
 from rlstreams.cli import record as record_command
-from rlstreams.cli import replay as replay_command
+from rlstreams.cli.replay import recordings as replay_command
 from rlstreams.debug.replay.diff import Summary
 from rlstreams.debug.replay.player import Played
 from rlstreams.debug.replay.record import RecordingOptions, RecordingResult

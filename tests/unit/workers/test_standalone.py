@@ -177,7 +177,7 @@ def test_user_code_of_another_content_is_refused_by_file_and_both_hashes(tmp_pat
         r"reward\.verifier: rules\.py has SHA-256 [0-9a-f]{12} here and [0-9a-f]{12} there", found
     )
     assert "" == differ("here", "same")
-    in_claim = facts._hashes(made["there"])  # what the trainer puts into its own
+    in_claim = facts.hashes_of(made["there"])  # what the trainer puts into its own
     assert user_code_hashes(made["there"]).items() <= in_claim.items()
     assert "" == differ("here", "there", "logprob")
     (tmp_path / "there" / "reward.py").unlink()
