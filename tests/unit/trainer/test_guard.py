@@ -299,6 +299,17 @@ def test_of_several_servers_the_one_that_differs_is_named() -> None:
     assert "all others 0.01 at most" in told
 
 
+def test_a_single_sample_is_found_in_a_batch_whose_noise_hides_it() -> None:
+    """One of 64 is three nats a token off; with its noise the batch is within the band."""
+    rest, (bad, *_) = noisy(0.02, num=63), noisy(3.0, seed=7, num=1)
+    trajectory = replace(bad.trajectory, sample=99)
+    batch = [*rest, replace(bad, trajectory=trajectory)]
+    assert mean_of(batch) < min(band([0.02] * LEARN, BY.factor), BY.limit)
+    assert alarm(list(compared(rest)), [0.02] * LEARN, BY) == ""
+    told = alarm(list(compared(batch)), [0.02] * LEARN, BY)
+    assert "Worst sample rollout-0/99: 3" in told or "Worst sample rollout-0/99: 2" in told
+
+
 def test_what_the_limits_are() -> None:
     assert band([], 5) == float("inf")  # nothing is known: the hard limit alone holds
     assert band([1e-6], 5) == FLOOR
