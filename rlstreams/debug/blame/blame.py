@@ -25,7 +25,6 @@ from rlstreams.streams.run.run_log import RunLog
 from rlstreams.words.spelling import Spelling
 from rlstreams.words.texts import text_of
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.trainer.redo.redo import read_step
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 
 DEFAULT = "entropy"  # where no held-out rows are evaluated
@@ -127,7 +126,7 @@ def blame(
             rebuilt(log.bus, config, first, until, checkpoints=checkpoints)
         )
         _check_steps(before, first, until)
-        batches = _read(log, before, range(first, until + 1))
+        batches = {step: before.read(step) for step in range(first, until + 1)}
         _check_metric(name, at, last, batches)
         before.go_to(first - 1)
         gauge = Gauge(metric=name, at=at, evaluator=evaluator)
@@ -156,10 +155,6 @@ def _check_steps(before: Rebuilt, first: int, until: int) -> None:
         )
     if gone := [step for step in range(first, until + 1) if ledger.is_disowned(step)]:
         raise RerunError(f"step {gone[0]} was disowned by its trainer: name steps beside it")
-
-
-def _read(log: RunLog, before: Rebuilt, steps: range) -> Batches:
-    return {step: read_step(log.bus, before.ledger.steps[step], lambda _: None) for step in steps}
 
 
 def _check_metric(name: str, at: int, last: int, batches: Batches) -> None:

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rlstreams.debug.rerun.findings import Finding, compare
-from rlstreams.schemas.events import TrainerStarted
+from rlstreams.schemas.events import StepCompleted, TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
@@ -29,7 +29,14 @@ from rlstreams.workers.trainer.claim import read_ledger
 from rlstreams.workers.trainer.facts import versions
 from rlstreams.workers.trainer.family import of_parent
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError
-from rlstreams.workers.trainer.redo.redo import RedoneStep, differences, redo_steps, run_now
+from rlstreams.workers.trainer.intake.payloads import Payload
+from rlstreams.workers.trainer.redo.redo import (
+    RedoneStep,
+    differences,
+    read_step,
+    redo_steps,
+    run_now,
+)
 from rlstreams.workers.trainer.redo.retention import check_redo
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
 from rlstreams.workers.trainer.training.training import Trained, Training
@@ -106,14 +113,14 @@ class Rebuilt:
         redo = redo_steps(
             self._bus, self.ledger, self.training, step, step, change=change, on_step=found.append
         )
-        try:
+        with _readable(step):
             run_now(redo)
-        except (RecordGoneError, TimeoutError) as err:
-            raise RerunError(
-                f"step {step} cannot be read any more: {err}. Retention removed it, or files of "
-                "the recording are missing; a recording made while the log held it has it"
-            ) from err
         return found[0]
+
+    def read(self, step: int) -> tuple[StepCompleted, list[Payload]]:
+        """A step's event, and its samples in batch order. Raises as `again`."""
+        with _readable(step):
+            return read_step(self._bus, self.ledger.steps[step], lambda _: None)
 
     def environment(self, step: int) -> str:
         """What differs here from where a step was done; each claim names its own."""
@@ -143,6 +150,18 @@ class Rebuilt:
             self.num_redone += 1
             trained = redone.again
         return trained
+
+
+@contextmanager
+def _readable(step: int) -> Iterator[None]:
+    """Raises RerunError: the step's records are gone."""
+    try:
+        yield
+    except (RecordGoneError, TimeoutError) as err:
+        raise RerunError(
+            f"step {step} cannot be read any more: {err}. Retention removed it, or files of "
+            "the recording are missing; a recording made while the log held it has it"
+        ) from err
 
 
 @contextmanager
