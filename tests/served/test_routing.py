@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.base import sampled_by
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.routing import SLACK, choose
 from rlstreams.workers.model.base import EngineError
@@ -62,6 +63,17 @@ async def test_a_full_server_takes_no_more_than_its_limit(world: World) -> None:
             most = max(most, len(server.core.jobs))
             await asyncio.sleep(0)
         assert most <= 2
+
+
+async def test_an_answer_names_the_server_that_sampled_it(world: World) -> None:
+    """So a fault of one of several can be told from the log."""
+    servers = [world.serve() for _ in range(2)]
+    async with world.engine() as engine:
+        await _all_hold(engine, world.publish(0), world, 2)
+        answers = [await collect(engine, request(f"{i}/0/0")) for i in range(12)]
+    found = {sampled_by("engine", segments) for segments in answers}
+    assert found == {f"engine at {server.url}" for server in servers}
+    assert sampled_by("builtin/1", []) == "builtin/1"
 
 
 async def test_work_of_a_dead_server_goes_to_the_others(world: World) -> None:
