@@ -126,7 +126,7 @@ def sample(
     async def answers() -> list[Played]:
         source = HeldWeights(dict(sorted(weights.items())), "policy", version)
         await engine._engine.pull(source.published, source)
-        return list(await asyncio.gather(*map(engine._sampler.roll_out, prompts)))
+        return list(await asyncio.gather(*map(engine._sampler.played, prompts)))
 
     return engine._loop.wait(answers(), 120.0, "samples")
 
