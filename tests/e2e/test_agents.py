@@ -146,12 +146,8 @@ def test_agents_and_their_worker_are_killed_and_no_call_is_lost(tmp_path: Path) 
     assert kinds["agent"] <= len(killed_agents)
     away = {one.session_id for one in opened if one.agent == "away"}
     assert {one.kind for one in closed if one.session_id in away} == {"ended"}
-<<<<<<< HEAD
-    whole = ("prompt", "policy", "environment", "policy", "environment", "policy")
+    whole = ("prompt", "policy", *["environment", "policy"] * 2)
     assert whole in {tuple(s.author for s in one.segments) for one in trajectories}
-=======
-    assert ("prompt", "policy", *["environment", "policy"] * 2) in authors
->>>>>>> wt-remote
 
 
 def _runner_of(run: Path) -> subprocess.Popen[bytes]:
