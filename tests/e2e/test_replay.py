@@ -80,40 +80,6 @@ def test_a_step_is_run_again_and_changed(recorded: Workspace) -> None:
     assert 0 == found.returncode
 
 
-def test_a_branch_goes_on_and_needs_nothing_else(recorded: Workspace) -> None:
-    """Two steps of its own from the parent's bits, the trainer killed between them; the audit finds
-    those bits in the recording; its own step is run again, one of the parent's is not."""
-    settings = (
-        "trainer.steps=7", "trainer.optimizer.lr=1e-4", "logprob.workers=1",
-        "demo.kills=[{role='trainer', at=0.8}]",
-    )  # fmt: skip
-    words = [word for setting in settings for word in ("--set", setting)]
-    branch = ("rlstreams", "replay", "branch", "recordings/demo", "--at", "5", "--as", "branched")
-    made = recorded.run(*branch, *words, timeout_s=UP_S)
-    assert 0 == made.returncode, made.stdout
-    told = r"branch of demo at step 5, weights (\w+), changed: .*trainer.optimizer.lr 0.0001 \(was "
-    assert (found := re.search(told, made.stdout)), made.stdout
-    again = recorded.run(*branch)
-    assert (78, True) == (again.returncode, "is in use" in again.stdout)
-
-    ran = recorded.run("rlstreams", "up", "runs/branched", timeout_s=UP_S)
-    assert 0 == ran.returncode, ran.stdout
-    assert "KILLED trainer-0" in ran.stdout
-    assert "steps 6 to 6 were done again from the log: 1 of 1 weight hashes equal" in ran.stdout
-    page = (recorded.folder / "runs/branched/report.html").read_text("utf-8")
-    assert f"branch of demo at step 5, weights {found[1]}" in page
-    audited = recorded.run("rlstreams", "audit", "runs/branched", timeout_s=UP_S)
-    assert 0 == audited.returncode, audited.stdout
-    assert f"begins at step 5 of run demo, weights {found[1]}" in audited.stdout
-    assert "; as its parent's log says" in audited.stdout
-    own = recorded.run("rlstreams", "replay", "step", "7", "runs/branched", timeout_s=UP_S)
-    assert "every one is equal, bit for bit" in own.stdout, own.stdout
-    other = recorded.run("rlstreams", "replay", "step", "4", "runs/branched")
-    assert 78 == other.returncode
-    assert "rlstreams replay step 4 " in other.stdout
-    assert "recordings/demo" in other.stdout
-
-
 def test_what_is_not_there_is_said_with_what_is(recorded: Workspace, tmp_path: Path) -> None:
     """Steps, checkpoints, folders."""
     gone = recorded.run("rlstreams", "replay", "step", "77", "recordings/demo")
