@@ -88,7 +88,7 @@ class Branched:
         if self.environment:
             told.append(
                 f"since step {self.event.step} {self.environment}: the base has the parent's bits, "
-                "the branch's own steps are not those that the parent would have made"
+                "the branch's own steps may not be what the parent would have made"
             )
         told += [f"changed files: {self.files}"] if self.files else []
         return [*told, f"go on: rlstreams up {folder}"]
