@@ -1,4 +1,4 @@
-"""What it costs that a call is committed before it is answered, and what that saves after a kill.
+"""What it costs that a call is in the log before it is answered, and what that saves after a kill.
 
     python tests/bench/agent_calls.py [--seconds 10] [--save]
 
@@ -271,9 +271,9 @@ def saved(stand: OnBroker, num: int = 8, turns: int = 10, killed_in: int = 8) ->
 
     drive(first, lambda: reached(num * (killed_in - 1)))
     gate.append(True)
-    while len(engines[0].requests) < num * killed_in:  # sampled, and nothing of it is committed
+    while len(engines[0].requests) < num * killed_in:  # sampled; some of them are in the log
         time.sleep(0.005)
-    first.close()  # nothing is committed, and nobody told: what the next one finds is as of SIGKILL
+    first.close()  # without its last transaction: what the next one finds is as of SIGKILL
     begun_s = time.perf_counter()
     second = worker_of(stand, engines[1], ScriptedAgent(works), max_calls=100)
     drive(second, lambda: reached(num * turns) and len(closed) == num)

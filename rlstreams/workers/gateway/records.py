@@ -46,6 +46,7 @@ class Records:
         self._record = record
         self.session_id = session_id
         self.start = start
+        self._came_forward = False  # some call of this start is in the log
 
     def opened(self, agent: str, agent_hash: str) -> SessionOpened:
         """The agent is started."""
@@ -168,7 +169,8 @@ class Records:
             await self.committed(event)
             return
         await asyncio.wrap_future(self._shared.appender.append(record))
-        if isinstance(event, CallCommitted):
+        if isinstance(event, CallCommitted) and not self._came_forward:
+            self._came_forward = True  # once is enough, and each time would wake up the role
             self._shared.asked.note(self._record.raw, is_progress=True)
 
 
