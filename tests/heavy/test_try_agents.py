@@ -65,3 +65,14 @@ def test_each_agent_is_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "SET ASIDE: agent:" in broken
     assert "agent solver\n  2 answers, mean reward 0.25" in told
     assert "2 of 2 answers would be dead-lettered" in told
+
+
+def test_a_remote_agent_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody would come."""
+    (tmp_path / "run.toml").write_text(
+        CONFIG.replace('command = ["python", "solver.py"]', "remote = true")
+    )
+    assert 78 == main(["try", str(tmp_path / "run.toml"), "--rows", "1"])
+    assert "agent 'solver' is remote: whoever runs it starts it" in capsys.readouterr().err

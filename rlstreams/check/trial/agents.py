@@ -25,6 +25,7 @@ from rlstreams.check.trial.sample import (
 )
 from rlstreams.schemas.events import Prompt
 from rlstreams.streams.log.bus import Closing
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Outgoing, Position, RawRecord, Record
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.streams.sessions.figures import SessionFigures, session_figures
@@ -104,9 +105,14 @@ class AgentTrial:
         """Have each agent work on each row `num_samples` times, all of one agent together.
 
         Raises:
-            ConfigError: an agent that cannot be started.
+            ConfigError: an agent that cannot be started, or that runs elsewhere.
             EngineError: the model cannot be loaded.
         """
+        if away := [section.name for section in self.config.agent if section.remote]:
+            raise ConfigError(
+                f"agent {away[0]!r} is remote: whoever runs it starts it, and `try` cannot; give "
+                "it a `command` here, or start a run: rlstreams up"
+            )
         return asyncio.run(self._run(rows, num_samples))
 
     async def _run(self, rows: Sequence[Row], num_samples: int) -> list[TriedAgent]:
