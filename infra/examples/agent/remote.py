@@ -52,9 +52,7 @@ async def run(file):
     while True:
         try:
             given = await asyncio.to_thread(ask, file)
-        except (
-            OSError
-        ) as err:  # the worker starts, ends or is busy; 401: the file is of another run
+        except OSError as err:  # the worker starts, ends, is busy; 401: the file is of another run
             print(f"{file}: {err}", file=sys.stderr)
             await asyncio.sleep(5)
             continue
