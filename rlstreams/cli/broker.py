@@ -103,8 +103,8 @@ def topics(args: Namespace) -> int:
 
         run = configuration(*args.config).run.id
         for role in ROLES:
-            for line in acls(run, role):
-                print(f"--add --allow-principal {args.acls}-{role} {line}")
+            for one in acls(run, role):
+                print(f"--add --allow-principal {args.acls}-{role} {one.arguments()}")
         return 0
     from rlstreams.streams.kafka.admin import apply
     from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, topic_plan

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from rlstreams.schemas import SchemaTexts
 from rlstreams.streams.log.bus import (
@@ -26,8 +27,6 @@ from rlstreams.streams.log.topics import TOPICS
 ROLES = ("prompts", "rollout", "server", "logprob", "trainer")
 _WRITES = {role: {t.name for t in TOPICS if role in t.written_by} for role in ROLES}
 _READS = {role: {t.name for t in TOPICS if {role, "any"} & set(t.read_by)} for role in ROLES}
-
-PREFIXED = "--resource-pattern-type prefixed"
 
 
 class NoRightError(Exception):
@@ -180,13 +179,31 @@ class _Reader(Closing):
         self._reader.close()
 
 
-def acls(run: str, role: str) -> Iterator[str]:
-    """Arguments of `kafka-acls.sh --add` that let a principal be one role of a run, and no more."""
+@dataclass(frozen=True, slots=True)
+class Acl:
+    """What a broker with an authorizer has to let a role do with one thing."""
+
+    resource: str  # "topic", "group", "transactional-id", as kafka-acls.sh names its option
+    name: str
+    is_prefix: bool  # of names
+    operations: tuple[str, ...]
+
+    def arguments(self) -> str:
+        """Of `kafka-acls.sh --add`, without a principal."""
+        pattern = " --resource-pattern-type prefixed" if self.is_prefix else ""
+        operations = " ".join(f"--operation {name}" for name in self.operations)
+        return f"{operations} --{self.resource} {self.name}{pattern}"
+
+
+def acls(run: str, role: str) -> Iterator[Acl]:
+    """The least rights of a role of a run: with these and no others it does its work."""
     for topic in TOPICS:
-        name = f"--topic {run}.{topic.name}"
-        if topic.name in _WRITES[role]:
-            yield f"--operation Write --operation Describe {name}"
-        if topic.name in _READS[role]:
-            yield f"--operation Read --operation Describe {name}"
-    yield f"--operation Read --operation Describe --group {run}.{role} {PREFIXED}"
-    yield f"--operation Write --operation Describe --transactional-id {run}.{role}. {PREFIXED}"
+        may = [
+            name for name, of in (("Read", _READS), ("Write", _WRITES)) if topic.name in of[role]
+        ]
+        operations = (*may, "Describe", "DescribeConfigs")  # a claim names topics and settings
+        yield Acl("topic", f"{run}.{topic.name}", is_prefix=False, operations=operations)
+    yield Acl("group", f"{run}.{role}", is_prefix=False, operations=("Read", "Describe"))
+    yield Acl(
+        "transactional-id", f"{run}.{role}.", is_prefix=True, operations=("Write", "Describe")
+    )

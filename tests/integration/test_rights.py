@@ -1,0 +1,159 @@
+"""With the rights that `broker topics --acls` prints a role gets at its topics, and at no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from rlstreams.__main__ import main
+from rlstreams.streams.broker import embedded, password
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.bus import Reader
+from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.record import Committed, Outgoing, Partition
+from rlstreams.streams.log.rights import ROLES, Acl, NoRightError, OfRole, acls
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import TOPICS
+
+RUN = "rights"
+WORD = "a-word-of-this-test"
+ANSWER_S = 30.0
+GROUPS = {"rollout": "prompts", "logprob": "trajectories"}  # roles with a group, and what it reads
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """With an authorizer, and a user for each role who may nothing yet."""
+    settings = password.broker_settings
+
+    def with_users(folder: Path) -> Mapping[str, str]:
+        users = "".join(f' user_rl-{role}="{WORD}"' for role in ROLES)
+        found = dict(settings(folder))
+        for name, value in found.items():
+            if name.endswith("jaas.config"):
+                found[name] = value.replace(";", f"{users};")
+        return found | {
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": f"User:{password.USER}",
+        }
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded, "broker_settings", with_users)
+        broker = EmbeddedBroker(tmp_path_factory.mktemp("rights"), has_password=True)
+        broker.start()
+    yield broker
+    broker.stop()
+
+
+def binding(role: str, acl: Acl, operation: str) -> AclBinding:
+    kinds = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP}
+    words = {"DescribeConfigs": "DESCRIBE_CONFIGS"}
+    return AclBinding(
+        kinds.get(acl.resource, ResourceType.TRANSACTIONAL_ID),
+        acl.name,
+        ResourcePatternType.PREFIXED if acl.is_prefix else ResourcePatternType.LITERAL,
+        f"User:rl-{role}",
+        "*",
+        AclOperation[words.get(operation, operation.upper())],
+        AclPermissionType.ALLOW,
+    )
+
+
+@pytest.fixture(scope="module")
+def bootstrap(broker: EmbeddedBroker) -> str:
+    """Of the broker, once all roles have their rights."""
+    state = broker.status()
+    assert state is not None
+    ours = password.client_options(broker.folder)
+    apply(state.bootstrap, RUN, TopicPlan(rollout_workers=1, logprob_workers=1), ours)
+    wanted = [
+        binding(role, acl, operation)
+        for role in ROLES
+        for acl in acls(RUN, role)
+        for operation in acl.operations
+    ]
+    made = AdminClient({"bootstrap.servers": state.bootstrap, **ours}).create_acls(wanted)
+    for answer in made.values():
+        answer.result(ANSWER_S)
+    return state.bootstrap
+
+
+def as_user(bootstrap: str, role: str) -> KafkaBus:
+    login = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanisms": "PLAIN",
+        "sasl.username": f"rl-{role}",
+        "sasl.password": WORD,
+    }
+    return KafkaBus(bootstrap, RUN, options=login)
+
+
+def polled(reader: Reader) -> None:
+    """For as long as a refusal may take."""
+    for _ in range(20):
+        reader.poll(10, 1.0)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_gets_at_its_topics_and_at_no_other(bootstrap: str, role: str) -> None:
+    """What `OfRole` lets through the broker takes; what it refuses the broker refuses too."""
+    writes = [t.name for t in TOPICS if role in t.written_by]
+    reads = [t.name for t in TOPICS if {role, "any"} & set(t.read_by)]
+    others = [t.name for t in TOPICS if t.name not in reads]
+    with as_user(bootstrap, role) as plain:
+        bus = OfRole(plain, role)
+        for topic in TOPICS:
+            assert bus.partitions(topic.name) >= 1
+            assert bus.settings(topic.name)
+        with bus.producer(f"{role}.0") as producer:
+            for name in writes:
+                producer.commit([Outgoing(topic=name, key=b"k", value=(b"v",), partition=0)])
+            if role in GROUPS:
+                partition = Partition(GROUPS[role], 0)
+                with bus.consumer(role, [GROUPS[role]]) as consumer:
+                    while partition not in consumer.positions():
+                        consumer.poll(10, 1.0)
+                    producer.commit([], {partition: Committed(offset=0, metadata="")}, consumer)
+        with bus.appender() as appender:
+            for name in writes:
+                record = Outgoing(topic=name, key=b"k", value=(b"v",), partition=0)
+                appender.append(record).result(ANSWER_S)
+        for name in reads:
+            with bus.reader(bus.beginnings(name)) as reader:
+                reader.poll(10, 2.0)
+        for name in others:
+            with pytest.raises(NoRightError, match=f"role {role} reads {name}"):
+                bus.reader({Partition(name, 0): 0})
+            with plain.reader({Partition(name, 0): 0}) as reader, pytest.raises(BrokerError):
+                polled(reader)
+        for name in (t.name for t in TOPICS if t.name not in writes):
+            record = Outgoing(topic=name, key=b"k", value=(b"v",), partition=0)
+            with pytest.raises(NoRightError, match=f"role {role} writes {name}"):
+                bus.appender().append(record)
+            with plain.appender() as appender, pytest.raises(BrokerError):
+                appender.append(record).result(ANSWER_S)
+
+
+def test_they_are_printed_for_kafkas_own_tool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text('extends = "example:demo.toml"\n[run]\nid = "mine"\n')
+    assert 0 == main(["broker", "topics", str(tmp_path / "run.toml"), "--acls", "User:rl"])
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "--add --allow-principal User:rl-rollout --operation Read --operation Write "
+        "--operation Describe --operation DescribeConfigs --topic mine.calls"
+    ) in lines
+    assert len(lines) == len(ROLES) * (len(TOPICS) + 2)
