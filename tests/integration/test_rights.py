@@ -1,4 +1,4 @@
-"""With the rights that `broker topics --acls` prints a role gets at its topics, and at no others."""
+"""With the rights of `broker topics --acls` a role gets at its topics, and at no others."""
 
 from __future__ import annotations
 
