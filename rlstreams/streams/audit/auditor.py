@@ -143,11 +143,15 @@ class Auditor(Closing):
         self._stack.close()
 
     def _settled(self, settle_s: float) -> AuditReport:
-        """The report, once it is clean or `settle_s` has passed; samples of `steps` stay."""
+        """The report, once it is clean or `settle_s` has passed; samples of `steps` stay.
+
+        In a recording nothing heals.
+        """
+        is_recording = self._reached is None
         deadline = time.monotonic() + settle_s
         hanging = self._hanging()
         report = self._report()
-        while _may_heal(report) and time.monotonic() < deadline:
+        while not is_recording and _may_heal(report) and time.monotonic() < deadline:
             time.sleep(0.2)
             self._read(self._ends(self._topics))
             report = self._report()
