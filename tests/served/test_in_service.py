@@ -35,7 +35,7 @@ async def test_a_server_that_was_restarted_quickly_is_noticed(world: World, flav
 async def test_a_vllm_whose_engine_core_is_dead_is_out_of_service(world: World) -> None:
     """Its front end still answers, with 503."""
     server = world.serve("vllm-0.32.0")
-    async with world.engine() as engine:
+    async with world.engine(silent_s=3.0) as engine:
         await engine.pull(world.publish(0), world.channel)
         server.broken_routes["/health"] = 503
         await until(lambda: not up(engine), "still in service")
