@@ -40,6 +40,7 @@ from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.catalogue import Catalogue
 from rlstreams.streams.log.errors import FencedError, TopicMismatchError
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
+from rlstreams.streams.log.rights import READERS
 
 T = TypeVar("T")
 
@@ -188,7 +189,7 @@ class KafkaBus(Closing):
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:
         """See `Bus`."""
         # The client insists on a group's name; it neither joins nor commits.
-        feed = self._feed({**_READER, "group.id": self._name("readers")})
+        feed = self._feed({**_READER, "group.id": self._name(READERS)})
         return KafkaReader(feed, offsets, self._on_read)
 
     def _feed(self, settings: Mapping[str, str]) -> Feed:

@@ -24,6 +24,7 @@ from rlstreams.streams.log.bus import (
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position, RawRecord
 from rlstreams.streams.log.topics import TOPICS
 
+READERS = "readers"  # the group that readers name
 ROLES = ("prompts", "rollout", "server", "logprob", "trainer")
 _WRITES = {role: {t.name for t in TOPICS if role in t.written_by} for role in ROLES}
 _READS = {role: {t.name for t in TOPICS if {role, "any"} & set(t.read_by)} for role in ROLES}
@@ -204,6 +205,8 @@ def acls(run: str, role: str) -> Iterator[Acl]:
         operations = (*may, "Describe", "DescribeConfigs")  # a claim names topics and settings
         yield Acl("topic", f"{run}.{topic.name}", is_prefix=False, operations=operations)
     yield Acl("group", f"{run}.{role}", is_prefix=False, operations=("Read", "Describe"))
+    # Readers join no group, and the client asks for the coordinator of one all the same.
+    yield Acl("group", f"{run}.{READERS}", is_prefix=False, operations=("Describe",))
     yield Acl(
         "transactional-id", f"{run}.{role}.", is_prefix=True, operations=("Write", "Describe")
     )
