@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,8 @@ Weights = Mapping[str, torch.Tensor]
 Spoil = Callable[[Weights, Weights], Weights]  # of what came, and of what was there before
 BY = GuardSection()
 NUM_SAMPLES, NUM_TOKENS = 24, 40
+DEADLINE_S = 30.0
+PULL_S = 0.5  # in which a pull is begun, and waits behind the step that is under way
 SOUND_STEPS = 3
 STEP = 0.01  # of each weight: an update of the demo's size
 
@@ -74,17 +77,31 @@ class Site:
 
     def across_a_pull(self) -> list[tuple[int, list[GeneratedSegment]]]:
         """Samples that were begun under the version before: keys and values of it are kept."""
+        decoder, asked = self.engine._decoder, threading.Event()
+        step = decoder.step
+
+        def held() -> None:
+            """The first tokens are there, and no more come before the pull is asked for."""
+            asked.wait(DEADLINE_S)
+            step()
 
         async def run() -> list[tuple[int, list[GeneratedSegment]]]:
             sampling = asyncio.create_task(self._sampled())
-            while self.engine.num_sampled < begun:  # noqa: ASYNC110
+            while self.engine.num_sampled == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            await self.engine.pull(self.published, self.channel)
+            pull = asyncio.create_task(self.engine.pull(self.published, self.channel))
+            await asyncio.sleep(PULL_S)
+            asked.set()
+            await pull
             return await sampling
 
-        begun = self.engine.num_sampled + 3 * NUM_SAMPLES
+        before = self.engine.num_sampled
         self.next_version()
-        return asyncio.run(run())
+        decoder.step = held  # type: ignore[method-assign]
+        try:
+            return asyncio.run(run())
+        finally:
+            decoder.step = step  # type: ignore[method-assign]
 
     async def _sampled(self) -> list[tuple[int, list[GeneratedSegment]]]:
         async def one(number: int) -> tuple[int, list[GeneratedSegment]]:
