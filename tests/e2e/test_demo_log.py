@@ -6,27 +6,16 @@ import json
 import shlex
 import subprocess
 
-import pytest
-
 from rlstreams import open_run
-from rlstreams.schemas.events import (
-    ScoredTrajectory,
-    StepCompleted,
-    TrainerStarted,
-    Trajectory,
-    WorkerReport,
-)
+from rlstreams.schemas.events import ScoredTrajectory, StepCompleted, TrainerStarted
 from rlstreams.streams.kafka.admin_ask import admin_settings
-from rlstreams.streams.log.topics import SCORED, STEPS, TRAJECTORIES, WORKER_EVENTS
+from rlstreams.streams.log.topics import SCORED, STEPS
 from rlstreams.streams.run.place import RunPlace
-from rlstreams.streams.views.feed import Feed, Views
 from rlstreams.workers.bootstrap.parts import place_of
 from rlstreams.workers.config.load import load
 from tests.e2e.command import CONFIG, ROOT, Workspace
 from tests.integration import judge
 from tests.integration.stranger import schemas_from_folder
-
-READ_S = 60.0
 
 
 def audit(workspace: Workspace) -> dict[str, object]:
@@ -68,60 +57,6 @@ def test_an_independent_judge_agrees(looked_at: Workspace) -> None:
     assert told == {name: found.classes[name] for name in told}
     assert report["trained_twice"] == found.twice
     assert report["issued"] == found.classes.total()
-
-
-def test_its_cost_is_what_the_records_say(
-    looked_at: Workspace, finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]
-) -> None:
-    """Share of the time, tokens in vain and each death, counted here from the records alone."""
-    folder = looked_at.folder / "runs/demo"
-    config = load([looked_at.folder / CONFIG], [f"run.dir={folder}"])
-    with open_run(place_of(config)) as log:
-        found = {
-            topic: [record.event for record in log.read_topic(topic)]
-            for topic in (STEPS, TRAJECTORIES, WORKER_EVENTS)
-        }
-        views = Views()
-        feed = Feed(log.bus, views)
-        feed.catch_up(READ_S)
-        feed.close()
-    made = [e for e in found[STEPS] if isinstance(e, StepCompleted)]
-    answers = [e for e in found[TRAJECTORIES] if isinstance(e, Trajectory)]
-    reports = [e for e in found[WORKER_EVENTS] if isinstance(e, WorkerReport)]
-    last = {report.instance: report for report in reports}  # of each process
-    rollouts = [report for report in last.values() if report.role == "rollout"]
-    trained = {(ref.group_id, ref.sample) for step in made for ref in step.samples}
-
-    cost = views.state.cost
-    wall_ms = made[-1].finished_at_ms - made[0].started_at_ms
-    busy_ms = sum(step.finished_at_ms - step.started_at_ms for step in made)
-    assert cost.training_share == pytest.approx(busy_ms / wall_ms)
-    assert cost.sampled_tokens == sum(r.counters["sampled_tokens"] for r in rollouts)
-    in_answers = sum(
-        len(s.token_ids)
-        for a in answers
-        if a.purpose == "evaluate" or (a.group_id, a.sample) in trained
-        for s in a.segments
-        if s.author == "policy"
-    )
-    old = next(r.instance for r in rollouts if r.worker == "rollout-0")  # it was killed
-    left = last[old].counters["sampled_tokens"] - last[old].counters.get("tokens", 0)
-    assert cost.in_vain.get("died", 0) == left
-    # Of the rest something waits for a step that nobody makes any more, or came behind the last
-    # report of a process that died.
-    assert in_answers + sum(cost.in_vain.values()) == pytest.approx(cost.sampled_tokens, rel=0.1)
-    times = {}
-    for worker in ("rollout-0", "logprob-0", "trainer-0"):  # the killed ones, once each
-        old, new = dict.fromkeys(r.instance for r in reports if r.worker == worker)
-        work_ms = [r.at_ms for r in reports if r.instance == new and r.counters.get("samples")]
-        work_ms += [a.finished_at_ms for a in answers if a.instance == new]
-        work_ms += [step.finished_at_ms for step in made if step.instance == new]
-        times[worker] = (min(work_ms) - last[old].at_ms) / 1000
-    assert {death.worker: death.seconds for death in cost.deaths} == times
-    (line,) = [x for x in finished_run[1].stdout.splitlines() if "sampled in vain" in x]
-    assert f"{100 * busy_ms / wall_ms:.1f} % of the time was training" in line
-    for worker, seconds in times.items():
-        assert f"{seconds:.1f} s from the death of a {worker[:-2]} process" in line
 
 
 def test_the_trained_model_comes_out(
