@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from rlstreams.streams.log.record import Outgoing, RawRecord
 from rlstreams.workers.loop.pending import Awaited
 
+AGAIN_S = 0.002  # before what cannot be made yet is tried again
 Make = Callable[[], Sequence[Outgoing] | None]
 
 
@@ -60,7 +61,7 @@ class Asked:
 
     def wait(self, timeout_s: float) -> None:
         """Until something is asked for, or the time is over."""
-        self._woken.wait(0.0 if self._kept else timeout_s)
+        self._woken.wait(min(timeout_s, AGAIN_S) if self._kept else timeout_s)
         self._woken.clear()
 
     def take(self) -> list[Awaited]:

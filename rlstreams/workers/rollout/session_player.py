@@ -77,8 +77,9 @@ class SessionPlayer:
         await self.sessions.close()
 
     def close(self) -> None:
-        """Let go of readers and of the verifier."""
+        """Let go of readers, of the way into the log, and of the verifier."""
         self._history.close()
+        self._shared.appender.close()
         self.late.close()
         self.sessions.verifier.close()
 

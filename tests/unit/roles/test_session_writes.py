@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CALLS, POLICY_PULLS, PROMPTS, TRAJECTORIES
 from rlstreams.streams.sessions.fold import SessionLog
 from rlstreams.workers.rollout.history import History
+from tests.memory.bus import MemoryAppender
 from tests.memory.log import Fault
 from tests.unit.roles.sessions_stand import Client, ScriptedAgent, recorded, request_of, worker_of
 from tests.unit.roles.stand import DEADLINE_S, Stand, turn_until
@@ -172,3 +174,29 @@ def test_a_call_waits_for_the_record_of_the_load_that_it_names(
     worker.loop.close()
     (load,) = (e for e in stand.read(POLICY_PULLS.name, PolicyLoaded) if e.policy_version == 1)
     assert written(stand)[-1].segments[-1].load_id == load.load_id
+
+
+def test_no_answer_leaves_before_its_record_is_acknowledged(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has it and has not said so: the agent waits."""
+    append, held, heard = MemoryAppender.append, list[tuple[Any, Any]](), list[str]()
+
+    def slowly(appender: MemoryAppender, record: Any) -> Any:
+        held.append((Future(), append(appender, record)))
+        return held[-1][0]
+
+    async def script(client: Client) -> None:
+        heard.append((await client.say("1")).call_id)
+
+    monkeypatch.setattr(MemoryAppender, "append", slowly)
+    loop = worker_of(stand, EndsTurns(), ScriptedAgent(script))
+    turn_until(loop, lambda: len(held) == 1)
+    until_s = time.monotonic() + 0.2
+    turn_until(loop, lambda: time.monotonic() > until_s)
+    assert heard == []
+    acknowledged, written_at = held[0]
+    acknowledged.set_result(written_at.result())
+    turn_until(loop, lambda: is_over(stand))
+    loop.close()
+    assert heard == [call.call_id for call in written(stand)]
