@@ -67,6 +67,7 @@ PEERS = {
 CASES = ("auto", "sampler", "off", "trainer", "trl-tuned")
 LONG = ("timeline", "states_s", "pulls", "overrides", "ends_s")
 GROUP = 8
+CARDS = "0,1"
 START_UP = 2  # gaps between steps that are left out
 PORT = 8200
 START_S = 240.0  # of TRL's server
@@ -88,6 +89,8 @@ def overrides_of(args: argparse.Namespace, folder: Path, case: str) -> list[str]
     ]
     words += [f"broker.jars_dir={args.jars}"] if args.jars else []
     words += OURS[case]
+    if args.cards != CARDS:  # two of more: to the roles `cuda:0` and `cuda:1`
+        words += [f"engine.env.CUDA_VISIBLE_DEVICES={args.cards.split(',')[1]}"]
     if args.one_gpu:
         words += ["engine.env.CUDA_VISIBLE_DEVICES=0", "logprob.device=cuda:0"]
         words += ["engine.args.gpu-memory-utilization=0.4"]
@@ -132,6 +135,7 @@ def trl(
     flags = PEERS[case]
     out = folder / "trl.json"
     command = [sys.executable, "-m", "tests.gpu.peer_trl", "--folder", str(folder)]
+    command += ["--budget", str(args.peer_budget)] if args.peer_budget else []
     command += ["--colocate"] if one_gpu else ["--url", f"http://127.0.0.1:{PORT}"]
     command += ["--out", str(out), "--dtype", str(flags["dtype"])]
     command += [] if flags["gradient_checkpointing"] else ["--no-checkpointing"]
@@ -141,9 +145,10 @@ def trl(
     arguments = ["--dtype", "bfloat16", "--max-model-len", str(length), "--max-num-seqs", "512"]
     arguments += ["--gpu-memory-utilization", "0.8", "--max-logprobs", "-1"]
     arguments += ["--logprobs-mode", "processed_logprobs"]
-    server = contextlib.nullcontext() if one_gpu else server_of_trl(folder, arguments)
+    trains, samples = args.cards.split(",")
+    server = contextlib.nullcontext() if one_gpu else server_of_trl(folder, arguments, samples)
     with server, (folder / "trl.log").open("w") as log:
-        environment = os.environ | SERVED_BY_TRL | {"CUDA_VISIBLE_DEVICES": "0"}
+        environment = os.environ | SERVED_BY_TRL | {"CUDA_VISIBLE_DEVICES": trains}
         process = subprocess.Popen(
             command,
             stdout=log,
@@ -166,12 +171,12 @@ def trl(
 
 
 @contextlib.contextmanager
-def server_of_trl(folder: Path, arguments: list[str]) -> Iterator[None]:
+def server_of_trl(folder: Path, arguments: list[str], card: str) -> Iterator[None]:
     """vLLM with the weight transfer of its own that TRL uses, and nothing of ours."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(PORT)]
     command += ["--host", "127.0.0.1", "--model", str(folder / "model"), *arguments]
     command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
-    environment = os.environ | SERVED_BY_TRL | {"CUDA_VISIBLE_DEVICES": "1"}
+    environment = os.environ | SERVED_BY_TRL | {"CUDA_VISIBLE_DEVICES": card}
     log = folder / "trl-server.log"
     process = subprocess.Popen(
         command,
@@ -254,6 +259,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--one-gpu", action="store_true", help="everything on GPU 0")
     parser.add_argument("--cpu", action="store_true", help="the script itself, without a GPU")
+    parser.add_argument("--cards", default=CARDS, help="of the trainer and of the server")
+    parser.add_argument("--peer-budget", type=int, help="tokens of TRL's micro-batch")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
     parser.add_argument("--folder", type=Path, default=Path("runs/end-to-end"))
     parser.add_argument("--limit-s", type=float, default=420.0, help="of one case")
@@ -270,10 +277,12 @@ def main() -> int:
     until_s = time.monotonic() + args.within_s
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    if args.cards != CARDS:
+        os.environ["CUDA_VISIBLE_DEVICES"] = args.cards
     args.out.mkdir(parents=True, exist_ok=True)
     write_folder(folder / "model", args.shape, args.vocabulary)
     write_prompts(folder / "train.jsonl", rows=4096, tokens=args.prompt, vocabulary=args.vocabulary)
-    asked = ("shape", "samples", "prompt", "tokens", "steps", "one_gpu", "overrides")
+    asked = ("shape", "samples", "prompt", "tokens", "steps", "one_gpu", "overrides", "peer_budget")
     about = {"hardware": hardware()} | {name: getattr(args, name) for name in asked}
     cases: dict[str, dict[str, Any]] = {}
     for case in args.cases.split(","):

@@ -37,7 +37,7 @@ RUNS = {
     "seed2": ("run.seed=2",),
     # A grid of learning rates; the example's own is in its run.toml.
     "lr2e-6": ("run.seed=0", "trainer.optimizer.lr=2e-6"),
-    "lr6e-6": ("run.seed=0", "trainer.optimizer.lr=6e-6"),
+    "lr1e-5": ("run.seed=0", "trainer.optimizer.lr=1e-5"),
 }
 RESULT = ("seed0", "control", "seed1", "seed2")
 STAGE_S = 900.0
@@ -63,7 +63,7 @@ class Driver:
         if result.exists():
             return True
         device = "cpu" if self._args.cpu else "cuda"
-        given = [str(word).replace("DEVICE", device) for word in words]
+        given = [device if word == "DEVICE" else str(word) for word in words]
         with (self._folder / f"{name}.log").open("w", encoding="utf-8") as log:
             try:
                 status = subprocess.run(

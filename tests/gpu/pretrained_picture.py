@@ -21,17 +21,29 @@ from tests.gpu.reasoner_picture import SEEDS, line
 CONTROL = "control"
 
 
+LAST = 3  # points of a curve that are its end
+
+
+def at_end(run: dict[str, Any]) -> dict[str, float]:
+    """Accuracy of what a run exported, or of the last points of its curve."""
+    if "after" in run:
+        return {name: cell["pass@1"][0] for name, cell in run["after"]["accuracy"].items()}
+    points = [point["accuracy"] for point in run["curve"][-LAST:]]
+    return {name: sum(one[name][0] for one in points) / len(points) for name in points[0]}
+
+
 def bars(axes: Any, told: dict[str, Any], seeds: Sequence[str]) -> None:
-    """Of each kind and level that was trained: pass@1 before, after, and of the control."""
+    """Of each kind and level that was trained: accuracy before, after, and of the control."""
     trained = told["runs"][seeds[0]]["curve"][0]["accuracy"]
     cells = [name for name in told["warm"]["accuracy"] if name in trained and name[:3] != "all"]
-    columns = {"before": [told["warm"]], "after": [told["runs"][seed]["after"] for seed in seeds]}
-    if "after" in told["runs"].get(CONTROL, {}):
-        columns["rewards permuted"] = [told["runs"][CONTROL]["after"]]
+    before = {name: told["warm"]["accuracy"][name]["pass@1"][0] for name in cells}
+    columns = {"before": [before], "after": [at_end(told["runs"][seed]) for seed in seeds]}
+    if CONTROL in told["runs"]:
+        columns["rewards permuted"] = [at_end(told["runs"][CONTROL])]
     colors = {"before": "0.8", "after": "tab:blue", "rewards permuted": "0.5"}
     width = 0.8 / len(columns)
     for place, (label, found) in enumerate(columns.items()):
-        found_RC = [[one["accuracy"][cell]["pass@1"][0] for cell in cells] for one in found]
+        found_RC = [[one[cell] for cell in cells] for one in found]
         means = [sum(column) / len(column) for column in zip(*found_RC, strict=True)]
         x = [at + (place - (len(columns) - 1) / 2) * width for at in range(len(cells))]
         axes.bar(x, means, width, label=label, color=colors[label])
@@ -50,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
             line(left, runs[name], "step", "all", label=f"seed {number}", color=f"C{number * 2}")
     if CONTROL in runs:
         line(left, runs[CONTROL], "step", "all", label="rewards permuted", color="0.6")
-    bars(right, told, [name for name in runs if name != CONTROL and "after" in runs[name]])
+    bars(right, told, [name for name in runs if name != CONTROL])
     left.set(title="Gemma 3 270M, kinds that it was trained on", xlabel="steps")
     right.set(title="Each kind and level, mean of the seeds (dots: each)")
     for axes in (left, right):

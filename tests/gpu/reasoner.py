@@ -31,7 +31,7 @@ from rlstreams import open_run
 from rlstreams.schemas.events import EVALUATE, Prompt, Trajectory
 from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.workers.config.load import load
-from tests.gpu.end_to_end import GROUP, trl
+from tests.gpu.end_to_end import CARDS, GROUP, trl
 from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "infra" / "examples"
@@ -147,7 +147,7 @@ def gpu_seconds(ends: Sequence[tuple[int, float]], gpus: int) -> list[float]:
 def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """TRL's run, then the accuracy of each model that it kept."""
     more = ["--reasoner", "--lr", str(args.lr), "--keep-every", str(args.every)]
-    args.prompt = 512
+    args.prompt, args.cards, args.peer_budget = 512, CARDS, None
     found = trl(args, args.base, more, one_gpu=args.gpus == 1)
     clock = gpu_seconds([(0, end_s) for end_s in found["ends_s"]], args.gpus)
     curve = []

@@ -45,7 +45,8 @@ class GuardSection(Section, section="guard"):
     limit: PositiveFloat = 0.1
     """Mean distance over a batch's tokens, nats, above which it is never taken for noise."""
     factor: PositiveFloat = 5.0
-    """So many times the mean distance of the run's first steps is taken for noise."""
+    """So many times the usual mean distance is taken for noise: that of the last eight steps, but
+    within 1 and 3 times that of the first eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ called, a cache of older ones, another temperature or shifted tokens show there 
 else: losses stay finite, rewards plausible.
 
     learnt:   median over the first LEARN steps of the mean |scorer - sampler| over a batch's tokens
-    alarm if: a batch, or one source of it, is above max(FLOOR, factor * learnt)
+    usual:    the same over the last LEARN steps, but at least `learnt` and at most GROWN times it
+    alarm if: a batch is above max(FLOOR, factor * usual), or by SURE standard errors a source of it
               ... above `limit`, whatever was learnt
               ... or one sample is above ONE_SAMPLE * limit
 
@@ -31,10 +32,12 @@ from rlstreams.workers.config.operation import GuardSection
 
 MEAN = "mismatch_mean"  # the same of a step, in its metrics
 LEARN = 8  # steps: the median of fewer moves with a single batch; a fault in half of them hides
+GROWN = 3.0  # times: noise grows with a policy that moves; a sampler left behind grows on
 EARLY = 2.0  # times the factor while fewer are known: one batch may be three times another
 FLOOR = 2e-3  # nats: less moves no importance weight by more than 0.2 %, and no learning with it
 ONE_SAMPLE = 10.0  # times `limit`: a short sample is so far by chance alone in no sound engine
-FEWEST = 256  # tokens of a source: below, its mean is up to a third off by chance
+FEWEST = 256  # tokens of a source: below, a few of them make its mean
+SURE = 3.0  # standard errors: in 16 bits few tokens, far apart, make most of a mean
 FEWEST_OF_SAMPLE = 16
 SHOWN = 4  # tokens of the worst sample
 
@@ -96,28 +99,38 @@ def _source(worker: str, engine: str, segment: Segment) -> Source:
     return Source(worker, engine, segment.policy_version, segment.load_id)
 
 
-def band(learnt: Sequence[float], factor: float) -> float:
+def usual(steps: Sequence[float]) -> float:
+    """What is noise now, nats: of the last steps, but within `GROWN` times that of the first.
+
+    Args:
+        steps: the mean of each step so far, at least one.
+    """
+    first, last = median(steps[:LEARN]), median(steps[-LEARN:])
+    return min(max(first, last), GROWN * first)
+
+
+def band(steps: Sequence[float], factor: float) -> float:
     """The largest mean that is taken for noise, nats; without a step before: any.
 
     Args:
-        learnt: means of the first steps, at most `LEARN`.
+        steps: the mean of each step so far.
     """
-    if not learnt:
+    if not steps:
         return math.inf
-    early = EARLY if len(learnt) < LEARN else 1.0
-    return max(FLOOR, early * factor * median(learnt))
+    early = EARLY if len(steps) < LEARN else 1.0
+    return max(FLOOR, early * factor * usual(steps))
 
 
-def alarm(parts: Sequence[Compared], learnt: Sequence[float], by: GuardSection) -> str:
+def alarm(parts: Sequence[Compared], steps: Sequence[float], by: GuardSection) -> str:
     """What is wrong with a batch, in a sentence or two; "": nothing."""
     if not parts:
         return ""
     is_whole = all(part.is_whole for part in parts)
     limit = by.limit if is_whole else math.inf
-    most = min(limit, band(learnt, by.factor))
+    most = min(limit, band(steps, by.factor))
     means = {source: _mean(own) for source, own in _by_source(parts).items()}
     enough = {
-        source: _mean(own)
+        source: _surely(own)
         for source, own in _by_source(parts).items()
         if sum(len(part.ids_N) for part in own) >= FEWEST
     }
@@ -133,8 +146,8 @@ def alarm(parts: Sequence[Compared], learnt: Sequence[float], by: GuardSection) 
     why = f"{by.limit:g} is guard.limit"
     if most < limit:
         why = (
-            f"{most:.2g} is {most / median(learnt):.3g} times that of the first steps"
-            if (median(learnt) > 0 and most > FLOOR)
+            f"{most:.2g} is {most / usual(steps):.3g} times that of the steps before"
+            if (usual(steps) > 0 and most > FLOOR)
             else f"{FLOOR:g} is the least that counts"
         )
     others = [mean for one, mean in means.items() if one != source]
@@ -149,6 +162,12 @@ def alarm(parts: Sequence[Compared], learnt: Sequence[float], by: GuardSection) 
 
 def _mean(parts: Iterable[Compared]) -> float:
     return float(np.concatenate([part.distance_N for part in parts]).mean(dtype=np.float64))
+
+
+def _surely(parts: Iterable[Compared]) -> float:
+    """What the mean is at least, by `SURE` standard errors."""
+    distance_N = np.concatenate([part.distance_N for part in parts]).astype(np.float64)
+    return float(distance_N.mean() - SURE * distance_N.std() / math.sqrt(len(distance_N)))
 
 
 def _by_source(parts: Iterable[Compared]) -> Mapping[Source, list[Compared]]:
@@ -188,18 +207,18 @@ def _tokens(parts: Sequence[Compared], sample: str) -> str:
 
 
 class Guard:
-    """Looks at each batch before it is trained, and remembers what the first steps had."""
+    """Looks at each batch before it is trained, and remembers what the steps before had."""
 
     def __init__(self, by: GuardSection) -> None:
         self._by = by
-        self._learnt: list[float] = []
+        self._steps: list[float] = []  # of each step, nats
         self._is_compared = False  # the batch that was looked at last
 
     def learn(self, metrics: Mapping[str, float]) -> None:
-        """A step, in order; those of the log too, so a restart knows what the first ones had."""
+        """A step, in order; those of the log too, so a restart knows what they had."""
         mean = metrics.get(MEAN)
-        if mean is not None and len(self._learnt) < LEARN:
-            self._learnt.append(mean)
+        if mean is not None:
+            self._steps.append(mean)
 
     def look(self, samples: Iterable[ScoredTrajectory]) -> str:
         """What is wrong with a batch; "": nothing, or nobody asks."""
@@ -207,13 +226,13 @@ class Guard:
             return ""
         parts = list(compared(samples))
         self._is_compared = bool(parts)
-        return alarm(parts, self._learnt, self._by)
+        return alarm(parts, self._steps, self._by)
 
     def look_behind(self, metrics: Mapping[str, float], version: int) -> str:
         """The same of a step that is made, where its log-probs were only computed in it."""
         if self._is_compared:
             return ""
-        mean, most = metrics.get(MEAN), min(self._by.limit, band(self._learnt, self._by.factor))
+        mean, most = metrics.get(MEAN), min(self._by.limit, band(self._steps, self._by.factor))
         if self._by.action == "off" or mean is None or mean <= most:
             return ""
         return (
