@@ -12,6 +12,7 @@ parsed by a chat template that TRL knows (here: decoded).
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import json
 import sys
@@ -25,10 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import trl.experimental.async_grpo.async_rollout_worker as rollout_module
 from transformers import TrainerCallback
-
-from infra.examples.reasoner import tasks
-
-END = "<|end|>"  # of the reasoner's tokenizer
 
 
 def decoded(tokenizer: Any, ids: Any, prefix: Any = None, tools: Any = None) -> dict[str, str]:
@@ -46,25 +43,40 @@ def reward(completions: list[Any], **_: object) -> list[float]:
     return [float(len(str(completion)) % 2) for completion in completions]
 
 
-def right(
-    completions: list[Any], prompts: list[Any], answer: list[str], task: list[str], **_: object
-) -> list[float]:
-    """The reward of infra/examples/reasoner: an answer without its end earns nothing."""
-    texts = [completion[-1]["content"].partition(END) for completion in completions]
-    return [
-        tasks.reward(prompt[-1]["content"], text, wanted, {"task": name}) * bool(end)
-        for prompt, (text, end, _), wanted, name in zip(prompts, texts, answer, task, strict=True)
-    ]
+class Right:
+    """The reward of an example's tasks: an answer without its end earns nothing.
 
+    Args:
+        module: of the tasks.
+        end: token that ends an answer, as text.
+        tokenizer: of GRPOTrainer, whose texts are without the end: its ids are decoded.
+    """
 
-def right_by_ids(tokenizer: Any) -> Any:
-    """The same for GRPOTrainer, whose texts are without the end."""
+    __name__ = "right"  # TRL's name of the reward
 
-    def right_answers(completion_ids: list[list[int]], **rest: Any) -> list[float]:
-        rest["completions"] = [[decoded(tokenizer, ids)] for ids in completion_ids]
-        return right(**rest)
+    def __init__(self, module: str, end: str, tokenizer: Any = None) -> None:
+        self._module, self._end, self._tokenizer = module, end, tokenizer
 
-    return right_answers
+    def __call__(
+        self,
+        completions: list[Any],
+        prompts: list[Any],
+        answer: list[str],
+        task: list[str],
+        completion_ids: list[list[int]] = (),  # type: ignore[assignment]
+        **_: object,
+    ) -> list[float]:
+        """One number for each answer."""
+        tasks = importlib.import_module(self._module)
+        if self._tokenizer is not None:
+            completions = [[decoded(self._tokenizer, ids)] for ids in completion_ids]
+        texts = [completion[-1]["content"].partition(self._end) for completion in completions]
+        return [
+            tasks.reward(prompt[-1]["content"], text, wanted, {"task": name}) * bool(end)
+            for prompt, (text, end, _), wanted, name in zip(
+                prompts, texts, answer, task, strict=True
+            )
+        ]
 
 
 def attention(
@@ -131,7 +143,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--no-checkpointing", action="store_true", help="of activations")
     parser.add_argument("--lr", type=float, default=1e-6)
-    parser.add_argument("--reasoner", action="store_true", help="its reward, not a random one")
+    parser.add_argument("--tasks", default="", help="module of a reward that is not random")
     parser.add_argument("--keep-every", type=int, default=0, help="steps between kept models")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
@@ -146,9 +158,9 @@ def shared_settings(args: argparse.Namespace) -> dict[str, Any]:
         "max_steps": args.steps,
         "bf16": True,
         # A small model needs none.
-        "gradient_checkpointing": not (args.reasoner or args.no_checkpointing),
-        "lr_scheduler_type": "constant_with_warmup" if args.reasoner else "linear",
-        "warmup_steps": 10 if args.reasoner else 0,
+        "gradient_checkpointing": not (args.tasks or args.no_checkpointing),
+        "lr_scheduler_type": "constant_with_warmup" if args.tasks else "linear",
+        "warmup_steps": 10 if args.tasks else 0,
         "report_to": [],
         "save_strategy": "no",
         "optim": "adamw_torch_fused",
@@ -203,15 +215,17 @@ def main() -> None:
     as_chat = {"role": "user"}
     rows = rows.map(
         lambda row: {"prompt": [as_chat | {"content": row["prompt"]}]},
-        remove_columns=[] if args.reasoner else ["answer"],
+        remove_columns=[] if args.tasks else ["answer"],
     )
     tokenizer = AutoTokenizer.from_pretrained(args.folder / "model")
-    reasoner = right_by_ids(tokenizer) if args.colocate else right
+    judge = reward
+    if args.tasks:
+        judge = Right(args.tasks, tokenizer.eos_token, tokenizer if args.colocate else None)
     trainer = (on_one_gpu if args.colocate else behind_a_server)(
         args,
         processing_class=tokenizer,
         model=str(args.folder / "model"),
-        reward_funcs=reasoner if args.reasoner else reward,
+        reward_funcs=judge,
         train_dataset=rows,
         callbacks=[clock],
     )

@@ -22,7 +22,7 @@ import json
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from rlstreams import open_run
 from rlstreams.schemas.events import EVALUATE, Prompt, Trajectory
 from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.workers.config.load import load
-from tests.gpu.end_to_end import CARDS, GROUP, trl
+from tests.gpu.end_to_end import CARDS, GROUP, PEERS, trl
 from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "infra" / "examples"
@@ -146,34 +146,50 @@ def gpu_seconds(ends: Sequence[tuple[int, float]], gpus: int) -> list[float]:
 
 def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """TRL's run, then the accuracy of each model that it kept."""
-    more = ["--reasoner", "--lr", str(args.lr), "--keep-every", str(args.every)]
+    tasks = f"infra.examples.{args.example}.tasks"
+    more = ["--tasks", tasks, "--lr", str(args.lr), "--keep-every", str(args.every)]
     args.prompt, args.cards, args.peer_budget = 512, CARDS, None
-    found = trl(args, args.base, more, one_gpu=args.gpus == 1)
+    found = trl(args, args.base, more, one_gpu=args.gpus == 1, case=args.peer)
     clock = gpu_seconds([(0, end_s) for end_s in found["ends_s"]], args.gpus)
+    lines = (args.base / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
+    held_out = collections.Counter((row["task"], row["level"]) for row in map(json.loads, lines))
+    of, rows = sorted(held_out), min(held_out.values())
     curve = []
     for step in range(0, len(clock), args.every):
         model = args.base / (f"kept-{step}" if step else "model")
         out = args.base / f"accuracy-{step}.json"
         command = [sys.executable, "-m", "infra.examples.reasoner.evaluate", "--model", str(model)]
-        command += ["--levels", "3,4,5", "--rows", "10", "--samples", "1", "--out", str(out)]
+        command += ["--tasks", tasks, "--levels", ",".join(map(str, sorted({n for _, n in of}))),
+                    "--rows", str(rows), "--samples", "1", "--out", str(out)]  # fmt: skip
         out.unlink(missing_ok=True)
         subprocess.run([*command, "--max-new-tokens", str(args.tokens)], check=False)
         if not out.exists():
             continue  # the limit fell into the keeping of this model
         told = json.loads(out.read_text(encoding="utf-8"))["accuracy"]
-        accuracy = {name: [cell["pass@1"][0], cell["problems"]] for name, cell in told.items()}
-        levels = [own for name, own in accuracy.items() if name.startswith("all ")]
-        means, numbers = zip(*levels, strict=True)  # as many problems of each level
-        accuracy["all"] = [round(sum(means) / len(means), 4), sum(numbers)]
+        accuracy = together({one: told[f"{one[0]} {one[1]}"] for one in of})
         curve.append({"step": step, "gpu_s": clock[step], "accuracy": accuracy})
     return found | {"curve": curve}
+
+
+def together(cells: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Mean and number of answers as `curve_of` has them, of what `evaluate` says of each kind and
+    level."""
+    found = collections.defaultdict[str, list[tuple[float, int]]](list)
+    for (task, level), cell in cells.items():
+        for name in (f"{task} {level}", task, f"all {level}", "all"):
+            found[name].append((cell["pass@1"][0], cell["problems"]))
+    return {
+        name: [round(sum(mean * n for mean, n in own) / sum(n for _, n in own), 4),
+               sum(n for _, n in own)]
+        for name, own in sorted(found.items())
+    }  # fmt: skip
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--example", choices=("reasoner", "pretrained"), default="reasoner")
-    parser.add_argument("--peer", choices=["", "trl"], default="")
+    parser.add_argument("--peer", choices=["", *PEERS], default="")
     parser.add_argument("--overlay", type=Path, action="append", default=[], help="over run.toml")
     parser.add_argument("--gpus", type=int, default=2, help="that the run has")
     parser.add_argument("--kill-every", type=float, default=0.0, help="seconds between two kills")
