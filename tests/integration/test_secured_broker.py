@@ -30,7 +30,13 @@ from rlstreams.streams.kafka.open_transactions import open_transactions
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.topics import STEPS, TOPICS
-from rlstreams.workers.bootstrap.parts import client_options, open_bus, topic_plan
+from rlstreams.workers.bootstrap.parts import (
+    bootstrap_of,
+    client_options,
+    embedded_broker,
+    open_bus,
+    topic_plan,
+)
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from tests.factories import trainer_started
@@ -187,3 +193,25 @@ def test_only_its_owner_reads_the_files(config: RunConfig, secured: EmbeddedBrok
     files = [path for path in (secured.folder / "data").rglob("*.log") if path.is_file()]
     found = {path.stat().st_mode & 0o777 for path in (*files, secured.folder / FILE)}
     assert ({0o600}, 0o700) == (found, secured.folder.stat().st_mode & 0o777)
+
+
+def test_a_broker_for_other_hosts_listens_there_alone_and_wants_a_password(tmp_path: Path) -> None:
+    """127.0.0.2 stands for another interface: nobody answers on 127.0.0.1."""
+    config = load([], [f"run.dir={tmp_path}/{{id}}", "run.id=far", "broker.host=127.0.0.2"])
+    broker = embedded_broker(config)
+    state = broker.start()
+    try:
+        assert state.bootstrap == bootstrap_of(config) == f"127.0.0.2:{state.port}"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, state.port), 1.0).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", state.controller_port), 1.0).close()
+        with pytest.raises(BrokerError):
+            apply(state.bootstrap, "far", topic_plan(config), {})
+        apply(state.bootstrap, "far", topic_plan(config), client_options(config))
+        with open_bus(config) as bus, bus.producer("trainer.0") as producer:
+            producer.commit([outgoing(STEPS, trainer_started())])  # by the advertised address
+        again = embedded_broker(config).attach_or_start()
+        assert again == state
+    finally:
+        broker.stop()

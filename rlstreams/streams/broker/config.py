@@ -104,11 +104,16 @@ def fence_properties(data: Path, controller_port: int, extra: Mapping[str, str] 
 
 
 def server_properties(
-    data: Path, port: int, controller_port: int, extra: Mapping[str, str] = _NOTHING
+    data: Path,
+    port: int,
+    controller_port: int,
+    extra: Mapping[str, str] = _NOTHING,
+    host: str = HOST,
 ) -> str:
-    """The text of `server.properties`; everything listens on loopback only.
+    """The text of `server.properties`.
 
     Args:
+        host: address for clients; the controller listens on loopback.
         extra: broker properties that win over ours. `inter.broker.listener.name` names the
             listener that clients use as well: a security protocol, PLAINTEXT if it is not given.
 
@@ -120,7 +125,7 @@ def server_properties(
     listener = extra.get("inter.broker.listener.name", "PLAINTEXT")
     settings = {
         **_SETTINGS,
-        "listeners": f"{listener}://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "listeners": f"{listener}://{host}:{port},CONTROLLER://{HOST}:{controller_port}",
         # Static voters: the log does not remember the port, so the next start may choose another.
         "controller.quorum.voters": f"1@{HOST}:{controller_port}",
         "log.dirs": str(data.resolve()),

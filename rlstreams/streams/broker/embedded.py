@@ -1,4 +1,4 @@
-"""A real Apache Kafka broker, one node on loopback, that outlives whoever started it.
+"""A real Apache Kafka broker, one node, that outlives whoever started it.
 
 The lock is the liveness: it is taken before the folder is touched and handed down to the broker's
 process, so it is held exactly as long as that lives. Kafka's own lock comes too late: a second
@@ -62,11 +62,12 @@ class BrokerState:
     port: int
     controller_port: int
     cluster_id: str
+    host: str = HOST
 
     @property
     def bootstrap(self) -> str:
         """`host:port` for clients."""
-        return f"{HOST}:{self.port}"
+        return f"{self.host}:{self.port}"
 
 
 def _to_stderr(line: str) -> None:
@@ -84,11 +85,13 @@ class EmbeddedBroker:
         heap_mb: int = 256,
         settings: Mapping[str, str] = MappingProxyType({}),  # broker properties beside ours
         *,
+        host: str = HOST,  # another than loopback has a password
         has_password: bool = False,  # also where there is one in the folder
         is_for_a_look: bool = False,
     ) -> None:
         self.folder = folder
         self._lock = folder / "broker.lock"
+        self._host = host
         self._port = port
         self._jars_dir = jars_dir
         self._data = folder / "data"
@@ -99,7 +102,7 @@ class EmbeddedBroker:
         self._extra = dict(settings)
         self._child: Child | None = None
         self._log_start = 0  # where the log of the broker that this object started begins
-        self._has_password = has_password
+        self._has_password = has_password or host != HOST
         self._java_options = FOR_A_LOOK if is_for_a_look else ()
 
     def start(self) -> BrokerState:
@@ -148,7 +151,7 @@ class EmbeddedBroker:
         """The living broker of this folder, else a new one. Raises as `start`."""
         deadline = time.monotonic() + START_S
         # One that does not answer still starts, or dies already: who started it was killed.
-        while (state := self.status()) is not None and not answers(state.port):
+        while (state := self.status()) is not None and not answers(state.port, state.host):
             if time.monotonic() > deadline:
                 raise DeadlineError(f"broker {state.pid}: nobody answers at {state.bootstrap}")
             time.sleep(0.05)
@@ -240,10 +243,13 @@ class EmbeddedBroker:
     def _next_state(self) -> BrokerState:
         """Ports and cluster id for this start: those of the last one where they still serve."""
         last = self._read_state()
-        port = self._port or (last.port if last and is_free(last.port) else free_port())
-        if not is_free(port):
+        host = self._host
+        port = self._port or (
+            last.port if last and is_free(last.port, host) else free_port(0, host)
+        )
+        if not is_free(port, host):
             raise BrokerError(
-                f"broker.port {port} is in use on {HOST} by another program; "
+                f"broker.port {port} is in use on {host} by another program; "
                 "choose another one, or 0 for a free one"
             )
         keep = last is not None and last.controller_port != port and is_free(last.controller_port)
@@ -252,13 +258,14 @@ class EmbeddedBroker:
             port=port,
             controller_port=last.controller_port if last and keep else free_port(port),
             cluster_id=last.cluster_id if last else new_cluster_id(),
+            host=host,
         )
 
     def _read_state(self) -> BrokerState | None:
         try:
             said = json.loads((self.folder / "broker.json").read_text("utf-8"))
-            known = [field.name for field in fields(BrokerState)]
-            return BrokerState(**{name: said[name] for name in known})
+            known = {field.name for field in fields(BrokerState)}
+            return BrokerState(**{name: said[name] for name in known & said.keys()})
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
             return None  # not there, or emptied by a power cut: the data know themselves
 
@@ -269,7 +276,7 @@ class EmbeddedBroker:
 
     def _write_settings(self, state: BrokerState) -> None:
         extra = {**broker_settings(self.folder), **self._extra}
-        text = server_properties(self._data, state.port, state.controller_port, extra)
+        text = server_properties(self._data, state.port, state.controller_port, extra, state.host)
         self._settings.write_text(text, encoding="utf-8")
         (self.folder / "log4j2.xml").write_text(log4j2(), encoding="utf-8")
 

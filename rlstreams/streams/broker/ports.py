@@ -1,4 +1,4 @@
-"""Ports of loopback that a broker can have again after it was down."""
+"""Ports that a broker can have again after it was down."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from rlstreams.streams.log.errors import BrokerError
 _PORTS = (20_000, 32_000)
 
 
-def is_free(port: int) -> bool:
-    """Whether a broker could listen there on loopback."""
+def is_free(port: int, host: str = HOST) -> bool:
+    """Whether a broker could listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError:
             return False
     return True
 
 
-def answers(port: int) -> bool:
-    """Whether a Kafka broker there on loopback says what requests it knows: the kernel still takes
+def answers(port: int, host: str = HOST) -> bool:
+    """Whether a Kafka broker there says what requests it knows: the kernel still takes
     connections for one that is being killed."""
     request = struct.pack(">hhih", 18, 0, 0, -1)  # ApiVersions 0, correlation 0, no client id
     try:
-        with socket.create_connection((HOST, port), timeout=1.0) as connection:
+        with socket.create_connection((host, port), timeout=1.0) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)
             return bool(connection.recv(1))
     except OSError:
         return False
 
 
-def free_port(other_than: int = 0) -> int:
+def free_port(other_than: int = 0, host: str = HOST) -> int:
     """A port that is free now.
 
     Raises:
@@ -46,6 +46,6 @@ def free_port(other_than: int = 0) -> int:
     low, high = _PORTS
     for _ in range(1000):
         port = low + secrets.randbelow(high - low)
-        if port != other_than and is_free(port):
+        if port != other_than and is_free(port, host):
             return port
-    raise BrokerError(f"no free port between {low} and {high} on {HOST}")
+    raise BrokerError(f"no free port between {low} and {high} on {host}")

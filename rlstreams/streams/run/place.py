@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlstreams.streams.broker.config import FSYNC
+from rlstreams.streams.broker.config import FSYNC, HOST
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.password import client_options
 from rlstreams.streams.broker.visits import visited
@@ -28,7 +28,8 @@ class RunPlace:
     folder: Path | None = None  # None: it has none on this machine
     bootstrap: str = ""  # `host:port`, several with commas; empty: its own embedded broker
     options: Mapping[str, str] = field(default_factory=dict)  # of every client, secrets by name
-    port: int = 0  # of the embedded broker; 0: its last one, or a free one
+    host: str = HOST  # of the embedded broker
+    port: int = 0  # likewise; 0: its last one, or a free one
     jars_dir: str = ""
     heap_mb: int = 256
     fsync: bool = False
@@ -72,6 +73,7 @@ class RunPlace:
             self.jars_dir,
             self.heap_mb,
             settings=FSYNC if self.fsync else {},
+            host=self.host,
             has_password=True,
             is_for_a_look=is_for_a_look,
         )

@@ -41,6 +41,7 @@ from rlstreams.workers.bootstrap.parts import (
     open_bus,
     topic_plan,
 )
+from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.layers import leaves
 from rlstreams.workers.config.load import resolved_json
@@ -187,6 +188,7 @@ def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
             show(f"warning: {warning}")
         yield None
         return
+    check_address("broker.host", config.broker.host)
     broker = embedded_broker(config)
     if sys.stdout.isatty():  # on a busy machine nothing else would be seen for a while
         show(f"starting Apache Kafka in {broker.folder} ...")

@@ -94,7 +94,7 @@ def await_broker(config: RunConfig, timeout_s: float) -> None:
     until_s = time.monotonic() + timeout_s
     while not config.broker.bootstrap and time.monotonic() < until_s:
         state = embedded_broker(config).status()
-        if state is not None and answers(state.port):
+        if state is not None and answers(state.port, state.host):
             return
         time.sleep(0.1)
 
@@ -112,6 +112,7 @@ def place_of(config: RunConfig) -> RunPlace:
         folder=Path(config.folder),
         bootstrap=broker.bootstrap,
         options=broker.options,
+        host=broker.host,
         port=broker.port,
         jars_dir=broker.jars_dir,
         heap_mb=broker.heap_mb,

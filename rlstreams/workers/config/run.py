@@ -11,6 +11,7 @@ from rlstreams.workers.config.agents import AgentSection, GatewaySection, Outcom
 from rlstreams.workers.config.checks import (
     AutoDeviceName,
     DeviceName,
+    Ipv4,
     NonNegativeFloat,
     NonNegativeInt,
     Port,
@@ -70,8 +71,11 @@ class BrokerSection(Section, section="broker"):
 
     bootstrap: str = ""
     """`host:port[,host:port]`; empty: an embedded broker under the run's folder."""
+    host: Ipv4 = "127.0.0.1"
+    """Address that the embedded broker listens on: loopback, or one private interface for roles on
+    other hosts. They need the password in `broker/password` of the run's folder."""
     port: Port = 0
-    """Port of the embedded broker on loopback; 0: any free port."""
+    """Port of the embedded broker; 0: any free port."""
     jars_dir: str = ""
     """Folder of the pinned jars, for machines without a registry; empty: download and cache."""
     heap_mb: PositiveInt = 256
@@ -90,6 +94,11 @@ class BrokerSection(Section, section="broker"):
     """librdkafka properties, e.g. for TLS; `env:NAME` and `file:PATH` are resolved, not printed."""
 
     def _problems(self) -> Iterator[str]:
+        yield from every_interface(
+            "host",
+            self.host,
+            "clients are told this address; name that of one interface that they reach",
+        )
         if self.payload_retention_bytes < 1 and self.payload_retention_bytes != -1:
             yield "[payload_retention_bytes]: it must be positive, or -1 for no bound"
         if self.replication > 1 and not self.bootstrap:
