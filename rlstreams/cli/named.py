@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -92,8 +91,8 @@ def configuration(
     """
     from rlstreams.streams.run.places import RUNS, check_place
     from rlstreams.workers.config.here import config_here
-    from rlstreams.workers.config.layers import override_layer, pairs, tree_layer
-    from rlstreams.workers.config.load import load, merged, read_json, resolved_json
+    from rlstreams.workers.config.layers import pairs
+    from rlstreams.workers.config.load import load, over, read_json
 
     names = names or [config_here()]
     check_place(names[0], [RUNS])
@@ -107,9 +106,7 @@ def configuration(
         raise ConfigError(f"{folder}: a run's folder has its own configuration; name it alone{but}")
     config = read_json(folder / "config.json")
     if set_here:
-        left = tree_layer(json.loads(resolved_json(config)), str(folder / "config.json"))
-        own = [override_layer(*pair) for pair in set_here.items()]
-        config = merged([left, *own], is_start=False).config
+        config = over(config, overrides, str(folder / "config.json"))
     # The folder may have been moved, or named from elsewhere, since it was written.
     return replace(config, run=replace(config.run, dir=str(folder)))
 

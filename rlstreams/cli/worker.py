@@ -7,6 +7,7 @@ import textwrap
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,12 +23,17 @@ from rlstreams.cli.options import (
     option,
     set_threads,
 )
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.loop.runtime import Stop
 
 if TYPE_CHECKING:
+    from rlstreams.streams.log.bus import Bus
+    from rlstreams.workers.bootstrap.joining import Joined
     from rlstreams.workers.config.run import RunConfig
+    from rlstreams.workers.loop.context import Context
     from rlstreams.workers.loop.health import Health
 
+JOINABLE = ("rollout", "logprob")
 BROKER_S = 60.0  # longest wait for a broker that is being started again
 
 
@@ -65,7 +71,9 @@ _HIDDEN = (
     "worker",
     "rlstreams worker rollout run.toml --ordinal 1",
     "rlstreams worker trainer run.toml --broker.bootstrap=10.0.0.5:9092",
+    "rlstreams worker rollout --join 10.0.0.5:9092 --run demo --model.path=/srv/model",
     takes=CONFIG,
+    needs_names=False,
     appendix=roles,
 )
 @hidden(*_HIDDEN)
@@ -77,9 +85,22 @@ _HIDDEN = (
 @option(
     "--ordinal",
     type=COUNT,
-    help="which worker of its role, from 0; of ranks, which of trainer.hosts",
-    default=0,
-    show_default=True,
+    help="which worker of its role, from 0; of ranks, which of trainer.hosts. Default: 0; with "
+    "--join the lowest from 1000 on that is free",
+)
+@option(
+    "--join",
+    metavar="BROKER",
+    help="rollout or logprob: join the live run of --run at this broker, HOST:PORT, with the "
+    "configuration that its trainer claimed; CONFIG is left out, and what is this host's own set "
+    "by --section.field VALUE",
+)
+@option("--run", metavar="NAME", help="the run to join")
+@option(
+    "--password-file",
+    metavar="FILE",
+    help="password of the broker that is joined: of an embedded one, broker/password in the run's "
+    "folder; another login is set by --broker.options.NAME VALUE",
 )
 @option(
     "--takeover",
@@ -107,24 +128,54 @@ def run(args: Namespace) -> int:
     stop.on_signals()
     if args.owner:
         stop.when_gone(args.owner)
-    config = _config(args)
+    joined: Joined | None = None
+    if _is_joining(args):
+        from rlstreams.workers.bootstrap.joining import join
+
+        overrides = args.config.overrides
+        joined = join(args.role, args.join, args.run, overrides, password_file=args.password_file)
+    config = joined.config if joined else _config(args)
     set_threads(config.model.threads)
     try:
-        (_serve_ranks if args.role == "ranks" else _work)(args, config, stop)
+        if args.role == "ranks":
+            _serve_ranks(args, config, stop)
+        else:
+            _work(args, config, stop, joined)
     except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
         runtime.explain(err)
         return runtime.exit_status(err)
     return runtime.Exit.DONE
 
 
-def _work(args: Namespace, config: RunConfig, stop: Stop) -> None:
-    import uuid
+def _is_joining(args: Namespace) -> bool:
+    """Whether the run is told by its broker and its name.
 
+    Raises:
+        ConfigError: one of them is missing, or something is given that has no place beside them.
+    """
+    if not args.join:
+        if extra := [n for n in ("run", "password_file") if getattr(args, n)]:
+            raise ConfigError(f"--{extra[0].replace('_', '-')} is for --join BROKER")
+        return False
+    if args.role not in JOINABLE:
+        why = "needs the run's files" if args.role in ("trainer", "prompts") else "is not joined"
+        raise ConfigError(f"--join: {args.role} {why}; {' and '.join(JOINABLE)} join by --join")
+    if not args.run:
+        raise ConfigError(f"--join {args.join}: --run NAME is missing, the id of the run")
+    if args.config.names:
+        raise ConfigError(
+            f"--join {args.join}: the configuration is the run's own, so {args.config.names[0]} "
+            "has no place; set what is this host's by --section.field VALUE"
+        )
+    return True
+
+
+def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None = None) -> None:
     from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker, make_role, open_bus
+    from rlstreams.workers.bootstrap.seats import take_seat
     from rlstreams.workers.loop import lease, runtime
-    from rlstreams.workers.loop.agreement import check_alone, check_ordinal, files_of
+    from rlstreams.workers.loop.agreement import check_alone, check_ordinal
     from rlstreams.workers.loop.compared import ClaimCheck, ComparedRole
-    from rlstreams.workers.loop.context import Context
     from rlstreams.workers.loop.control import ControlFollower, ControlledRole
     from rlstreams.workers.loop.foreign import ForeignRecords
     from rlstreams.workers.loop.stall import Watchdog, turn_limit_s
@@ -132,29 +183,19 @@ def _work(args: Namespace, config: RunConfig, stop: Stop) -> None:
 
     arm_crash_point(args.crash_at)
     is_alone = not args.owner
+    ordinal = args.ordinal or 0
     if is_alone:
         check_alone(config)
-        check_ordinal(config, args.role, args.ordinal)
+        if joined is None:
+            check_ordinal(config, args.role, ordinal)
     else:
         await_broker(config, BROKER_S)
     if args.role == "logprob":
-        config = _placed(config, 0 if is_alone else args.ordinal)
+        config = _placed(config, 0 if is_alone else ordinal)
     with open_bus(config) as bus, _health(args) as health:
         watchdog = Watchdog(turn_limit_s(config), health.beat)
-        context = Context(
-            config=config,
-            bus=bus,
-            role=args.role,
-            ordinal=args.ordinal,
-            instance=args.instance or uuid.uuid4().hex,
-            server_urls=tuple(filter(None, args.server_urls.split(","))),
-            takeover=args.takeover,
-            reaped=frozenset(filter(None, args.reaped.split(","))),
-            claims_after=int(args.claims_after) if args.claims_after else None,
-            files=files_of(config, args.role),
-            beat=watchdog.beat,
-            told=health.told,
-        )
+        context = _context(args, config, bus, joined)
+        context = replace(context, beat=watchdog.beat, told=health.told)
         if is_alone:  # `up` did, with the topics
             from rlstreams.streams.log.catalogue import publish_missing
 
@@ -172,11 +213,52 @@ def _work(args: Namespace, config: RunConfig, stop: Stop) -> None:
         is_compared = args.role != "trainer"  # the trainer's is the configuration
         if is_compared:
             ClaimCheck(context, ForeignRecords(context.worker, bus.schemas())).at_start()
+        if joined is not None:  # it may have been refused, and nobody has heard of it
+            _import_first(config, args.role)
+            ordinal = take_seat(bus, args.role, context.instance, args.ordinal)
+            context = replace(context, ordinal=ordinal)
+            context.log.info("joined", run=config.run.id, epoch=joined.claim.epoch)
         pausable = make_role(context)
         role: runtime.Role = pausable
         if is_compared:
             role = (StandaloneRole if is_alone else ComparedRole)(role, context)
         runtime.run(ControlledRole(role, pausable, control, turns), stop, watchdog)
+
+
+def _import_first(config: RunConfig, role: str) -> None:
+    """What the role computes with: seconds in which a number of its own would say that it works."""
+    if role == "logprob" and config.logprob.place != "separate":
+        return
+    import os
+    from importlib import import_module
+
+    from rlstreams.workers.config.hub import model_folder
+
+    os.environ["RLSTREAMS_PRELOAD_MODEL"] = str(model_folder(config.model.path))
+    import_module("rlstreams.workers.bootstrap.preload")
+
+
+def _context(args: Namespace, config: RunConfig, bus: Bus, joined: Joined | None) -> Context:
+    """Of this process; one that joins has no number yet, and is held to the claim that it found."""
+    import uuid
+
+    from rlstreams.workers.loop.agreement import files_of
+    from rlstreams.workers.loop.context import NO_ORDINAL, Context
+
+    after = int(args.claims_after) if args.claims_after else None
+    return Context(
+        config=config,
+        bus=bus,
+        role=args.role,
+        ordinal=NO_ORDINAL if joined else args.ordinal or 0,
+        instance=args.instance or uuid.uuid4().hex,
+        server_urls=tuple(filter(None, args.server_urls.split(","))),
+        takeover=args.takeover,
+        reaped=frozenset(filter(None, args.reaped.split(","))),
+        claims_after=joined.claim.epoch - 1 if joined else after,
+        is_joined=joined is not None,
+        files=files_of(config, args.role),
+    )
 
 
 def _placed(config: RunConfig, ordinal: int) -> RunConfig:
@@ -193,7 +275,7 @@ def _serve_ranks(args: Namespace, config: RunConfig, stop: Stop) -> None:
     from rlstreams.workers.compute.rank_server import make_rank_server
 
     with _health(args) as health:
-        server = make_rank_server(config, args.ordinal, args.instance or uuid.uuid4().hex)
+        server = make_rank_server(config, args.ordinal or 0, args.instance or uuid.uuid4().hex)
         while not stop.wait(1.0):
             health.beat()
         server.close()
@@ -204,7 +286,7 @@ def _health(args: Namespace) -> Iterator[Health]:
     """What is told of this worker; answered meanwhile, if a port is named."""
     from rlstreams.workers.loop.health import Health
 
-    health = Health(f"{args.role}-{args.ordinal}")
+    health = Health(args.role if args.join else f"{args.role}-{args.ordinal or 0}")
     is_asked = args.health_port is not None
     with health.served(args.health_host, args.health_port) if is_asked else nullcontext():
         yield health
@@ -212,9 +294,10 @@ def _health(args: Namespace) -> Iterator[Health]:
 
 def _config(args: Namespace) -> RunConfig:
     """From TOML files, or from the one JSON file that `up` wrote."""
+    from rlstreams.workers.config.here import config_here
     from rlstreams.workers.config.load import load, read_json
 
-    first = Path(args.config.names[0])
-    if first.suffix == ".json":
-        return read_json(first)
-    return load(*args.config)
+    names = args.config.names or [config_here()]
+    if Path(names[0]).suffix == ".json":
+        return read_json(Path(names[0]))
+    return load(names, args.config.overrides)

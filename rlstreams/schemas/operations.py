@@ -48,7 +48,8 @@ class WorkerReport:
     worker: str
     role: str
     instance: str
-    state: str  # "starting", "waiting", "pulling", "working", "draining", "stopped"
+    # "joining", "starting", "waiting", "pulling", "working", "draining", "stopped"
+    state: str
     detail: str  # what it waits for, if it waits
     policy_version: int
     counters: dict[str, float] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlState:
-    """The whole desired state of a run; the last one wins."""
+    """The desired state of a run; the last one wins, `workers` role by role."""
 
     run: str
     revision: int
@@ -68,6 +69,8 @@ class ControlState:
     by: str = ""
     at_ms: int = 0
     reason: str = ""  # why, in a sentence; of what nobody asked for
+    # Processes that `up` keeps, by role; a role that is not named: as many as before.
+    workers: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

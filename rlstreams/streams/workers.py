@@ -2,7 +2,8 @@
 
 A worker is a name, `rollout-0`; each of its processes is an *instance*. The newest one that was met
 first is the worker; what an older one still writes (a zombie woke up) changes its own life alone.
-Reports of one instance older than its newest are passed by.
+Reports of one instance older than its newest are passed by. A process that joins takes a name only
+if nobody has it (`is_taken`): of two that ask for one, the second is passed by.
 
 Clocks of hosts differ. Which worker is silent is asked of one clock, the first host's: another
 host's is put beside it by its first report, which was written when ours had come so far.
@@ -11,7 +12,7 @@ host's is put beside it by its first report, which was written when ours had com
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlstreams.schemas.events import (
@@ -26,6 +27,10 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.leases import Leases
 
 SILENT_S = 6.0  # a worker that reported nothing for this long is shown as silent
+JOINING = "joining"  # the state of a first report that asks for a name; it is followed by ...
+JOIN_S = 600.0  # ... the next one once a model is loaded, this late at most
+STARTING = (JOINING, "starting")
+JOINED_FROM = 1000  # below it are the numbers of those that the configuration or `up` counts
 WINDOW_S = 10.0  # that rates are over
 KEPT = 500  # marks of one kind
 # Counters that say that something was done; time spent or a pull that failed is no progress.
@@ -65,6 +70,12 @@ class Life:
     policy_version: int
     counters: Mapping[str, float]
     has_started: bool = False  # it reported that it does more than to start
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it came by itself: nobody who started the run knows of it."""
+        number = self.worker.rpartition("-")[2]
+        return number.isdecimal() and int(number) >= JOINED_FROM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +197,17 @@ class Workers:
         """The workers of a role that have reported."""
         return [life for life in self.all if life.role == role]
 
+    def asked(self, role: str, starting: Collection[str] = ()) -> Sequence[Life]:
+        """The workers of a role of which work is expected: none that left, or that has not come
+        yet, while others are there.
+
+        Args:
+            starting: workers of which a process was started.
+        """
+        workers = self.of(role)
+        away = {w.worker for w in workers if w.state in ("stopped", JOINING)} - set(starting)
+        return [w for w in workers if w.worker not in away] or workers
+
     def life(self, instance: str) -> Life | None:
         """The process; None: it has not reported."""
         return self._lives.get(instance)
@@ -232,7 +254,19 @@ class Workers:
     def is_silent(self, life: Life) -> bool:
         """Whether it should have reported by the fold's clock, and did not."""
         age_ms = self.now_ms - (life.at_ms - self._ahead_ms[life.host])
-        return age_ms > SILENT_S * 1000 and life.state != "stopped"
+        limit_s = JOIN_S if life.state == JOINING else SILENT_S
+        return age_ms > limit_s * 1000 and life.state != "stopped"
+
+    def is_taken(self, name: str) -> bool:
+        """Whether a process has this name: it reports, and has not said that it stops."""
+        worker = self.by_name.get(name)
+        if worker is None or not worker.lives:  # of a name that is asked for
+            return False
+        return worker.newest.state != "stopped" and not self.is_silent(worker.newest)
+
+    def present(self, role: str) -> Sequence[Life]:
+        """The workers of a role that are there."""
+        return [life for life in self.of(role) if self.is_taken(life.worker)]
 
     def total(self, role: str, counter: str) -> float:
         """A counter, over all processes of a role."""
@@ -244,7 +278,8 @@ class Workers:
         worker = self.by_name.setdefault(event.worker, Worker())
         life = worker.lives.get(event.instance)
         if life is None:
-            self._begin(worker, event)
+            if event.state != JOINING or not self.is_taken(event.worker):
+                self._begin(worker, event)
         elif event.at_ms >= life.at_ms:
             self._go_on(worker, life, event)
 
@@ -292,7 +327,7 @@ class Workers:
             self.checkpoints.append((event.worker, event.at_ms))
         life.at_ms, life.state, life.detail = event.at_ms, event.state, event.detail
         life.policy_version, life.counters = event.policy_version, event.counters
-        life.has_started |= event.state != "starting"
+        life.has_started |= event.state not in STARTING
         if life.role != "trainer" and any(
             count for name, count in event.counters.items() if name not in _NO_WORK
         ):
@@ -314,6 +349,6 @@ class Workers:
 
 def _moved(life: Life, event: WorkerReport) -> bool:
     """Whether a report says that something was finished; a start is."""
-    has_started = life.state == "starting" != event.state
+    has_started = life.state in STARTING and event.state not in STARTING
     old, new = life.counters, event.counters
     return has_started or any(old.get(name, 0.0) != new.get(name, 0.0) for name in PROGRESS)

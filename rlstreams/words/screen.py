@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from rlstreams.schemas.events import StepsRedone
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
 from rlstreams.streams.views.feed import ViewState
+from rlstreams.streams.views.workers import WorkerView
 
 REDONE_LINES = 3
 # C0 without tab and newline, delete, and C1: ESC [ 2 J would clear the screen.
@@ -66,6 +67,16 @@ class LiveInput:
     state: str = "running"  # "starting", "running", "draining", ...
 
     @property
+    def workers(self) -> dict[str, WorkerView]:
+        """By name, without those that left: they reported their end, and have no process."""
+        processes = {process.worker for process in self.processes}
+        return {
+            worker.worker: worker
+            for worker in self.views.throughput.workers
+            if not processes or worker.worker in processes or worker.state != "stopped"
+        }
+
+    @property
     def target(self) -> int:
         """Steps to do; 0 while nobody knows."""
         return self.views.run.step_target or self.step_target
@@ -111,7 +122,7 @@ def clock_text(at_ms: int) -> str:
 
 def waits(given: LiveInput) -> str:
     """What each process does that does not simply work: `rollout-0 starting: loads weights`."""
-    reported = {worker.worker: worker for worker in given.views.throughput.workers}
+    reported = given.workers
     alive = {process.worker: process.is_alive for process in given.processes}
     found = []
     for name in sorted(reported.keys() | alive.keys()):

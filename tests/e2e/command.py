@@ -69,9 +69,13 @@ class Workspace:
 
     folder: Path
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    has_files: bool = True  # False: an empty folder, made here
 
     def __post_init__(self) -> None:
-        (self.folder / "infra").symlink_to(ROOT / "infra")
+        if self.has_files:
+            (self.folder / "infra").symlink_to(ROOT / "infra")
+        else:
+            self.folder.mkdir()
 
     @property
     def environment(self) -> dict[str, str]:

@@ -33,12 +33,12 @@ def test_topics_with_other_partition_counts(
 ) -> None:
     """Both commands name topic and both counts; `up` starts no role."""
     apply(broker, run_id, PLAN)
-    told = f"{run_id}.prompts has 2 partitions, the configuration wants 4"
+    told = f"{run_id}.prompts has 2 partitions and rollout.workers is 3: 1 of them would get no"
 
-    assert 78 == main(words("up", broker, run_id, tmp_path, "--no-live", "--rollout.workers=2"))
+    assert 78 == main(words("up", broker, run_id, tmp_path, "--no-live", "--rollout.workers=3"))
     assert told in capsys.readouterr().err
     assert not (tmp_path / "logs").exists()
-    assert 1 == main(words("doctor", broker, run_id, tmp_path, "--rollout.workers=2"))
+    assert 1 == main(words("doctor", broker, run_id, tmp_path, "--rollout.workers=3"))
     assert told in capsys.readouterr().out
 
 
@@ -62,7 +62,7 @@ def test_the_doctor_finds_the_embedded_broker_good(
     broker: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Version, protocol, topics and their settings, before and after the topics are made."""
-    for state in ("has none yet", "partitions as planned"):
+    for state in ("has none yet", "with partitions for every worker"):
         assert 0 == main(words("doctor", broker, run_id, tmp_path, "--json"))
         checks = {c["name"]: c for c in json.loads(capsys.readouterr().out)}
         assert state in checks["topics"]["found"]

@@ -88,17 +88,17 @@ def test_more_replicas_than_brokers_is_the_brokers_refusal(broker: str, run_id: 
 def test_the_command_says_what_it_created(
     broker: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each topic by name, once; other partitions are status 78."""
+    """Each topic by name, once; more workers than partitions are status 78."""
     config = tmp_path / "run.toml"
     config.write_text(f'[run]\nid = "{run_id}"\n[broker]\nbootstrap = "{broker}"\n', "utf-8")
 
     assert main(["broker", "topics", str(config)]) == 0
     assert main(["broker", "topics", str(config)]) == 0
-    assert main(["broker", "topics", str(config), "--rollout.workers", "9"]) == 78
+    assert main(["broker", "topics", str(config), "--rollout.workers", "65"]) == 78
     out = capsys.readouterr()
     assert f"created {run_id}.steps" in out.out
     assert "nothing was missing" in out.out
-    assert f"{run_id}.prompts has 2 partitions, the configuration wants 18" in out.err
+    assert f"{run_id}.prompts has 64 partitions and rollout.workers is 65" in out.err
 
 
 def test_without_a_broker_the_command_says_how_to_start_one(

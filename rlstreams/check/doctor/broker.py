@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlstreams.check.doctor.check import Check, fail, ok, probed, warn
-from rlstreams.streams.kafka.admin import refuse_other_counts, version_warning
+from rlstreams.streams.kafka.admin import refuse_counts, version_warning
 from rlstreams.streams.kafka.facts import BrokerFacts, broker_facts
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.workers.bootstrap.parts import client_options, topic_plan
@@ -112,15 +112,12 @@ def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
     ]
 
     def counts() -> Check:
-        found = {f"{run}.{topic.name}": facts.partitions for topic, facts in have.items()}
-        refuse_other_counts(
-            found, {f"{run}.{topic.name}": plan.partitions(topic) for topic in have}
-        )
+        refuse_counts(run, plan, {topic.name: facts.partitions for topic, facts in have.items()})
         if missing := [topic.name for topic in TOPICS if topic not in have]:
             return warn(
                 "topics", f"missing: {', '.join(missing)}", "`rlstreams broker topics` them"
             )
-        return ok("topics", f"all {len(have)} of run {run!r}, partitions as planned")
+        return ok("topics", f"all {len(have)} of run {run!r}, with partitions for every worker")
 
     yield from probed("topics", counts)
     if lacking:

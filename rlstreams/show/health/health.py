@@ -31,7 +31,7 @@ from rlstreams.streams.log.topics import (
 )
 from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
-from rlstreams.streams.workers import SILENT_S
+from rlstreams.streams.workers import JOINING, SILENT_S
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import PAUSED, RUNNING
 from rlstreams.workers.loop.stall import limits_of
@@ -153,7 +153,8 @@ class HealthWatch:
         return {
             worker.worker: age_s
             for worker in self._folds.workers.all
-            if worker.state != "stopped" and (age_s := (now - worker.at_ms) / 1000) > SILENT_S
+            if worker.state not in ("stopped", JOINING)
+            and (age_s := (now - worker.at_ms) / 1000) > SILENT_S
         }
 
     def _problems(self, state: Folds) -> list[str]:

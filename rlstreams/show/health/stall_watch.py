@@ -20,7 +20,7 @@ from rlstreams.streams.log.record import Committed, Partition
 from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
 from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import Blocked, Evidence, Held, diagnose, told
-from rlstreams.streams.workers import SILENT_S
+from rlstreams.streams.workers import JOINING, SILENT_S
 from rlstreams.words.screen import ProcessInfo
 from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
 from rlstreams.workers.config.run import RunConfig
@@ -251,7 +251,7 @@ class StallWatch:
             for worker in state.workers.all
             if worker.worker not in self._gone
             and worker.worker not in self._starting
-            and worker.state != "stopped"
+            and worker.state not in ("stopped", JOINING)
             and at_ms - worker.at_ms > SILENT_S * 1000
         }
         if new := sorted(silent.keys() - self._silent):

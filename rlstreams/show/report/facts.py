@@ -134,7 +134,7 @@ def workers(state: ViewState) -> list[list[str]]:
         rows.append([
             worker.worker, worker.state, worker.detail,
             "-" if worker.policy_version < 0 else str(worker.policy_version),
-            worker.host, str(worker.restarts), clock_time(worker.at_ms),
+            worker.host, str(worker.restarts), clock_time(worker.from_ms), clock_time(worker.at_ms),
             ", ".join(f"{100 * value / whole:.0f} %" for _, value in parts),
         ])  # fmt: skip
     return rows

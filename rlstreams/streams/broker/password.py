@@ -68,8 +68,11 @@ def controller_settings(folder: Path) -> Mapping[str, str]:
 
 def client_options(folder: Path) -> Mapping[str, str]:
     """librdkafka properties for clients of the broker in `folder`; none without a password."""
-    if not (password := _password(folder)):
-        return {}
+    return login(password) if (password := _password(folder)) else {}
+
+
+def login(password: str) -> Mapping[str, str]:
+    """librdkafka properties of a client that has the password, or a reference to it."""
     return {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanisms": "PLAIN",

@@ -40,7 +40,7 @@ def apply(
             that are about to be written into the run.
 
     Raises:
-        TopicMismatchError: a topic has another number of partitions; nothing was created.
+        TopicMismatchError: topics of the run do not fit each other, or the plan; no change.
         BrokerError: the broker cannot be reached, or refused.
     """
     wanted = {topic: f"{run}.{topic.name}" for topic in TOPICS}
@@ -48,12 +48,13 @@ def apply(
 
     def ask(admin: KafkaAdminClient) -> None:
         found = topics_of(admin, run)
-        refuse_other_counts(
-            {f"{run}.{name}": facts.partitions for name, facts in found.items()},
-            {name: plan.partitions(topic) for topic, name in wanted.items()},
-        )
+        have = {name: facts.partitions for name, facts in found.items()}
+        refuse_counts(run, plan, have)
+        counts = plan.beside(have)
         missing = {
-            name: plan.made(topic) for topic, name in wanted.items() if topic.name not in found
+            name: plan.made(topic, counts[topic])
+            for topic, name in wanted.items()
+            if topic.name not in found
         }
         if missing:
             admin.create_topics(missing, timeout_ms=REQUEST_MS)
@@ -81,21 +82,19 @@ def apply(
     return tuple(created)
 
 
-def refuse_other_counts(found: Mapping[str, int], wanted: Mapping[str, int]) -> None:
+def refuse_counts(run: str, plan: TopicPlan, found: Mapping[str, int]) -> None:
     """Records stay where they are: another count would tear samples of a group apart.
+
+    Args:
+        found: partitions of the run's topics, by their names in the table.
 
     Raises:
         TopicMismatchError: names each topic with what was found and what is wanted.
     """
-    wrong = [
-        f"{name} has {found[name]} partitions, the configuration wants {wanted[name]}"
-        for name in sorted(found.keys() & wanted.keys())
-        if found[name] != wanted[name]
-    ]
-    if wrong:
+    if wrong := plan.problems(run, found):
         raise TopicMismatchError(
-            f"{'; '.join(wrong)}. Partitions of a run never change: restore rollout.workers, "
-            "logprob.workers and broker.partitions_per_worker, or choose another run.id"
+            f"{'; '.join(wrong)}. Partitions of a run never change: lower the number of workers, "
+            "or choose another run.id; broker.headroom says for how many a new run has room"
         )
 
 

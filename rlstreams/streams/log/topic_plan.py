@@ -10,11 +10,16 @@ from rlstreams.streams.log.topics import (
     OUTCOMES,
     PROMPTS,
     SCORED,
+    TOPICS,
     TRAJECTORIES,
     Retention,
     Topic,
 )
 
+# Who holds a prompt holds its session; a score lies where its trajectory does.
+_ALIKE = ((PROMPTS, CALLS, OUTCOMES), (TRAJECTORIES, SCORED))
+# Whose partitions the workers of a role share.
+SHARED = {"rollout": PROMPTS, "logprob": TRAJECTORIES}
 _DAY_MS = 24 * 3600 * 1000
 FLUSH = "flush.messages"
 
@@ -26,6 +31,7 @@ class TopicPlan:
     rollout_workers: int
     logprob_workers: int
     partitions_per_worker: int = 2
+    headroom: int = 1  # partitions of each payload topic at least, for workers that come later
     replication: int = 1
     payload_ms: int = 7 * _DAY_MS
     payload_bytes: int = 16 * 1024**3  # per partition; -1: no bound
@@ -33,18 +39,48 @@ class TopicPlan:
     fsync: bool = False  # every batch is on disk before it is acknowledged
 
     def partitions(self, topic: Topic) -> int:
-        """Number of partitions.
+        """Number of partitions of a run that begins.
 
         `prompts` gets at least two per rollout worker, so that a straggler that pauses one of
-        them does not stop its worker. `calls` and `outcomes` have as many:
-        who holds a prompt holds its session. `scored-trajectories` has as many as `trajectories`.
+        them does not stop its worker.
         """
-        if topic in (PROMPTS, CALLS, OUTCOMES):
-            return max(2, self.partitions_per_worker) * self.rollout_workers
-        if topic in (TRAJECTORIES, SCORED):
-            return self.partitions_per_worker * self.logprob_workers
+        if topic in _ALIKE[0]:
+            planned = max(2, self.partitions_per_worker) * self.rollout_workers
+            return max(planned, self.headroom)
+        if topic in _ALIKE[1]:
+            return max(self.partitions_per_worker * self.logprob_workers, self.headroom)
         assert topic.single_partition, f"no rule for the partitions of {topic.name}"
         return 1
+
+    def beside(self, found: Mapping[str, int]) -> dict[Topic, int]:
+        """Partitions of every topic of a run that has some: those never change, whatever is
+        planned, and what is missing gets as many as what is partitioned alike.
+
+        Args:
+            found: by the topic's name in the table.
+        """
+        counts = {topic: self.partitions(topic) for topic in TOPICS}
+        for alike in _ALIKE:
+            if (there := next((t for t in alike if t.name in found), None)) is not None:
+                counts |= dict.fromkeys(alike, found[there.name])
+        return counts
+
+    def problems(self, run: str, found: Mapping[str, int]) -> list[str]:
+        """Why this plan does not fit the topics of a run: one that is not partitioned as what it
+        goes with, or fewer partitions than workers that read them. Arguments as of `beside`."""
+        counts = self.beside(found)
+        wrong = [
+            f"{run}.{topic.name} has {found[topic.name]} partitions and not {count}"
+            for topic, count in counts.items()
+            if found.get(topic.name, count) != count
+        ]
+        workers = {"rollout": self.rollout_workers, "logprob": self.logprob_workers}
+        return wrong + [
+            f"{run}.{topic.name} has {counts[topic]} partitions and {role}.workers is "
+            f"{workers[role]}: {workers[role] - counts[topic]} of them would get no work"
+            for role, topic in SHARED.items()
+            if topic.name in found and counts[topic] < workers[role]
+        ]
 
     def settings(self, topic: Topic) -> dict[str, str]:
         """Topic configuration of Apache Kafka; what is not here keeps the broker's default."""
@@ -80,10 +116,10 @@ class TopicPlan:
         }
         return farther | ({FLUSH: "1"} if self.fsync and found.get(FLUSH) != "1" else {})
 
-    def made(self, topic: Topic) -> dict[str, object]:
+    def made(self, topic: Topic, partitions: int) -> dict[str, object]:
         """The topic as an administration client creates it."""
         return {
-            "num_partitions": self.partitions(topic),
+            "num_partitions": partitions,
             "replication_factor": self.replication,
             "configs": self.settings(topic),
         }

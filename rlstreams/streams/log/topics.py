@@ -161,7 +161,7 @@ WORKER_EVENTS = Topic(
     events=(WorkerReport,),
     key="worker",
     written_by=("prompts", "rollout", "server", "logprob", "trainer"),
-    read_by=("views", "server"),
+    read_by=("views", "rollout", "server", "logprob"),
     retention=Retention.SHORT,
 )
 CONTROL = Topic(

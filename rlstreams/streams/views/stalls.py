@@ -20,7 +20,7 @@ from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES, Topic
 from rlstreams.streams.samples.life import Sample
 from rlstreams.streams.views.folds import Folds
-from rlstreams.streams.workers import SILENT_S, Life
+from rlstreams.streams.workers import SILENT_S, STARTING, Life
 
 START_S = 600.0  # a large model takes its time to load; until then a role is starting
 RESTART_S = 15.0  # for a role that ended itself to be started again, before anybody blames it
@@ -60,7 +60,7 @@ class Limits:
             return self.turns_s + max(self.stall_s, self.start_s)
         if (own_s := self.own(worker.role, worker.state)) is not None:
             return own_s + RESTART_S
-        return max(self.stall_s, self.start_s) if worker.state == "starting" else self.stall_s
+        return max(self.stall_s, self.start_s) if worker.state in STARTING else self.stall_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,11 +317,11 @@ class Inquiry:
         return self._is_silent(worker) or stood_s >= limit_s
 
     def told(self, role: str) -> str:
-        """The last reports of `role`'s workers, the worst first."""
+        """See `told`."""
         return self._describe(self._worst_first(role)) or f"no {role} worker has ever reported"
 
     def _worst_first(self, role: str) -> Sequence[Life]:
-        return sorted(self._state.workers.of(role), key=self._badness)
+        return sorted(self._state.workers.asked(role, self._evidence.starting_s), key=self._badness)
 
     def _badness(self, worker: Life) -> tuple[bool, int, str]:
         return (not self._is_silent(worker), worker.moved_ms, worker.worker)

@@ -27,6 +27,7 @@ class WorkerView:
     totals: Mapping[str, float]  # counters over all instances
     seconds: Mapping[str, float]  # time by state
     at_ms: int
+    from_ms: int = 0  # first report of its first process
     host: str = ""
 
 
@@ -80,6 +81,7 @@ def _shown(workers: Workers, worker: Worker) -> WorkerView:
         totals=worker.totals,
         seconds=dict(worker.seconds),
         at_ms=life.at_ms,
+        from_ms=next(iter(worker.lives.values())).from_ms,
         host=life.host,
     )
 

@@ -179,7 +179,7 @@ def workers(given: LiveInput, *, has_rates: bool = True) -> RenderableType:
     for _ in titles[2:]:
         table.add_column(no_wrap=True, overflow="ellipsis", justify="right")
     table.add_row(*(Text(title, "bright_black") for title in titles))
-    reported = {worker.worker: worker for worker in given.views.throughput.workers}
+    reported = given.workers
     processes = {process.worker: process for process in given.processes}
     names = sorted(reported.keys() | processes.keys(), key=_by_role)
     for name in names:
@@ -191,7 +191,7 @@ def workers(given: LiveInput, *, has_rates: bool = True) -> RenderableType:
 def num_folded(given: LiveInput, width: int, *, has_rates: bool) -> int:
     """Rows that `workers` takes of this width besides one for each process."""
     room = max(7, width - (_BESIDE_STATE if has_rates else _NAME))
-    states = [doing(w.state, w.detail) for w in given.views.throughput.workers]
+    states = [doing(w.state, w.detail) for w in given.workers.values()]
     return sum(len(state) // room for state in states)
 
 

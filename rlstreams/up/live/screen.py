@@ -119,7 +119,7 @@ class Screen:
 
     def _body(self, width: int, height: int) -> RenderableType:
         given = self._given
-        num_workers = max(len(given.processes), len(given.views.throughput.workers))
+        num_workers = max(len(given.processes), len(given.workers))
         is_wide = width >= _FEWEST_COLUMNS  # else side by side neither of two could be read
         inner = (width * 2 // 3 if is_wide else width) - _FRAME - 2
         rows = num_workers + num_folded(given, inner, has_rates=is_wide)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +44,8 @@ class Worker:
         self.excuse = ""  # why the end of the present process will be no failure of its own
         self.crash_at: list[str] = []  # armed in the processes to come, one in each
         self.last_status: int | None = None
+        self.is_added = False  # while the run goes on: the run can do without it
+        self.leaves_by_s: float | None = None  # it drains, and is not started again
 
     @property
     def is_alive(self) -> bool:
@@ -86,6 +90,7 @@ class Fleet:
         self._progress = progress
         self._say = say
         self._logs = folder / LOGS
+        self._room_s = room_s
         self._logs.mkdir(parents=True, exist_ok=True)
         self.workers = [
             Worker(role, ordinal, self._logs / f"{role}-{ordinal}.log", room_s)
@@ -111,13 +116,35 @@ class Fleet:
                 self._replaced.remove(child)
                 end = self._exited(child, status, now_s, "was replaced while suspended")
                 self.exits.append(replace(end, was_replaced=True))
-        for worker in self.workers:
+        for worker in tuple(self.workers):
             self._reap(worker, now_s)
             self._tell_start(worker)
+            if worker.leaves_by_s is not None and worker.child and now_s >= worker.leaves_by_s:
+                worker.leaves_by_s = math.inf
+                self._say(f"{worker.name} did not drain in time: killed")
+                worker.child.signal(signal.SIGKILL)
             if worker.restart_at_s is not None and now_s >= worker.restart_at_s:
                 worker.restart_at_s = None
                 if not self.is_draining:
                     self._spawn(worker)
+
+    def add(self, role: str, ordinal: int) -> Worker:
+        """Start one more worker; the run goes on where it cannot work."""
+        worker = Worker(role, ordinal, self._logs / f"{role}-{ordinal}.log", self._room_s)
+        worker.is_added = True
+        # In the order of drains, as the others.
+        at = [DRAIN_ORDER.index(one.role) for one in self.workers]
+        self.workers.insert(bisect_right(at, DRAIN_ORDER.index(role)), worker)
+        self._spawn(worker)
+        return worker
+
+    def retire(self, worker: Worker, limit_s: float) -> None:
+        """Have a worker drain, within `limit_s`; then it is none of the fleet."""
+        worker.leaves_by_s, worker.restart_at_s = time.monotonic() + limit_s, None
+        if worker.child is None:
+            self.workers.remove(worker)
+        else:
+            worker.child.signal(signal.SIGTERM)
 
     def of(self, role: str) -> Sequence[Worker]:
         """The workers of one role."""
@@ -244,7 +271,10 @@ class Fleet:
             worker.excuse = worker.excuse or "was told to end before it could listen"
         end = replace(self._exited(child, status, now_s, worker.excuse), died_at=died_at)
         self.exits.append(end)
-        if not self.is_draining:
+        if worker.leaves_by_s is not None:
+            self.workers.remove(worker)
+            self._say(f"{worker.name} has left: {described(status)}")
+        elif not self.is_draining:
             owners = worker.reaped if status == Exit.OWNER_ALIVE else ()
             decision = worker.policy.after(
                 end,
@@ -294,6 +324,9 @@ class Fleet:
             self._say(f"{decision.reason}; {again}")
             worker.restart_at_s = end.seen_s + decision.delay_s
             worker.is_awaited = True
+        elif decision.action is Action.STOP and worker.is_added:
+            self.workers.remove(worker)
+            self._say(f"{decision.reason}; the run goes on without it")
         elif decision.action is Action.STOP and self.failure is None:
             self.failure = Failure(
                 worker=worker.name, reason=decision.reason, last_lines=tail(worker.log, TAIL_LINES)

@@ -20,6 +20,7 @@ from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import FaultHook, Outcome
 from rlstreams.up.supervisor.fleet import DRAIN_ORDER, GRACE_S, Fleet, Worker
+from rlstreams.up.supervisor.scale import Scale
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.words.screen import ProcessInfo
 from rlstreams.workers.config.operation import Kill
@@ -133,6 +134,8 @@ class Supervisor:
         asked: Sequence[int],
         hook: FaultHook | None = None,
         is_there: Callable[[], bool] = lambda: True,  # the run's folder
+        on_drain: Callable[[], None] = lambda: None,
+        scale: Scale | None = None,  # None: the fleet stays as it is
     ) -> None:
         self._config = config
         self._devices = devices
@@ -142,6 +145,8 @@ class Supervisor:
         self._asked = asked  # signals that came
         self._hook = hook
         self._is_there = is_there
+        self._on_drain = on_drain
+        self._scale = scale
         self._kills = kills_ahead(config.demo.kills, watcher.step, config.trainer.steps)
         self._drain: Drain | None = None
         self._finish_until_s: float | None = None  # while the last evaluation goes on
@@ -215,6 +220,8 @@ class Supervisor:
             self._finish()
         else:
             self._await_trainer()
+            if self._scale is not None:
+                self._scale.tick(self._watcher.wanted)
             self._kill_for_show()
 
     def _cure(self) -> bool:
@@ -274,6 +281,7 @@ class Supervisor:
     def _begin_drain(self, why: str) -> None:
         self._watcher.phase = "draining"
         self._watcher.say(why)
+        self._on_drain()
         deadlines = self._config.deadlines
         self._drain = Drain(
             self._fleet, deadlines.drain_s, self._watcher.say, save_s=deadlines.checkpoint_s

@@ -20,6 +20,7 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, StreamsError
+from rlstreams.streams.log.topic_plan import SHARED
 from rlstreams.streams.log.topics import CONTROL, STEPS
 from rlstreams.streams.run.run_lock import FolderGoneError, locked_run
 from rlstreams.streams.run.run_log import BusLog
@@ -29,6 +30,7 @@ from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, Outcome, UpOptions
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.run import Supervisor, interrupts
+from rlstreams.up.supervisor.scale import Scale
 from rlstreams.up.supervisor.spawner import make_spawner
 from rlstreams.up.supervisor.summary import audited, program_name, show, summarize
 from rlstreams.up.supervisor.watcher import Watcher
@@ -48,7 +50,7 @@ from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import HELD_OUT, other_files, user_code_hashes
-from rlstreams.workers.loop.control import RUNNING, desired
+from rlstreams.workers.loop.control import DRAINING, RUNNING, desired
 from rlstreams.workers.trainer.family import branch_line, differing
 from rlstreams.workers.trainer.witnesses import check_tail
 
@@ -96,17 +98,13 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             if hook is not None:
                 hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
             devices = stack.enter_context(DeviceScheduler(config, fleet, watcher, bus))
+            scale = Scale(config, fleet, bus, is_taken=watcher.workers.is_taken, say=say)
             with interrupts() as asked:
                 outcome = Supervisor(
-                    config,
-                    fleet,
-                    watcher,
-                    devices,
-                    broker=keeper,
-                    asked=asked,
-                    hook=hook,
-                    is_there=is_there,
-                ).run()
+                    config, fleet, watcher, devices,
+                    broker=keeper, asked=asked, hook=hook, is_there=is_there, scale=scale,
+                    on_drain=lambda: _drain_joined(bus, watcher, config),
+                ).run()  # fmt: skip
             outlasting(watcher.finish, keeper)
         is_claimed = watcher.ledger.epoch != epoch
         ended = _ended(options, watcher, fleet, outcome, is_claimed, audited(bus))
@@ -216,6 +214,14 @@ def _say_running(bus: Bus, config: RunConfig) -> None:
     state = desired(config.run.id, RUNNING, by="up")
     with bus.producer("up") as producer:
         producer.commit([outgoing(CONTROL, state)])
+
+
+def _drain_joined(bus: Bus, watcher: Watcher, config: RunConfig) -> None:
+    """Workers that joined by themselves are told of the end, before a broker of ours stops."""
+    if any(life.is_joined for role in SHARED for life in watcher.workers.present(role)):
+        state = desired(config.run.id, DRAINING, by="up", reason="the run ends here")
+        with suppress(StreamsError), bus.producer("up") as producer:
+            producer.commit([outgoing(CONTROL, state)])
 
 
 def _say_changes(bus: Bus, watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> None:

@@ -55,6 +55,7 @@ class Watcher:
         self._feed = Feed(bus, self, (*WATCHED, CONTROL))
         self._processes: Sequence[ProcessInfo] = ()
         self._figures = figures
+        self._joined: dict[str, bool] = {}  # by instance of who came by itself: it has left
         self._asked_ends: dict[Partition, int] = {}
         self._live = LiveView(None if is_live else Console(force_terminal=False))
         self._message = ""
@@ -64,6 +65,7 @@ class Watcher:
         self.kills: list[KillMark] = []
         self.phase = "starting"
         self.control = RUNNING  # as it was said since this start
+        self.wanted: dict[str, int] = {}  # workers by role, likewise
         self.is_broker_away = False  # its keeper has a limit of its own
 
     def __enter__(self) -> Watcher:
@@ -84,12 +86,22 @@ class Watcher:
                 self.say(line)
         if isinstance(event, ControlState) and event.at_ms >= self._since_ms:
             self.control = event.state
+            self.wanted |= event.workers
             if event.reason:
                 self.say(f"{event.state} by {event.by}: {event.reason}")
         before = self._poison.news
         self._poison.apply(event)
         if self._poison.news != before:
             self.say(self._poison.news)
+
+    def _note_joined(self) -> None:
+        """Say who came by itself, and who of them left."""
+        there = {life.instance: life for life in self.workers.lives if life.is_joined}
+        for instance, life in there.items():
+            has_left = life.state == "stopped"
+            if self._joined.get(instance) != has_left and life.at_ms >= self._since_ms:
+                self.say(f"{life.worker} has {'left' if has_left else 'joined from'} {life.host}")
+            self._joined[instance] = has_left
 
     def _note_judges(self, before: Sequence[str]) -> None:
         """Say at which step rewards begin to be those of other code or settings."""
@@ -129,6 +141,7 @@ class Watcher:
         """Take what is new and see whether the run stands; waits at most `POLL_S`, longer only for
         a schema of another release, which the broker is asked for once."""
         self._feed.poll(POLL_S)
+        self._note_joined()
         self.stall.note(self._processes)
         is_running = self.phase in ("running", "saving") and not self.is_broker_away
         self.stall.tick(is_running=is_running)

@@ -63,6 +63,7 @@ def topic_plan(config: RunConfig) -> TopicPlan:
         rollout_workers=config.rollout.workers,
         logprob_workers=config.logprob.workers,
         partitions_per_worker=config.broker.partitions_per_worker,
+        headroom=config.broker.headroom,
         replication=config.broker.replication,
         payload_ms=round(3600_000 * config.broker.payload_retention_hours),
         payload_bytes=config.broker.payload_retention_bytes,

@@ -146,6 +146,21 @@ def read_json(path: Path) -> RunConfig:
         raise ConfigError(f"{path}: not UTF-8 text: {err}") from err
 
 
+def over(config: RunConfig, overrides: Sequence[str], origin: str) -> RunConfig:
+    """A configuration that is there, with overrides over it.
+
+    Args:
+        overrides: as for `load`.
+        origin: where the configuration comes from, for messages.
+
+    Raises:
+        ConfigError: an unknown, mistyped or impossible field.
+    """
+    left = tree_layer(json.loads(resolved_json(config)), origin)
+    own = [override_layer(name, text) for name, text in pairs(overrides)]
+    return merged([left, *own], is_start=False).config
+
+
 def check_secrets(loaded: Loaded) -> None:
     """Resolve every reference to a secret, so that one which is not set is told before a start.
 

@@ -84,6 +84,9 @@ class BrokerSection(Section, section="broker"):
     """Replicas of each topic."""
     partitions_per_worker: PositiveInt = 2
     """Partitions of `prompts` and of each payload topic, per worker that reads it."""
+    headroom: PositiveInt = 8
+    """Partitions of these topics at least: so many workers of a role find work, however few a run
+    begins with. They are made at its start and never change."""
     payload_retention_hours: PositiveFloat = 168.0
     """How long trajectories and scores are kept; a longer pause loses what was under way."""
     payload_retention_bytes: int = 16 * 1024**3

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes, option_hashes
 from rlstreams.workers.dataset.identity import data_hashes
-from rlstreams.workers.loop.host import commit
+from rlstreams.workers.loop.host import NOT_INSTALLED, commit, library_versions
 
 COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
     "prompts": ("run.seed", "prompts", "trainer.groups_per_step", "trainer.max_staleness"),
@@ -133,6 +132,11 @@ def user_code_hashes(config: RunConfig) -> dict[str, str]:
     return found
 
 
+def is_user_code(name: str) -> bool:
+    """Whether a hash of a claim is of a file of user code, by its name there."""
+    return name.startswith(("reward", "environment", "agent"))
+
+
 def other_files(
     here: Mapping[str, str], there: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
@@ -162,16 +166,18 @@ def judged_by(config: RunConfig, files: Mapping[str, str]) -> str:
 
 
 def other_release(claim: TrainerStarted) -> str:
-    """Which releases of this code the two are, where they differ; events of both are readable."""
-    there = claim.versions.get("rlstreams", "")
-    try:
-        here = version("rlstreams")
-    except PackageNotFoundError:
-        return ""
+    """Which releases of this code and of its libraries the two have, where they differ; events of
+    both are readable."""
+    here, there = library_versions(), dict(claim.versions)
     ours, theirs = commit(), claim.versions.get("commit", "")
     if ours and theirs:
-        here, there = f"{here} (commit {ours})", f"{there} (commit {theirs})"
-    return f"rlstreams is {here} here and {there} at the trainer" if here != there else ""
+        here["rlstreams"] += f" (commit {ours})"
+        there["rlstreams"] = f"{there.get('rlstreams', '')} (commit {theirs})"
+    return "; ".join(
+        f"{name} is {own} here and {there[name]} at the trainer"
+        for name, own in here.items()
+        if NOT_INSTALLED not in (own, there.get(name, NOT_INSTALLED)) and own != there[name]
+    )
 
 
 def is_loopback(host: str) -> bool:

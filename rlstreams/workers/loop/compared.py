@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 
 from rlstreams.schemas.events import Event, TrainerHeartbeat, TrainerStarted
-from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.loop.agreement import (
@@ -33,6 +33,10 @@ AGAIN = (
     "put them back; or stop the run and go on with `--resume`, which records the change; or let "
     'roles go on with what they find: run.on_changed_code = "record"'
 )
+
+
+class OtherClaimError(StreamsError):
+    """The run goes on under another configuration than the one that a worker joined with."""
 
 
 class ClaimCheck:
@@ -92,12 +96,14 @@ class ComparedRole(RoleAround):
 
     Raises:
         ConfigError: from `turn`: see `ClaimCheck`.
+        OtherClaimError: the same, of a worker that joined: its next start reads the new claim.
     """
 
     def __init__(self, role: Role, context: Context) -> None:
         super().__init__(role)
         self._bus = context.bus
         self._is_supervised = context.claims_after is not None
+        self._is_joined = context.is_joined
         self._history = context.bus.ends(STEPS.name)[STEPS_PARTITION]
         self._reader = context.bus.reader({STEPS_PARTITION: max(0, self._history - TAIL)})
         self._foreign = ForeignRecords(context.worker, context.bus.schemas())
@@ -109,8 +115,13 @@ class ComparedRole(RoleAround):
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + LOOK_S
-            for record in self._foreign.readable(self._reader.poll(TAIL, 0.0)):
-                self._take(record.event, record.position)
+            try:
+                for record in self._foreign.readable(self._reader.poll(TAIL, 0.0)):
+                    self._take(record.event, record.position)
+            except ConfigError as err:
+                if not self._is_joined:
+                    raise
+                raise OtherClaimError(f"{err}; joined anew, it has the new claim's") from err
             self._looked(now_s)
         super().turn()
 

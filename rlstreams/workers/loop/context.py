@@ -12,6 +12,8 @@ from rlstreams.streams.log.rights import ROLES, OfRole
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.log import Log, get
 
+NO_ORDINAL = -1  # of a process that joins, until it has a number
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
@@ -26,18 +28,21 @@ class Context:
     takeover: bool = False  # whoever owns the run is dead, says the operator: no lease watch
     reaped: frozenset[str] = frozenset()  # instances of this worker that the supervisor saw end
     claims_after: int | None = None  # claims above this epoch are of our supervisor's trainers
+    is_joined: bool = False  # its configuration is that of the claim that it found
     files: Mapping[str, str] = field(default_factory=dict)  # `agreement.files_of`, at the start
     beat: Callable[[], None] = lambda: None  # a turn that takes long has come forward
     # Each report, with what else the worker says of its load (`workers.loop.health`).
     told: Callable[[WorkerReport, Mapping[str, object]], None] = lambda report, load: None
 
     def __post_init__(self) -> None:
-        if self.role in ROLES:
+        if self.role in ROLES and not isinstance(self.bus, OfRole):
             object.__setattr__(self, "bus", OfRole(self.bus, self.role))
 
     @property
     def worker(self) -> str:
         """`{role}-{ordinal}`: the same across restarts."""
+        if self.ordinal == NO_ORDINAL:
+            return f"{self.role} (joining)"
         return f"{self.role}-{self.ordinal}"
 
     @property

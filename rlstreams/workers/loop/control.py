@@ -4,11 +4,15 @@ role that follows it."""
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from rlstreams.schemas.events import ControlState
 from rlstreams.streams.leases import Leases
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.read_to import read_to
+from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.lease import Turns
@@ -16,12 +20,23 @@ from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround
 
 RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
 EVERY_S = 0.5
+READ_S = 30.0
+NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
-def desired(run: str, state: str, *, by: str, reason: str = "") -> ControlState:
-    """What to write to `control`."""
+def desired(
+    run: str, state: str, *, by: str, reason: str = "", workers: Mapping[str, int] = NOBODY
+) -> ControlState:
+    """What to write to `control`.
+
+    Args:
+        workers: processes by role that `up` is to keep.
+    """
     at_ms = now_ms()
-    return ControlState(run=run, revision=at_ms, state=state, by=by, at_ms=at_ms, reason=reason)
+    return ControlState(
+        run=run, revision=at_ms, state=state, by=by, at_ms=at_ms, reason=reason,
+        workers=dict(workers),
+    )  # fmt: skip
 
 
 class ControlFollower:
@@ -31,6 +46,7 @@ class ControlFollower:
         self.state = RUNNING  # until one is read
         self.leases = Leases()
         self._every_s = EVERY_S if every_s is None else every_s
+        self._bus = bus
         self._reader = bus.reader(bus.beginnings(CONTROL.name))
         self._foreign = ForeignRecords(CONTROL.name, bus.schemas())
         self._next = 0.0
@@ -40,11 +56,24 @@ class ControlFollower:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s
-            for record in self._foreign.readable(self._reader.poll(1000, 0.0)):
-                if isinstance(record.event, ControlState):
-                    self.state = record.event.state
-                self.leases.apply(record.event)
+            self._apply(self._reader.poll(1000, 0.0))
         return self
+
+    def caught_up(self) -> ControlFollower:
+        """Read all that there is now.
+
+        Raises:
+            DeadlineError: `control` stopped delivering.
+        """
+        for raws in read_to(self._reader, self._bus.ends(CONTROL.name), READ_S):
+            self._apply(raws)
+        return self
+
+    def _apply(self, raws: Sequence[RawRecord]) -> None:
+        for record in self._foreign.readable(raws):
+            if isinstance(record.event, ControlState):
+                self.state = record.event.state
+            self.leases.apply(record.event)
 
     def close(self) -> None:
         """Release the reader."""

@@ -1,4 +1,5 @@
-"""This host's name, and the commit of our code on it: claims, reports and logs carry them."""
+"""This host's name, and of which versions our code and its libraries are on it: claims, reports and
+logs carry them."""
 
 from __future__ import annotations
 
@@ -7,15 +8,29 @@ import os
 import socket
 import subprocess
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+LIBRARIES = ("rlstreams", "torch", "transformers", "numpy", "confluent-kafka")
+NOT_INSTALLED = "not installed"
 VARIABLE = "RLSTREAMS_HOST"  # where the host's own name says nothing, as in a pod
 
 
 def host_name() -> str:
     """The name that `RLSTREAMS_HOST` gives it, else its own."""
     return os.environ.get(VARIABLE, "") or socket.gethostname()
+
+
+def library_versions() -> dict[str, str]:
+    """Of our code and of what its numbers depend on, by distribution."""
+    return {name: _version(name) for name in LIBRARIES}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return NOT_INSTALLED
 
 
 @cache

@@ -19,14 +19,13 @@ from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import other_files_text, tokenizer_hash, user_code_hashes
 from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.host import commit, host_name
+from rlstreams.workers.loop.host import commit, host_name, library_versions
 from rlstreams.workers.trainer.training.checkpoint import BASE_EPOCH, CheckpointStore
 from rlstreams.workers.trainer.witnesses import check_tail
 
 if TYPE_CHECKING:
     from rlstreams.workers.model.model import Numerics
 
-_LIBRARIES = ("rlstreams", "torch", "transformers", "numpy", "confluent-kafka")
 _SAME = ("train", "tokenizer", "model")
 _RECREATED = (
     "it was made anew, and recorded positions would name other records in it: begin another run.id"
@@ -201,9 +200,4 @@ def versions(numerics: Numerics) -> dict[str, str]:
         found["ranks"] = str(numerics.ranks)
     if numerics.backend:
         found["backend"] = numerics.backend
-    for name in _LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found | ({"commit": commit()} if commit() else {})
+    return found | library_versions() | ({"commit": commit()} if commit() else {})

@@ -80,7 +80,7 @@ def test_partitions_that_are_not_as_planned() -> None:
     config = load([], ["--rollout.workers=3"])
     checks = {check.name: check for check in broker.checks_of("b:1", facts(), config)}
     assert Level.FAIL == checks["topics"].level
-    assert "run.prompts has 2 partitions, the configuration wants 6" in checks["topics"].found
+    assert "run.prompts has 2 partitions and rollout.workers is 3" in checks["topics"].found
 
 
 def _broker_checks(given: BrokerFacts) -> list[Check]:

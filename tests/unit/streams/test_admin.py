@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlstreams.streams.kafka.admin import refuse_other_counts, version_warning
+from rlstreams.streams.kafka.admin import refuse_counts, version_warning
 from rlstreams.streams.log.errors import TopicMismatchError
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import (
@@ -64,14 +64,45 @@ def test_three_replicas_need_two_in_sync() -> None:
     assert "min.insync.replicas" not in make_plan(replication=1).settings(CONTROL)
 
 
-def test_another_partition_count_is_refused_with_both_numbers() -> None:
-    """The message names topic, found and wanted; missing topics are no mismatch."""
-    found = {"r.prompts": 4, "r.steps": 1}
-    wanted = {"r.prompts": 6, "r.steps": 1, "r.control": 1}
+def test_a_run_begins_with_room_for_workers_to_come() -> None:
+    """No worker is refused for a count: there are partitions for it, unless more were planned."""
+    plan = make_plan(headroom=64)
+    assert (64, 64, 1) == (
+        plan.partitions(PROMPTS),
+        plan.partitions(SCORED),
+        plan.partitions(STEPS),
+    )
+    assert 200 == make_plan(headroom=64, rollout_workers=100).partitions(PROMPTS)
 
-    with pytest.raises(TopicMismatchError, match=r"r\.prompts has 4 partitions.* wants 6"):
-        refuse_other_counts(found, wanted)
-    refuse_other_counts({"r.steps": 1}, wanted)
+
+def test_the_partitions_of_a_run_stay_as_they_are() -> None:
+    """Also with other numbers of workers; what an older release did not make goes with its like."""
+    found = {"prompts": 4, "trajectories": 2, "steps": 1}
+    for plan in (make_plan(headroom=64), make_plan(rollout_workers=1, logprob_workers=1)):
+        refuse_counts("r", plan, found)
+        counts = {topic.name: count for topic, count in plan.beside(found).items()}
+        alike = {"prompts": 4, "calls": 4, "outcomes": 4, "trajectories": 2}
+        assert alike | {"scored-trajectories": 2, "steps": 1} == {
+            name: counts[name] for name in (*alike, "scored-trajectories", "steps")
+        }
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"prompts": 2}, r"r\.prompts has 2 partitions and rollout\.workers is 3: 1 of them would"),
+        ({"trajectories": 1}, r"r\.trajectories has 1 partitions and logprob\.workers is 2: 1 of"),
+        ({"prompts": 6, "calls": 8}, r"r\.calls has 8 partitions and not 6"),
+        ({"steps": 2}, r"r\.steps has 2 partitions and not 1"),
+    ],
+)
+def test_fewer_partitions_than_workers_are_refused_with_both_numbers(
+    found: dict[str, int], told: str
+) -> None:
+    """And topics that do not go together; missing topics are no mismatch."""
+    with pytest.raises(TopicMismatchError, match=told):
+        refuse_counts("r", make_plan(), found)
+    refuse_counts("r", make_plan(), {"steps": 1})
 
 
 @pytest.mark.parametrize(("level", "is_warned"), [(29, False), (30, True), (31, False)])

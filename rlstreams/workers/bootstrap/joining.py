@@ -1,0 +1,236 @@
+"""How a worker joins a run of which it has no files: its configuration is that of the claim.
+
+The trainer's claim has the resolved configuration and the hashes of what it names (decision 0046),
+so the log is all that a host has to reach. What is a host's own, as where the model lies, is set
+over it by overrides; what cannot be had from the log is named with the path and the hash that the
+run has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlstreams.schemas.events import PolicyPublished, TrainerStarted
+from rlstreams.streams.broker.password import login
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.streams.log.read_to import read_to
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.streams.log.topics import POLICY_VERSIONS
+from rlstreams.streams.run.open_run import open_run
+from rlstreams.workers.bootstrap.parts import place_of
+from rlstreams.workers.config.hub import is_hub_name
+from rlstreams.workers.config.load import from_json, over
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.agreement import is_user_code, user_code_hashes
+from rlstreams.workers.loop.claims import newest_claim
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.host import host_name
+from rlstreams.workers.weights import file
+
+CLAIM_S = 60.0  # for the trainer to claim a run that begins
+_LOOK_S = 0.5
+_TAIL = 8  # offsets of `policy-versions`: the last of them may be markers
+_DIGITS = 12
+_LOGIN = (
+    "it may want a password, and none was given: --password-file FILE, of an embedded broker "
+    "broker/password in the run's folder; or --broker.options.NAME VALUE"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What a joiner found in the log."""
+
+    config: RunConfig  # the claim's, with what was set for this host
+    claim: TrainerStarted
+
+
+def join(
+    role: str,
+    bootstrap: str,
+    run: str,
+    overrides: Sequence[str] = (),
+    *,
+    password_file: str = "",
+    claim_s: float = CLAIM_S,
+) -> Joined:
+    """The configuration of a run, by its broker's address and its name.
+
+    Args:
+        overrides: what is this host's own, `broker.options` included.
+        password_file: of an embedded broker, as it lies in its folder.
+        claim_s: how long a trainer that has not claimed the run yet is waited for.
+
+    Raises:
+        ConfigError: no such run, no claim, or what this role needs is not on this host; names it.
+        BrokerError: the broker cannot be reached, or refuses the password.
+    """
+    own = [*_reached(bootstrap, password_file), *overrides]
+    place = place_of(over(RunConfig(), [f"run.id={run}", *own], "no configuration"))
+    try:
+        log = open_run(place)
+    except BrokerError as err:
+        if not any(name.startswith("sasl.") for name in place.options):
+            raise BrokerError(f"{err}; {_LOGIN}") from err
+        raise
+    with log:
+        claim = _claim(log.bus, run, bootstrap, claim_s)
+        config = configured(claim, own)
+        _refuse_weights_out_of_reach(config, claim, log.bus)
+    refuse_missing(config, role, claim)
+    return Joined(config=config, claim=claim)
+
+
+def configured(claim: TrainerStarted, own: Sequence[str]) -> RunConfig:
+    """The claim's configuration with this host's values over it; nothing of how the trainer
+    reaches the broker is left.
+
+    Raises:
+        ConfigError: an unknown field, of a newer release than ours for instance.
+    """
+    origin = f"the claim of epoch {claim.epoch}"
+    theirs = from_json(claim.config, origin)
+    return over(replace(theirs, broker=replace(theirs.broker, options={})), own, origin)
+
+
+def refuse_missing(config: RunConfig, role: str, claim: TrainerStarted) -> None:
+    """What this role reads and this host has not.
+
+    Raises:
+        ConfigError: names each, with the path and the SHA-256 that the run has.
+    """
+    found = [*_missing_model(config, claim), *_missing_secret(config, claim)]
+    if role == "rollout":
+        found += [*_missing_code(config, claim), *_missing_servers(config)]
+    if found:
+        host = f"host {host_name()} cannot join run {config.run.id!r} as {role}: "
+        raise ConfigError(host + "; ".join(found))
+
+
+def _reached(bootstrap: str, password_file: str) -> Iterator[str]:
+    yield f"broker.bootstrap={bootstrap}"
+    if password_file:
+        reference = f"file:{password_file}"
+        resolve_secret(reference, "--password-file")
+        for name, value in login(reference).items():
+            yield f"broker.options.{name}={value}"
+
+
+def _claim(bus: Bus, run: str, bootstrap: str, limit_s: float) -> TrainerStarted:
+    until_s = time.monotonic() + limit_s
+    foreign = ForeignRecords("join", bus.schemas())
+    while (claim := newest_claim(bus, foreign)) is None:
+        if time.monotonic() >= until_s:
+            raise ConfigError(
+                f"run {run!r} at {bootstrap} has had no claim for {limit_s:g} s, so nobody knows "
+                "its configuration: start its trainer, or `rlstreams up`, then join again"
+            )
+        time.sleep(_LOOK_S)
+    return claim
+
+
+def _missing_model(config: RunConfig, claim: TrainerStarted) -> Iterator[str]:
+    path = config.model.path
+    if is_hub_name(path) or (path and Path(path).is_dir()):
+        return
+    hashes = {"weights": "model", "tokenizer.json": "tokenizer"}
+    told = [f"{n} {claim.hashes[k][:_DIGITS]}" for n, k in hashes.items() if k in claim.hashes]
+    yield (
+        f"model.path: there is no folder {path} (SHA-256 in the run: {', '.join(told)}): copy it "
+        "to this host, and name it with --model.path=DIR"
+    )
+
+
+def _missing_code(config: RunConfig, claim: TrainerStarted) -> Iterator[str]:
+    """Fields of user code of which the run has files and this host has none."""
+    here = {name.partition(": ")[0] for name in user_code_hashes(config)}
+    there: dict[str, dict[str, str]] = {}
+    for name, digest in claim.hashes.items():
+        field, _, path = name.partition(": ")
+        if path and is_user_code(name):
+            there.setdefault(field, {})[path] = digest[:_DIGITS]
+    for field, files in there.items():
+        if field not in here:
+            told = ", ".join(f"{path} {digest}" for path, digest in files.items())
+            yield (
+                f"{field}: its files are not here (SHA-256 in the run: {told}; there it is "
+                f"{_value(config, field)}): copy them to this host, and name it with "
+                f"--{field}=VALUE"
+            )
+
+
+def _value(config: RunConfig, field: str) -> object:
+    value: object = config
+    for name in field.split("."):
+        found = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if found is None:
+            return "in a table"
+        value = found
+    return value
+
+
+def _missing_secret(config: RunConfig, claim: TrainerStarted) -> Iterator[str]:
+    weights = config.weights
+    uses = f"weights come by {weights.channel}" if weights.channel != file.CHANNEL else ""
+    if any(agent.remote for agent in config.agent):
+        uses = uses or "it seals the keys of remote agents"
+    if not uses:
+        return
+    cure = (
+        "give this host the run's secret with --weights.secret=file:PATH (without a configured one "
+        f"it is the file weights.secret in the run's folder on {claim.host or 'its host'})"
+    )
+    try:
+        secret = resolve_secret(weights.secret, "weights.secret")
+    except ConfigError as err:
+        yield f"{err}: {cure}"
+    else:
+        if not secret:
+            yield f"weights.secret is empty, and {uses}: {cure}"
+
+
+def _missing_servers(config: RunConfig) -> Iterator[str]:
+    engine = config.rollout.engine
+    if engine != "builtin":
+        yield (
+            f"rollout.engine is {engine!r}, and model servers are dealt to the workers that the "
+            "configuration counts: start this worker with the run's files, as in several-hosts.md"
+        )
+
+
+def _refuse_weights_out_of_reach(config: RunConfig, claim: TrainerStarted, bus: Bus) -> None:
+    """Weights that lie in a folder which this host does not see.
+
+    Raises:
+        ConfigError: names the folder.
+    """
+    if config.weights.channel != file.CHANNEL or not (folders := _folders(bus)):
+        return
+    if not any(Path(folder).is_dir() for folder in folders):
+        raise ConfigError(
+            f"host {host_name()} cannot join run {config.run.id!r}: weights.channel is 'file', and "
+            f"there is no folder {', '.join(folders)} here, in which the trainer on host "
+            f"{claim.host or '?'} leaves versions: mount it at this path, or run with "
+            "weights.channel = 'gloo' or 'nccl'"
+        )
+
+
+def _folders(bus: Bus) -> Sequence[str]:
+    """In which the newest version lies, by the trainer's word; none: nothing was published."""
+    partition = Partition(POLICY_VERSIONS.name, 0)
+    end = bus.ends(POLICY_VERSIONS.name)[partition]
+    start = max(bus.beginnings(POLICY_VERSIONS.name)[partition], end - _TAIL)
+    found: Sequence[str] = ()
+    foreign = ForeignRecords("join", bus.schemas())
+    with bus.reader({partition: start}) as reader:
+        for raws in read_to(reader, {partition: end}, CLAIM_S):
+            for record in foreign.readable(raws):
+                if isinstance(record.event, PolicyPublished):
+                    at = record.event.endpoints
+                    found = [one.address for one in at if one.channel == file.CHANNEL]
+    return found

@@ -1,0 +1,146 @@
+"""The number of a worker that joins: the log decides who has it.
+
+A joiner reads who is there, takes the lowest number from `JOINED_FROM` on that nobody has, and
+writes so. Two that chose the same are told apart by the order of their records: the fold of workers
+gives a name to whoever claimed it first (`streams.workers`), and the other one takes the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import count
+
+from rlstreams.schemas.events import NO_VERSION, WorkerReport
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.read_to import read_to
+from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.log.rights import OfRole
+from rlstreams.streams.log.topic_plan import SHARED
+from rlstreams.streams.log.topics import WORKER_EVENTS
+from rlstreams.streams.workers import JOINED_FROM, JOINING, SILENT_S, Workers
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.host import host_name
+
+SEAT_S = 60.0  # a dead writer's transaction may hide the newest records for half of it
+_BACK_MS = 600_000  # reports that far back are read: every worker writes one a second
+_PARTITION = Partition(WORKER_EVENTS.name, 0)
+
+
+class WorkersThere:
+    """Who is there, as far as `worker-events` was read; a fold of its end, for who asks once."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.workers = Workers()
+        self._bus = bus
+        self._foreign = ForeignRecords("workers", bus.schemas())
+        start, _ = bus.written_since(_PARTITION, now_ms() - _BACK_MS)
+        self._reader = bus.reader({_PARTITION: start})
+
+    def catch_up(self, end: int | None = None) -> None:
+        """Read to this offset; None: all that there is now.
+
+        Raises:
+            DeadlineError: `worker-events` stopped delivering.
+        """
+        end = self._bus.ends(WORKER_EVENTS.name)[_PARTITION] if end is None else end
+        for raws in read_to(self._reader, {_PARTITION: end}, SEAT_S):
+            self._apply(raws)
+
+    def poll(self, timeout_s: float) -> None:
+        """Read what is new."""
+        self._apply(self._reader.poll(1000, timeout_s))
+
+    def _apply(self, raws: Sequence[RawRecord]) -> None:
+        for record in self._foreign.readable(raws):
+            self.workers.apply(record.event)
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()
+
+
+class Seats:
+    """Numbers of one role."""
+
+    def __init__(self, bus: Bus, role: str) -> None:
+        self._bus = OfRole(bus, role)
+        self._role = role
+        self._there = WorkersThere(self._bus)
+        self._workers = self._there.workers
+
+    def take(self, instance: str, ordinal: int | None = None) -> int:
+        """A number of this role for this process.
+
+        Args:
+            ordinal: the one that is wanted; None: the lowest that is free.
+
+        Raises:
+            ConfigError: another process has it, or there are as many workers as partitions.
+            DeadlineError: `worker-events` stopped delivering.
+        """
+        self._there.catch_up()
+        self._refuse_idle()
+        if ordinal is not None:
+            self._await_silence(f"{self._role}-{ordinal}")
+        for number in count(JOINED_FROM) if ordinal is None else (ordinal,):
+            worker = f"{self._role}-{number}"
+            if not self._workers.is_taken(worker) and self._claim(worker, instance):
+                return number
+        raise ConfigError(f"--ordinal {ordinal}: {self._told(f'{self._role}-{ordinal}')}")
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._there.close()
+
+    def _claim(self, worker: str, instance: str) -> bool:
+        """Whether our claim is the first by the log's order."""
+        report = WorkerReport(
+            worker=worker,
+            role=self._role,
+            instance=instance,
+            state=JOINING,
+            detail="",
+            policy_version=NO_VERSION,
+            at_ms=now_ms(),
+            host=host_name(),
+        )
+        with self._bus.appender() as appender:
+            place = appender.append(outgoing(WORKER_EVENTS, report)).result(SEAT_S)
+        self._there.catch_up(place.offset + 1)
+        return self._workers.by_name[worker].newest.instance == instance
+
+    def _refuse_idle(self) -> None:
+        """More members of a group than partitions: one would never get anything."""
+        topic = SHARED[self._role]
+        total, there = self._bus.partitions(topic.name), self._workers.present(self._role)
+        if len(there) >= total:
+            raise ConfigError(
+                f"{topic.name} has {total} partitions and the run has {len(there)} {self._role} "
+                "workers: another one would get none; partitions of a run never change, and "
+                "broker.headroom says how many the next one has"
+            )
+
+    def _await_silence(self, worker: str) -> None:
+        """A predecessor that was killed is silent after `SILENT_S`; one that reports lives."""
+        until_s = time.monotonic() + SILENT_S + 2.0
+        while self._workers.is_taken(worker) and time.monotonic() < until_s:
+            self._there.poll(0.05)
+
+    def _told(self, worker: str) -> str:
+        life = self._workers.by_name[worker].newest
+        return (
+            f"{worker} is there, instance {life.instance[:8]} on host {life.host or '?'}: leave "
+            "--ordinal out, and a free number is taken; or end that one first"
+        )
+
+
+def take_seat(bus: Bus, role: str, instance: str, ordinal: int | None = None) -> int:
+    """`Seats.take`, once."""
+    seats = Seats(bus, role)
+    try:
+        return seats.take(instance, ordinal)
+    finally:
+        seats.close()
