@@ -44,6 +44,7 @@ from tests.call_events import (
     session_opened,
 )
 from tests.control_events import control_state, device_lease, worker_report
+from tests.stored_events import policy_stored
 
 
 def int32s(num_tokens: int, start: int = 0) -> Tensor:
@@ -381,6 +382,7 @@ def one_of_each() -> dict[str, Event]:
         steps_redone(),
         run_branched(),
         policy_published(),
+        policy_stored(),
         pull_requested(),
         policy_loaded(),
         dead_letter(),

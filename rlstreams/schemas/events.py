@@ -19,7 +19,14 @@ from rlstreams.schemas.operations import (
     ReplacementRequested,
     WorkerReport,
 )
-from rlstreams.schemas.policy import Endpoint, PolicyLoaded, PolicyPublished, PullRequested
+from rlstreams.schemas.policy import (
+    Endpoint,
+    PolicyLoaded,
+    PolicyPublished,
+    PolicyStored,
+    PullRequested,
+    StoredFile,
+)
 from rlstreams.schemas.rollouts import (
     EVALUATE,
     NO_VERSION,
@@ -61,6 +68,7 @@ Event: TypeAlias = (
     | StepsRedone
     | RunBranched
     | PolicyPublished
+    | PolicyStored
     | PullRequested
     | PolicyLoaded
     | DeadLetter
@@ -102,6 +110,7 @@ __all__ = [
     "PassedOverCheckpoint",
     "PolicyLoaded",
     "PolicyPublished",
+    "PolicyStored",
     "Prompt",
     "PullRequested",
     "RedoDrifted",
@@ -115,6 +124,7 @@ __all__ = [
     "SessionOpened",
     "StepCompleted",
     "StepsRedone",
+    "StoredFile",
     "Tensor",
     "TensorError",
     "TrainerHeartbeat",

@@ -31,6 +31,33 @@ class PolicyPublished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file of the weight store: an anchor, or what differs from another version."""
+
+    name: str
+    base_version: int  # NO_VERSION: an anchor
+    num_bytes: int
+    checksum: str  # SHA-256 of all but its last 32 bytes, which are the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStored:
+    """Version `policy_version` is in the weight store, and so reachable for good."""
+
+    model: str
+    policy_version: int
+    weight_hash: str
+    epoch: int
+    instance: str
+    address: str  # of the store: a folder, or a URL
+    files: tuple[StoredFile, ...]  # written for it; none: it was there
+    oldest_version: int  # that the store still has
+    missing: tuple[int, ...]  # versions that were passed over since the event before
+    seconds: float  # from its turn to the last byte
+    stored_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PullRequested:
     """A worker is ready to receive `policy_version`."""
 

@@ -8,8 +8,8 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.bootstrap.model_server import own_urls
-from rlstreams.workers.bootstrap.parts import _weight_server
 from rlstreams.workers.bootstrap.served import report_listener_of
+from rlstreams.workers.bootstrap.weights import weight_server
 from rlstreams.workers.config.load import load
 from tests.unit.roles.stand import EXAMPLE, Stand
 
@@ -36,4 +36,4 @@ def test_the_trainer_serves_weights_on_an_address_of_its_host(host: str, tmp_pat
     """It is asked for before the trainer claims the run."""
     stand = Stand(tmp_path, weights__channel="gloo", weights__host=host)
     with pytest.raises(ConfigError, match=f"weights.host is '{host}', which is no address of this"):
-        _weight_server(stand.context("trainer"))
+        weight_server(stand.context("trainer"))

@@ -86,6 +86,9 @@ def weights_check(config: RunConfig, host: Host) -> Check:
     if channel == "file":
         told = f"files in {config.folder}, which the hosts of trainer, rollout and logprob must all"
         return ok("weights", f'{told} mount there; else set weights.channel = "gloo" or "nccl"')
+    if channel == "store":
+        told = f"read from {config.store_address}, which the hosts of all roles must reach"
+        return ok("weights", told)
     if is_loopback(address):
         return warn(
             "weights", f"weights.host is {address}, which only the trainer's own host reaches",

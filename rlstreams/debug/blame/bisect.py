@@ -1,24 +1,28 @@
 """The first step behind which a metric left its band for good; writes nothing.
 
 Measured steps come from the log. Between two evaluations of held-out rows the versions in between
-are made again (`rebuilt`) and evaluated, half way each time.
+are read from the weight store, or made again (`rebuilt`), and evaluated, half way each time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlstreams.debug.blame.band import Band, Departure, Point, departure
 from rlstreams.debug.blame.series import HELD_OUT, SAMPLED, error_of, is_reward, named, series
 from rlstreams.debug.rerun.rebuilt import rebuilt
 from rlstreams.debug.rerun.rerun import State
+from rlstreams.schemas.events import PolicyStored
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.trainer.claim import read_ledger
+from rlstreams.workers.weights.store.at_hand import AtHand
 
 SHOWN = 6  # points on either side of the border
 LOOK_BACK = 2  # steps before it: momentum still grows with a bad gradient when it is over
@@ -140,22 +144,52 @@ def _between(
     # The engine first: how torch computes is set by the last that begins, which redoes steps.
     with (
         closing(Evaluator(config, held_out_prompts(log))) as evaluator,
-        rebuilt(log.bus, config, low + 1, high, checkpoints=checkpoints) as steps,
+        _weights(log, config, low, high, checkpoints) as weights_behind,
     ):
-        steps.go_to(low)
-        state = State(steps.training, low)
         while high - low > 1:
             middle = (low + high) // 2
             say(f"step {middle}: {metric} of its version")
-            steps.go_to(middle)
-            now = State(steps.training, middle)
-            version = steps.ledger.steps[middle].policy_version
-            got = evaluator.evaluate(now.weights, version)
+            version, weights = weights_behind(middle)
+            got = evaluator.evaluate(weights, version)
             error = error_of(got.reward, got.num_answered) if metric == HELD_OUT else 0.0
             measured.append(Point(step=middle, value=got.value(metric), error=error))
             if math.isfinite(measured[-1].value) and measured[-1].value in found.band:
-                low, state = middle, now
+                low = middle
             else:
                 high = middle
-                state.back()
     return measured
+
+
+Weights = tuple[int, Mapping[str, Any]]  # a version and its tensors
+
+
+@contextmanager
+def _weights(
+    log: RunLog, config: RunConfig, low: int, high: int, checkpoints: Sequence[Path]
+) -> Iterator[Callable[[int], Weights]]:
+    """What steps between these two made: as it lies in folders and stores, if all of it does;
+    else by doing the steps again."""
+    ledger = read_ledger(log.bus, "bisect")
+    versions = {step: ledger.steps[step].policy_version for step in range(low + 1, high)
+                if step in ledger.steps}  # fmt: skip
+    stores = {one.event.address for one in log.read(PolicyStored, skip_unreadable=True)}
+    hashes = {version: ledger.hashes[version] for version in versions.values()}
+    at_hand = AtHand(config.run.id, hashes, [Path(config.folder) / "weights", *sorted(stores)])
+    if len(versions) == high - low - 1 and at_hand.versions == hashes.keys():
+        yield lambda step: (versions[step], at_hand.weights_at(versions[step]))
+        return
+    with rebuilt(log.bus, config, low + 1, high, checkpoints=checkpoints) as steps:
+        steps.go_to(low)
+        states = {low: State(steps.training, low)}
+
+        def again(step: int) -> Weights:
+            begin = max(known for known in states if known <= step)
+            states[begin].back()
+            steps.go_to(step)
+            now = State(steps.training, step)
+            for known in states.keys() - {begin}:
+                del states[known]
+            states[step] = now
+            return steps.ledger.steps[step].policy_version, now.weights
+
+        yield again

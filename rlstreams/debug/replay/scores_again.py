@@ -15,7 +15,12 @@ from typing import Self
 
 from rlstreams.debug.replay.diff import Pair, Summary, differing, field_lines, pair_lines
 from rlstreams.debug.replay.player import Selection
-from rlstreams.schemas.events import NO_VERSION, Endpoint, PolicyPublished, ScoredTrajectory
+from rlstreams.schemas.events import (
+    NO_VERSION,
+    PolicyPublished,
+    PolicyStored,
+    ScoredTrajectory,
+)
 from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.log.text import counted
@@ -28,7 +33,7 @@ from rlstreams.workers.logprob.versions import Anchor
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.policy.puller import Load
 from rlstreams.workers.weights.channel import WeightError
-from rlstreams.workers.weights.file import CHANNEL, FileWeightChannel, file_name
+from rlstreams.workers.weights.store.at_hand import AtHand
 
 SHOWN = 10  # versions that are named
 Window = Sequence[Record[ScoredTrajectory]]
@@ -75,7 +80,7 @@ def scores_again(
 
     Args:
         config: of the recorded run, whose own folders are looked at for weights, too.
-        folders: of weight versions; the recording's own is looked at first.
+        folders: of weight versions, or stores; the recording's own is looked at first.
 
     Raises:
         NotRecordedError: there are no weights, or no log-prob worker.
@@ -90,20 +95,22 @@ def scores_again(
     published = {
         record.event.policy_version: record.event for record in recording.events(PolicyPublished)
     }
-    available = dict(_available(published, places))
+    stores = {record.event.address for record in recording.events(PolicyStored)}
+    hashes = {version: event.weight_hash for version, event in published.items()}
+    at_hand = AtHand(config.run.id, hashes, [*places, *sorted(stores)])
     made.num_known = len(published)
-    made.missing = sorted(published.keys() - available.keys())
-    if not available:
+    made.missing = sorted(published.keys() - at_hand.versions)
+    if not at_hand.versions:
         raise NotRecordedError(
             f"no weights of versions {_numbers(made.missing)} are available: record with "
             "--weights, or make them with `replay --into trainer --keep-weights` and name "
             "them with --weights"
         )
-    with _Scoring(config, available) as again:
+    with _Scoring(config, published, at_hand) as again:
         for window in _windows(recording, made):
             if selection and not any(selection.wants(scored.event) for scored in window):
                 continue
-            if again.versions_of(window) <= available.keys():
+            if again.versions_of(window) <= at_hand.versions:
                 again.score(window, made)
             else:
                 why = "in windows of versions whose weights are not at hand"
@@ -114,8 +121,10 @@ def scores_again(
 class _Scoring:
     """The scorers of the role, with the versions that a window needs. Use it in a `with` block."""
 
-    def __init__(self, config: RunConfig, available: Mapping[int, PolicyPublished]) -> None:
-        self._available = available
+    def __init__(
+        self, config: RunConfig, published: Mapping[int, PolicyPublished], at_hand: AtHand
+    ) -> None:
+        self._published, self._at_hand = published, at_hand
         self._limit = config.versions_held
         self._replay_routes = config.trainer.routing_replay
         self._scorer: Scorer
@@ -145,7 +154,7 @@ class _Scoring:
         }
         loads = {
             version: Load(weight_hash=event.weight_hash, load_id="")
-            for version, event in self._available.items()
+            for version, event in self._published.items()
         }
         try:
             self._hold(self.versions_of(window))
@@ -173,7 +182,7 @@ class _Scoring:
             others = [held for held in self._scorer.versions if held not in versions]
             if others and len(self._scorer.versions) >= self._limit:
                 self._scorer.drop(others[0])
-            self._scorer.pull(self._available[version], FileWeightChannel())
+            self._scorer.pull(self._published[version], self._at_hand)
 
 
 def _windows(recording: Recording, made: ScoreReplay) -> Iterator[Window]:
@@ -197,14 +206,3 @@ def _numbers(versions: Sequence[int]) -> str:
     """The first of them, and how many more there are."""
     more = f" and {len(versions) - SHOWN:,} more" if len(versions) > SHOWN else ""
     return ", ".join(map(str, versions[:SHOWN])) + more
-
-
-def _available(
-    published: Mapping[int, PolicyPublished], places: Sequence[Path]
-) -> Iterator[tuple[int, PolicyPublished]]:
-    """The versions whose weights are in one of the places, to be pulled from there."""
-    for version, event in published.items():
-        name = file_name(version, event.weight_hash)
-        if place := next((place for place in places if (place / name).is_file()), None):
-            endpoint = Endpoint(channel=CHANNEL, address=str(place))
-            yield version, replace(event, endpoints=(endpoint,))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from rlstreams.schemas.events import (
     Event,
     PolicyPublished,
+    PolicyStored,
     Prompt,
     ScoredTrajectory,
     TrainerStarted,
@@ -77,7 +78,7 @@ class EpochGate:
         against claims is not known.
         """
         epoch = getattr(event, "epoch", None)
-        if epoch is None or isinstance(event, PolicyPublished):
+        if epoch is None or isinstance(event, PolicyPublished | PolicyStored):
             return True
         if isinstance(event, TrainerStarted):
             if self.newest is not None and not is_next_epoch(event, self.newest):

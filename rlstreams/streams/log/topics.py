@@ -21,6 +21,7 @@ from rlstreams.schemas.events import (
     OutcomeReported,
     PolicyLoaded,
     PolicyPublished,
+    PolicyStored,
     Prompt,
     PullRequested,
     RedoDrifted,
@@ -134,7 +135,7 @@ STEPS = Topic(
 )
 POLICY_VERSIONS = Topic(
     name="policy-versions",
-    events=(PolicyPublished,),
+    events=(PolicyPublished, PolicyStored),
     key="model",
     written_by=("trainer",),
     read_by=("rollout", "server", "logprob", "trainer", "audit", "views"),

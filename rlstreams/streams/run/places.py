@@ -19,6 +19,7 @@ _HOLDS = {
     MANIFEST_FILE: "one checkpoint",
     f"[0-9]*-[0-9]*/{MANIFEST_FILE}": CHECKPOINTS,
     "v*-*.safetensors": VERSIONS,
+    "v*-*.anchor": VERSIONS,
     f"[0-9]*{SUFFIX}": f"a recording without its {MANIFEST_FILE}",
 }
 _SHOWN = 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 from rlstreams.streams.log import crash_points
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.workers.bootstrap.gpus import placed, turns_of
+from rlstreams.workers.bootstrap.weights import (
+    run_secret,
+    weight_channel,
+    weight_server,
+    weight_store,
+)
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import START, RunConfig
-from rlstreams.workers.config.trainer import MEGATRON
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Pausable
 
@@ -29,10 +32,7 @@ if TYPE_CHECKING:
     from rlstreams.workers.engines.base import Engine
     from rlstreams.workers.logprob.scoring import Reference
     from rlstreams.workers.model.device import Run
-    from rlstreams.workers.weights.channel import WeightChannel, WeightServer
 
-WEIGHTS_FOLDER = "weights"
-SECRET_FILE = "weights.secret"
 BROKER_BACK_S = 5.0  # a supervisor has begun to start a dead broker again by then
 
 
@@ -171,7 +171,7 @@ def _rollout(context: Context) -> Pausable:
     if context.config.agent:
         from rlstreams.workers.bootstrap.sessions import make_agents_role
 
-        return make_agents_role(context, engine, _channel(context), run_secret(context))
+        return make_agents_role(context, engine, weight_channel(context), run_secret(context))
     note = lambda what: log.warning("user_code", what=what)  # noqa: E731
     sampler = Sampler(
         engine=engine,
@@ -183,7 +183,7 @@ def _rollout(context: Context) -> Pausable:
         max_attempts=config.max_attempts,
         deadline_s=config.sample_deadline_s,
     )
-    return make_worker(context, context.bus, engine, _channel(context), sampler)
+    return make_worker(context, context.bus, engine, weight_channel(context), sampler)
 
 
 def _server(context: Context) -> Pausable:
@@ -231,7 +231,7 @@ def _logprob(context: Context) -> Pausable:
         for what, why in reasons.items():
             if why:
                 log.warning(what, why=why)
-    return make_worker(context, context.bus, scorer, _channel(context), reference)
+    return make_worker(context, context.bus, scorer, weight_channel(context), reference)
 
 
 def make_scorers(config: RunConfig, run: Run | None = None) -> tuple[MeshScorer, Reference | None]:
@@ -335,66 +335,6 @@ def _trainer(context: Context) -> Pausable:
     )
     if turns:
         training.learner.run = turns.run
-    return TrainerWorker(context, context.bus, training, _weight_server(context))
-
-
-def _weight_server(context: Context) -> WeightServer:
-    weights = context.config.weights
-    if weights.channel == "file":
-        from rlstreams.workers.weights.file import FileWeightServer
-
-        return FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=weights.versions_served)
-    from rlstreams.workers.config.checks import check_address
-    from rlstreams.workers.weights.collective import CollectiveWeightServer
-    from rlstreams.workers.weights.sender import Limits
-
-    check_address("weights.host", weights.host)
-    # Room that shards leave on rank 0's GPU is not room for whole versions; on a GPU that is
-    # shared nothing may stay.
-    section = context.config.trainer
-    is_cut = section.ranks > 1 or section.backend == MEGATRON
-    is_pinned = is_cut or context.config.shared_device("trainer")
-    return CollectiveWeightServer(
-        weights.channel,
-        host=weights.host,
-        secret=run_secret(context),
-        log=context.log,
-        limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
-        place="pinned" if is_pinned and weights.snapshot == "auto" else weights.snapshot,
+    return TrainerWorker(
+        context, context.bus, training, weight_server(context), weight_store(context)
     )
-
-
-def _channel(context: Context) -> WeightChannel:
-    channel = context.config.weights.channel
-    if channel == "file":
-        from rlstreams.workers.weights.file import FileWeightChannel
-
-        return FileWeightChannel()
-    from rlstreams.workers.weights.collective import CollectiveWeightChannel
-
-    return CollectiveWeightChannel(channel, run_secret(context))
-
-
-def run_secret(context: Context) -> str:
-    """The run's secret: as configured, or made once in the run's folder, for its owner alone.
-
-    Raises:
-        WeightError: the file is empty.
-    """
-    from rlstreams.workers.weights.channel import WeightError
-
-    if configured := resolve_secret(context.config.weights.secret):
-        return configured
-    path = context.folder / SECRET_FILE
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all, and one only, whoever else makes it now.
-        temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
-        temporary.touch(0o600, exist_ok=False)
-        temporary.write_text(secrets.token_hex(32), encoding="utf-8")
-        with contextlib.suppress(FileExistsError):
-            path.hardlink_to(temporary)
-        temporary.unlink()
-    if secret := path.read_text(encoding="utf-8").strip():
-        return secret
-    raise WeightError(f"{path} is empty; remove it, or name a secret in weights.secret")

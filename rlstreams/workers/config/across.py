@@ -182,7 +182,7 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
             )
     if "logprob" in device.roles and config.logprob.place != "separate":
         yield f"[logprob.place], {shares}: it holds no model there; leave it out of devices.roles"
-    is_copied = config.weights.channel != "file" and config.weights.snapshot == "device"
+    is_copied = config.weights.is_link and config.weights.snapshot == "device"
     if "trainer" in device.roles and is_copied:
         yield f"[weights.snapshot], {shares}, where nothing of it stays: set 'pinned' or 'auto'"
 

@@ -213,9 +213,9 @@ class LogprobSection(Section, section="logprob"):
 class WeightsSection(Section, section="weights"):
     """Weight transfer."""
 
-    channel: Literal["file", "gloo", "nccl"] = "file"
+    channel: Literal["file", "gloo", "nccl", "store"] = "file"
     """`file`: safetensors under the run's folder; `gloo` (CPU), `nccl` (GPU): broadcast, on the
-    trainer's own GPU by CUDA IPC."""
+    trainer's own GPU by CUDA IPC; `store`: the weight store is followed, see `[store]`."""
     host: str = "127.0.0.1"
     """Address of the network interface on which the trainer serves weights."""
     secret: str = ""
@@ -234,8 +234,13 @@ class WeightsSection(Section, section="weights"):
     pull_deadline_s: PositiveFloat = 300.0
     """Time limit for one pull."""
 
+    @property
+    def is_link(self) -> bool:
+        """Whether the trainer itself sends them, over the network."""
+        return self.channel in ("gloo", "nccl")
+
     def _problems(self) -> Iterator[str]:
-        if self.channel != "file":
+        if self.is_link:
             yield from every_interface(
                 "host",
                 self.host,
@@ -244,6 +249,21 @@ class WeightsSection(Section, section="weights"):
             )
         if self.channel == "nccl" and ":" in self.host:
             yield f"weights.host must be an IPv4 address or a host name, got {self.host!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSection(Section, section="store"):
+    """Every version, kept as anchors and lossless differences."""
+
+    url: str = ""
+    """Folder, or URL that fsspec opens (`s3://bucket/{id}`); `{id}` is the run's. Empty: none, or,
+    where `weights.channel` is `store`, `store` in the run's folder."""
+    anchor_every: PositiveInt = 20
+    """Versions from one that is kept whole to the next; between them differences are kept."""
+    keep: NonNegativeInt = 0
+    """Newest whole versions that stay, with the differences behind them; 0: all."""
+    deadline_s: PositiveFloat = 60.0
+    """A version that is not written within this time is named on the screens; the run goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +284,7 @@ class RunConfig:
     logprob: LogprobSection = field(default_factory=LogprobSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)
     weights: WeightsSection = field(default_factory=WeightsSection)
+    store: StoreSection = field(default_factory=StoreSection)
     deadlines: DeadlinesSection = field(default_factory=DeadlinesSection)
     guard: GuardSection = field(default_factory=GuardSection)
     dead_letters: DeadLettersSection = field(default_factory=DeadLettersSection)
@@ -289,6 +310,13 @@ class RunConfig:
     def folder(self) -> str:
         """The run's folder."""
         return self.run.dir.replace("{id}", self.run.id)
+
+    @property
+    def store_address(self) -> str:
+        """Of the weight store; empty: there is none."""
+        if self.store.url:
+            return self.store.url.replace("{id}", self.run.id)
+        return f"{self.folder}/store" if self.weights.channel == "store" else ""
 
     @property
     def evaluation(self) -> RolloutSection:

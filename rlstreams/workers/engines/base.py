@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rlstreams.schemas.events import NO_VERSION, PolicyPublished
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.weights.channel import Pulled, WeightChannel
+from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightSource
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -218,7 +218,7 @@ class Scorer(Protocol):
     def versions(self) -> Sequence[int]:
         """Versions held, lowest first; asked from any thread."""
 
-    def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+    def pull(self, published: PolicyPublished, channel: WeightSource) -> Pulled:
         """Hold one more version.
 
         Raises:

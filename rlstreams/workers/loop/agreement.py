@@ -47,6 +47,7 @@ COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
         "weights.channel",
     ),
 }
+_CHANNEL = "weights.channel"  # who cannot be sent to may follow the run's store instead
 OF_A_HOST = frozenset(
     {
         "rollout.device",
@@ -97,6 +98,7 @@ def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
         f"{name} is {ours_by_name.get(name)!r} here and {theirs_by_name.get(name)!r} there"
         for name in sorted(ours_by_name.keys() | theirs_by_name.keys())
         if ours_by_name.get(name) != theirs_by_name.get(name)
+        and not (name == _CHANNEL and config.weights.channel == "store" and theirs.store_address)
     ]
     here, there = tokenizer_hash(config.model.path), claim.hashes.get("tokenizer")
     if here and there and here != there:
@@ -192,7 +194,7 @@ def out_of_reach(claim: TrainerStarted, host: str) -> str:
     except ConfigError:
         return ""  # `disagreement` says so
     is_elsewhere = bool(claim.host) and claim.host != host
-    if not is_elsewhere or weights.channel == "file" or not is_loopback(weights.host):
+    if not is_elsewhere or not weights.is_link or not is_loopback(weights.host):
         return ""
     return (
         f"the trainer's weights.host is {weights.host}, which only its own host reaches; name the "
@@ -213,7 +215,7 @@ def check_alone(config: RunConfig) -> None:
             "start the run with it, or remove [[devices]] and give each role its own GPU"
         )
     weights = config.weights
-    if weights.channel == "file" or weights.secret or is_loopback(weights.host):
+    if not weights.is_link or weights.secret or is_loopback(weights.host):
         return
     raise ConfigError(
         f"weights.host is {weights.host!r}, so workers on other hosts are to pull, but "

@@ -15,7 +15,8 @@ from rlstreams.streams.log.topics import POLICY_PULLS
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.policy.view import PolicyFollower, PolicyView
-from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
+from rlstreams.workers.weights.channel import STORE, Pulled, WeightChannel, WeightError
+from rlstreams.workers.weights.store.channel import StoreWeightChannel
 
 RETRY_S = 1.0  # before a version whose pull failed is asked for again
 
@@ -38,6 +39,7 @@ class PolicyPuller:
 
     A role decides which version it wants and when. A pull that fails leaves what is held; the
     version is refused for `RETRY_S`, or until another one came. Called from the role's loop.
+    A version that the channel serves no longer comes from the store, if the log says it is there.
 
     Args:
         pull: starts a pull in the background.
@@ -53,10 +55,14 @@ class PolicyPuller:
     ) -> None:
         self._context = context
         self._channel = channel
+        self._store: WeightChannel = channel
+        if channel.name != STORE:
+            folder = context.folder / "pulled" / context.worker
+            self._store = StoreWeightChannel(context.config.run.id, folder)
         self._reporter = reporter
         self._pull = pull
         self._follower = PolicyFollower(bus)
-        self._under_way: tuple[PolicyPublished, Future[Pulled]] | None = None
+        self._under_way: tuple[PolicyPublished, WeightChannel, Future[Pulled]] | None = None
         self._refused: dict[int, float] = {}  # version -> until when, on the monotonic clock
         self._count = 0
         self._news: list[Outgoing] = []
@@ -76,9 +82,9 @@ class PolicyPuller:
     def poll(self) -> int | None:
         """Read what was announced; the version that has come since the last call, if one has."""
         self._follower.poll()
-        if self._under_way is None or not self._under_way[1].done():
+        if self._under_way is None or not self._under_way[-1].done():
             return None
-        (published, future), self._under_way = self._under_way, None
+        (published, channel, future), self._under_way = self._under_way, None
         version = published.policy_version
         try:
             pulled = future.result()
@@ -89,31 +95,33 @@ class PolicyPuller:
             return None
         self._refused.clear()  # the link works, so older refusals may heal
         self.trouble = ""
-        self._loaded(published, pulled)
+        self._loaded(published, channel, pulled)
         self._reporter.count(pulls=1, pull_s=pulled.seconds, pulled_bytes=pulled.num_bytes)
         return version
 
     def newest(self) -> PolicyPublished | None:
         """The newest version, if it may be pulled now."""
-        newest = self.view.newest
+        is_stored = self._channel.name == STORE
+        newest = self.view.newest_in_store() if is_stored else self.view.newest
         if newest is None or self._under_way or self._is_refused(newest.policy_version):
             return None
         return newest
 
     def available(self) -> set[int]:
-        """Versions that are served, and were not refused a moment ago."""
+        """Versions that are served, or in a store, and were not refused a moment ago."""
         view = self.view
         return {
             version
-            for version in view.served
+            for version in {*view.served, *view.kept}
             if not self._is_refused(version)
             and (published := view.get(version)) is not None
-            and self._channel.can_pull(published)
+            and self._channel_of(published).can_pull(published)
         }
 
     def start(self, published: PolicyPublished) -> None:
         """Pull it; none may be under way."""
         assert self._under_way is None, "one pull at a time"
+        channel = self._channel_of(published)
         self._count += 1
         event = PullRequested(
             worker=self._context.worker,
@@ -121,12 +129,12 @@ class PolicyPuller:
             role=self._context.role,
             request_id=f"{self._context.instance}/{self._count}",
             policy_version=published.policy_version,
-            channel=self._channel.name,
-            address=self._channel.address(),
+            channel=channel.name,
+            address=channel.address(),
             requested_at_ms=now_ms(),
         )
         self._news.append(outgoing(POLICY_PULLS, event))
-        self._under_way = (published, self._pull(published, self._channel))
+        self._under_way = (published, channel, self._pull(published, channel))
 
     def news(self) -> list[Outgoing]:
         """`PullRequested` and `PolicyLoaded` since the last call."""
@@ -137,10 +145,17 @@ class PolicyPuller:
         """Release the readers."""
         self._follower.close()
 
+    def _channel_of(self, published: PolicyPublished) -> WeightChannel:
+        """The run's, while it serves the version; else the store, if it has it."""
+        is_served = published.policy_version in self.view.served
+        if is_served and self._channel.can_pull(published):
+            return self._channel
+        return self._store if self._store.can_pull(published) else self._channel
+
     def _is_refused(self, version: int) -> bool:
         return time.monotonic() < self._refused.get(version, 0.0)
 
-    def _loaded(self, published: PolicyPublished, pulled: Pulled) -> None:
+    def _loaded(self, published: PolicyPublished, channel: WeightChannel, pulled: Pulled) -> None:
         version = published.policy_version
         load_id = f"{self._context.worker}/{self._context.instance}/{self._count}"
         self.loads.pop(version, None)
@@ -153,7 +168,7 @@ class PolicyPuller:
             policy_version=version,
             weight_hash=pulled.weight_hash,
             epoch=published.epoch,
-            channel=self._channel.name,
+            channel=channel.name,
             num_bytes=pulled.num_bytes,
             seconds=pulled.seconds,
             paused_s=pulled.paused_s,

@@ -7,13 +7,20 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlstreams.schemas.events import NO_VERSION, Event, PolicyPublished
+from rlstreams.schemas.events import (
+    NO_VERSION,
+    Endpoint,
+    Event,
+    PolicyPublished,
+    PolicyStored,
+)
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus, Reader
 from rlstreams.streams.log.record import Partition, Record
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
 from rlstreams.workers.loop.claims import STEPS_PARTITION, newest_claim
 from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.weights.channel import STORE
 
 SETTLE_EVERY_S = 1.0
 MAX_POLL = 1000
@@ -38,10 +45,13 @@ class PolicyView:
         self._rivals: dict[int, list[PolicyPublished]] = {}
         self._epoch = -1
 
-    def apply(self, event: PolicyPublished) -> bool:
+    def apply(self, event: PolicyPublished | PolicyStored) -> bool:
         """Fold one event in log order; False if it is void."""
         if event.epoch < self._epoch:
             return False
+        if isinstance(event, PolicyStored):
+            self._stored(event)
+            return True
         self._epoch = event.epoch
         version = event.policy_version
         newest = self.newest
@@ -56,6 +66,25 @@ class PolicyView:
             self._by_version[version] = event
             self._forget()
         return True
+
+    def _stored(self, event: PolicyStored) -> None:
+        """A version can be had from a store too, and older ones no longer."""
+        known = self._by_version.get(event.policy_version)
+        if known is not None and known.weight_hash == event.weight_hash:
+            store = Endpoint(channel=STORE, address=event.address)
+            self._by_version[event.policy_version] = _with_store(known, store)
+        for version in self.kept:
+            if version < event.oldest_version:
+                self._by_version[version] = _with_store(self._by_version[version])
+
+    @property
+    def kept(self) -> Sequence[int]:
+        """Versions that are in a store, oldest first."""
+        return sorted(version for version, event in self._by_version.items() if _is_kept(event))
+
+    def newest_in_store(self) -> PolicyPublished | None:
+        """The highest version that is in a store."""
+        return self._by_version[max(self.kept)] if self.kept else None
 
     def _forget(self) -> None:
         """One whose number comes again is new, and harmless: it is neither newest nor served."""
@@ -95,6 +124,16 @@ class PolicyView:
         """Versions that the newest announcement says can be pulled, oldest first."""
         newest = self.newest
         return () if newest is None else sorted(newest.versions_served)
+
+
+def _is_kept(event: PolicyPublished) -> bool:
+    return any(end.channel == STORE for end in event.endpoints)
+
+
+def _with_store(event: PolicyPublished, *stores: Endpoint) -> PolicyPublished:
+    """With these in place of its stores."""
+    others = (end for end in event.endpoints if end.channel != STORE)
+    return replace(event, endpoints=(*others, *stores))
 
 
 class PolicyLedger:
@@ -183,7 +222,7 @@ class PolicyFollower:
     def _admit(self) -> None:
         while self._waiting:
             event, position = self._waiting[0].event, self._waiting[0].position
-            if isinstance(event, PolicyPublished):
+            if isinstance(event, PolicyPublished | PolicyStored):
                 has_claim = self._ledger.has_claim(event.epoch)
                 if has_claim is None:
                     return
@@ -198,7 +237,7 @@ class PolicyFollower:
                     )
             self._waiting.popleft()
 
-    def _apply(self, event: PolicyPublished) -> None:
+    def _apply(self, event: PolicyPublished | PolicyStored) -> None:
         known = self.view.disputed
         if not self.view.apply(event):
             self._foreign.log.warning(

@@ -18,6 +18,7 @@ from rlstreams.schemas.events import (
     GroupsDropped,
     PartitionPosition,
     PolicyPublished,
+    PolicyStored,
     RedoDrifted,
     SampleRef,
     StepCompleted,
@@ -36,6 +37,7 @@ from rlstreams.workers.trainer.intake.admission import Plan
 from rlstreams.workers.trainer.redo.redo import Redone
 from rlstreams.workers.trainer.training.training import Trained
 from rlstreams.workers.weights.channel import Manifest, WeightServer
+from rlstreams.workers.weights.store.writer import Stored
 
 HEARTBEAT_S = 2.0
 POINTED_S = 10.0  # between two heartbeats, whatever else is written: they point to the claim
@@ -59,7 +61,7 @@ class LedgerWriter:
         claim_offset: int = -1,
         next_step: int = 1,
     ) -> None:
-        self.state = "redo"
+        self.state, self._detail, self._trouble = "redo", "", ""
         self._next_step = next_step
         self._num_micro_batches = 0  # as it was counted last
         self._log = context.log
@@ -91,8 +93,18 @@ class LedgerWriter:
 
     def tell(self, state: str, detail: str = "") -> None:
         """What the trainer does from now on; with the next heartbeat and report."""
-        self.state = state
-        self._reporter.state(_REPORTED.get(state, state), detail)
+        self.state, self._detail = state, detail
+        self._report()
+
+    def trouble(self, text: str) -> None:
+        """What goes wrong beside training, and does not stop it; "" where nothing does."""
+        if text != self._trouble:
+            self._trouble = text
+            self._report()
+
+    def _report(self) -> None:
+        detail = "; ".join(filter(None, (self._detail, self._trouble)))
+        self._reporter.state(_REPORTED.get(self.state, self.state), detail)
 
     def while_reading(self, num_records: int) -> None:
         """Called in a turn that may read for long: alive, and not stuck as long as records come."""
@@ -268,6 +280,31 @@ class LedgerWriter:
         self._reporter.policy_version = manifest.policy_version
         self._log.info(
             "published", policy_version=manifest.policy_version, hash=manifest.weight_hash[:12]
+        )
+
+    def stored(self, news: Sequence[Stored]) -> None:
+        """Versions are in the store; others were passed over."""
+        ours = {name: self._ours[name] for name in ("epoch", "instance")}
+        events = [
+            PolicyStored(
+                model=self._ours["run"],
+                policy_version=one.policy_version,
+                weight_hash=one.weight_hash,
+                **ours,
+                address=one.address,
+                files=one.files,
+                oldest_version=one.oldest_version,
+                missing=one.missing,
+                seconds=one.seconds,
+                stored_at_ms=now_ms(),
+            )
+            for one in news
+        ]
+        self._commit([outgoing(POLICY_VERSIONS, event) for event in events])
+        num_bytes = sum(file.num_bytes for one in news for file in one.files)
+        missing = sum(len(one.missing) for one in news)
+        self._reporter.count(
+            stored_versions=len(news), stored_bytes=num_bytes, versions_not_stored=missing
         )
 
     def close(self) -> None:

@@ -14,10 +14,11 @@ from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.redo.redo import Compute, Coroutine
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.channel import WeightServer
+from rlstreams.workers.weights.store.writer import StoreWriter
 
 
 class Publisher:
-    """The weight server of one trainer, from its claim on.
+    """The weight server of one trainer, and its store, from its claim on.
 
     Raises:
         WeightError: the server cannot be opened.
@@ -31,13 +32,17 @@ class Publisher:
         training: Training,
         writer: LedgerWriter,
         epoch: int,
+        store: StoreWriter | None = None,
     ) -> None:
         self._training = training
         self._section = context.config.weights
         self._server = server
         self._writer = writer
+        self._store = store
         self._foreign = ForeignRecords(context.worker, bus.schemas())
         server.open(epoch)
+        if store is not None:
+            store.open(epoch)
         pulls = Partition(POLICY_PULLS.name, 0)
         self._pulls = bus.reader({pulls: bus.ends(POLICY_PULLS.name)[pulls]})
         self.seconds = 0.0  # of the newest publication
@@ -48,21 +53,31 @@ class Publisher:
         weights, known_hash = self._training.learner.weights(), self._training.weight_hash
         manifest = yield compute(self._server.publish, version, weights, known_hash)
         self._writer.published(step, manifest, self._server)
+        if self._store is not None:
+            yield compute(self._store.take, manifest, weights)
         # After the commit, which a trainer that was replaced does not get through.
         self._server.retire(self._section.versions_served)
         self.seconds = time.monotonic() - started_s
 
     def finish(self) -> None:
         """Until who listens has the last version: it is evaluated, and nobody else has it."""
+        if self._store is not None:
+            self._store.finish(self._section.pull_deadline_s)
         self._server.finish(self._section.pull_deadline_s)
 
     def serve(self) -> None:
-        """Pass on who asked for a version since the last call."""
+        """Pass on who asked for a version since the last call, and say what is in the store."""
         for record in self._foreign.readable(self._pulls.poll(100, 0.0)):
             if isinstance(record.event, PullRequested):
                 self._server.serve(record.event)
+        if self._store is not None:
+            self._writer.trouble(self._store.trouble)
+            if news := self._store.news():
+                self._writer.stored(news)
 
     def close(self) -> None:
         """Stop serving."""
         self._server.close()
+        if self._store is not None:
+            self._store.close()
         self._pulls.close()

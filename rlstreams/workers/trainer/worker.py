@@ -30,6 +30,7 @@ from rlstreams.workers.trainer.training.step_cost import waits
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
 from rlstreams.workers.trainer.turns import TrainerTurns
 from rlstreams.workers.weights.channel import WeightServer
+from rlstreams.workers.weights.store.writer import StoreWriter
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
 PAUSE_S = 30.0  # for our own word to come back by the log
@@ -45,13 +46,19 @@ class TrainerWorker:
 
     consumes:     scored-trajectories, dead-letters (by position); policy-pulls (PullRequested)
     produces:     steps (TrainerStarted, StepCompleted, GroupsDropped, TrainerHeartbeat,
-                  StepsRedone, RedoDrifted); policy-versions (PolicyPublished); dead-letters
+                  StepsRedone, RedoDrifted); policy-versions (PolicyPublished, PolicyStored);
+                  dead-letters
     waits for:    `groups_per_step` complete groups
     unblocked by: logprob sending; its own drops, which let prompts issue replacements
     """
 
     def __init__(
-        self, context: Context, bus: Bus, training: Training, server: WeightServer
+        self,
+        context: Context,
+        bus: Bus,
+        training: Training,
+        server: WeightServer,
+        store: StoreWriter | None = None,
     ) -> None:
         """Claims the run; all that is asked of the log, and opened, is behind the claim."""
         self._context, self._config = context, context.config.trainer
@@ -81,7 +88,7 @@ class TrainerWorker:
         self._waits_for: Future[Any] | None = None
         self._intruders = Intruders(context, bus, claimed, writer)
         with unless_replaced(self._writer.prove):
-            self._publisher = Publisher(context, bus, server, training, writer, epoch)
+            self._publisher = Publisher(context, bus, server, training, writer, epoch, store)
             if self._config.on_expired == "drop":
                 drop_expired(bus, ledger, writer, self._log)
             self._recovery = Recovery(context, bus, ledger, training, self._compute, writer)
@@ -124,6 +131,7 @@ class TrainerWorker:
                 yield from self._turns.end()
             self._writer.tell("waiting", "until workers have the last version")
             yield self._compute(self._publisher.finish)
+        self._publisher.serve()  # what came into the store last
         self._writer.tell("done", "")
         self._writer.heartbeat()
         self._done = True

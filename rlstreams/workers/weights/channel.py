@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
+STORE = "store"  # the channel that is beside others too: its endpoints come with `PolicyStored`
 BY_HASH, BY_TRANSFER = "weight_hash", "transfer"  # what a receiver has checked
 
 
@@ -120,7 +121,7 @@ class WeightChannel(WeightSource, Protocol):
 
     @property
     def name(self) -> str:
-        """`file`, `gloo` or `nccl`: matched against the endpoints of a version."""
+        """`file`, `gloo`, `nccl` or `store`: matched against the endpoints of a version."""
 
     def can_pull(self, published: PolicyPublished) -> bool:
         """Whether this channel has an endpoint of it and still finds it served."""

@@ -11,9 +11,6 @@ unfinished file was deleted at the successor's first version.
 
 from __future__ import annotations
 
-import os
-import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +26,7 @@ from rlstreams.workers.weights.channel import (
 )
 from rlstreams.workers.weights.layout import layout_difference, layout_of, manifest_of
 from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.whole_file import remove_left_overs, whole_file
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 CHANNEL = "file"
 _HASH_DIGITS = 12  # in a file's name; the whole hash is in its header
 _PATTERN = "v*-*.safetensors"
-_EPOCH = re.compile(r"-e(\d+)\.tmp$")  # at the end of an unfinished file's name
 
 
 def file_name(policy_version: int, weight_hash: str) -> str:
@@ -76,7 +73,7 @@ class FileWeightServer:
         a server may still find that another trainer is alive, and writing.
         """
         if self._newest is None:
-            self._clean()
+            remove_left_overs(self._folder, self._epoch)
         manifest = manifest_of(policy_version, weights, known_hash)
         existing = _files(self._folder).get(policy_version)
         target = self._folder / file_name(policy_version, manifest.weight_hash)
@@ -90,13 +87,6 @@ class FileWeightServer:
         self._newest = max(policy_version, self._newest or 0)
         self.retire(self._keep)
         return manifest
-
-    def _clean(self) -> None:
-        """A later epoch's may be in the making: we may have slept."""
-        for torn in self._folder.glob("*.tmp"):
-            epoch = _EPOCH.search(torn.name)
-            if epoch is None or int(epoch[1]) <= self._epoch:
-                torn.unlink(missing_ok=True)
 
     def endpoints(self) -> Sequence[Endpoint]:
         """The folder's absolute path."""
@@ -131,30 +121,13 @@ def _write(
 ) -> None:
     from safetensors.torch import save_file
 
-    # A process id is unique on one machine only, and the folder may be shared.
-    temporary = target.with_suffix(f".{secrets.token_hex(8)}-e{epoch}.tmp")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     metadata = {
         "policy_version": str(manifest.policy_version),
         "weight_hash": manifest.weight_hash,
     }
-    save_file(tensors, temporary, metadata)
-    try:
-        _sync(temporary)
-        temporary.rename(target)
-    except FileNotFoundError as err:
-        raise WeightError(
-            f"{temporary.name} was removed before it was whole: another trainer took over"
-        ) from err
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with whole_file(target, epoch) as temporary:
+        save_file(tensors, temporary, metadata)
 
 
 class FileWeightChannel:

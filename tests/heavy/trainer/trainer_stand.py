@@ -24,6 +24,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, STEPS
+from rlstreams.workers.bootstrap.weights import weight_store
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
@@ -77,7 +78,7 @@ def make_trainer(
     )  # fmt: skip
     training = hardware(Path(config.model.path), config.trainer, threads=1)
     server = server or FileWeightServer(context.folder / "weights", 4)
-    return TrainerWorker(context, context.bus, training, server)
+    return TrainerWorker(context, context.bus, training, server, weight_store(context))
 
 
 class OtherHardware(Training):

@@ -1,0 +1,1 @@
+"""Weights as a log: anchors, and the lossless deltas between them."""

@@ -1,0 +1,80 @@
+"""Any version of a run, from wherever it lies: whole files of versions, or stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.file import file_name
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.store.history import Chains, Held, WeightHistory
+from rlstreams.workers.weights.store.place import Place, place_of
+from rlstreams.workers.weights.store.version_file import Stamp
+
+if TYPE_CHECKING:
+    import torch
+
+READ_S = 3600.0  # of one version: nobody waits for it but who asked
+
+
+class AtHand:
+    """The versions of one run that can be had without doing a step again; a `WeightSource`.
+
+    Args:
+        hashes: by version, as the log has them.
+        places: folders, or URLs of stores; what cannot be listed has nothing.
+    """
+
+    def __init__(self, run: str, hashes: Mapping[int, str], places: Iterable[str | Path]) -> None:
+        self._run = run
+        self._hashes = hashes
+        self._files: dict[int, Path] = {}
+        self._stores: dict[int, Place] = {}
+        self._held: Held | None = None
+        for address in dict.fromkeys(map(str, places)):
+            try:
+                place = place_of(address)
+                sizes = place.sizes()
+            except (WeightError, OSError):
+                continue
+            chains = Chains(sizes)
+            for version, text in hashes.items():
+                if (name := file_name(version, text)) in sizes:
+                    self._files.setdefault(version, Path(place.address) / name)
+                if isinstance(chains.way(Stamp.of(version, text)), list):
+                    self._stores.setdefault(version, place)
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """Those that are there."""
+        return frozenset(self._files) | frozenset(self._stores)
+
+    def weights_at(self, version: int, deadline_s: float = READ_S) -> dict[str, torch.Tensor]:
+        """Its tensors in name order, of the log's hash.
+
+        Raises:
+            WeightError: it is not there, or what is there is damaged; names the file.
+        """
+        text = self._hashes.get(version, "")
+        if path := self._files.get(version):
+            from rlstreams.workers.weights.link.safetensors_file import read
+
+            try:
+                return read(path, text)
+            except PullError as err:
+                raise WeightError(f"policy version {version}: {err}") from err
+        if place := self._stores.get(version):
+            history = WeightHistory(place, self._run)
+            tensors = history.weights_at(version, text, deadline_s, self._held)
+            self._held = Held(Stamp.of(version, text), tensors)
+            return {name: tensor.clone() for name, tensor in tensors.items()}
+        raise WeightError(f"policy version {version} of run {self._run} is not at hand")
+
+    def pull(
+        self, published: PolicyPublished, deadline_s: float
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `WeightSource`."""
+        yield from self.weights_at(published.policy_version, deadline_s).items()

@@ -1,0 +1,135 @@
+"""The channel `store`: versions are read from the store, and the next one as its difference."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
+from rlstreams.workers.weights.channel import STORE, Manifest, WeightError, addresses_of
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
+from rlstreams.workers.weights.layout import layout_difference, layout_of, manifest_of
+from rlstreams.workers.weights.store.history import Held, WeightHistory
+from rlstreams.workers.weights.store.place import place_of
+from rlstreams.workers.weights.store.version_file import Stamp
+
+if TYPE_CHECKING:
+    import torch
+
+_FILES_KEPT = 2  # that a model server may be reading
+
+
+class StoreWeightChannel:
+    """A worker's end: keeps the version that it pulled last, in host memory.
+
+    Args:
+        folder: for the file that a model server is given.
+    """
+
+    name = STORE
+
+    def __init__(self, run: str, folder: Path | None = None) -> None:
+        self._run = run
+        self._folder = folder
+        self._held: Held | None = None
+        self._lock = threading.Lock()
+
+    def can_pull(self, published: PolicyPublished) -> bool:
+        """Whether the log says that the version is in a store."""
+        return any(end.channel == STORE for end in published.endpoints)
+
+    def address(self) -> str:
+        """A file has no receiver."""
+        return ""
+
+    def order(
+        self, published: PolicyPublished, deadline_s: float, *, server: str = ""
+    ) -> dict[str, object]:
+        """A file of the whole version, written here: servers know no store."""
+        assert self._folder is not None, "made for a model server"
+        tensors = self._tensors(published, deadline_s)
+        files = FileWeightServer(self._folder, keep=_FILES_KEPT)
+        files.publish(published.policy_version, tensors, published.weight_hash)
+        whole = replace(published, endpoints=tuple(files.endpoints()))
+        return FileWeightChannel().order(whole, deadline_s, server=server)
+
+    def pull(
+        self, published: PolicyPublished, deadline_s: float
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors in name order; see `WeightChannel.pull`."""
+        tensors = self._tensors(published, deadline_s)
+        if difference := layout_difference(expected=published.layout, found=layout_of(tensors)):
+            version = published.policy_version
+            raise WeightError(f"policy version {version} from its store: {difference}")
+        for name, tensor in tensors.items():
+            yield name, tensor.clone()  # an engine may go on with what it gets
+
+    def _tensors(self, published: PolicyPublished, deadline_s: float) -> Mapping[str, torch.Tensor]:
+        address = addresses_of(published, STORE)[-1]
+        stamp = Stamp.of(published.policy_version, published.weight_hash)
+        if not self._lock.acquire(timeout=deadline_s):
+            raise WeightError(
+                f"policy version {published.policy_version}: another pull of this worker "
+                f"was not over within {deadline_s:g} s"
+            )
+        try:
+            if self._held is None or self._held.stamp != stamp:
+                history = WeightHistory(place_of(address), self._run)
+                version, text = published.policy_version, published.weight_hash
+                tensors = history.weights_at(version, text, deadline_s, self._held)
+                self._held = Held(stamp, tensors)
+            return self._held.tensors
+        finally:
+            self._lock.release()
+
+
+class StoreWeightServer:
+    """The trainer's end where nothing else serves: versions are announced, and then stored."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[int, str] = {}
+
+    def open(self, epoch: int) -> None:
+        """Nothing listens."""
+
+    def publish(
+        self,
+        policy_version: int,
+        weights: Mapping[str, torch.Tensor],
+        known_hash: str | None = None,
+    ) -> Manifest:
+        """Say what the version is; the store is written by `writer.py`. See `WeightServer`."""
+        manifest = manifest_of(policy_version, weights, known_hash)
+        had = self._hashes.setdefault(policy_version, manifest.weight_hash)
+        if had != manifest.weight_hash:
+            raise WeightError(
+                f"policy version {policy_version} was published with hash {had[:12]}; it cannot "
+                f"become {manifest.weight_hash[:12]}"
+            )
+        self.retire(1)
+        return manifest
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """None: `PolicyStored` names the store, once the version is there."""
+        return ()
+
+    def serve(self, request: PullRequested) -> None:
+        """Nothing to do: workers read files."""
+
+    def versions(self) -> Sequence[int]:
+        """The newest; the store has older ones."""
+        return sorted(self._hashes)
+
+    def finish(self, deadline_s: float) -> None:
+        """Nothing to do: files stay."""
+
+    def retire(self, keep: int) -> None:
+        """Forget all but the newest `keep`: the store keeps what it keeps."""
+        for version in sorted(self._hashes)[: -keep or None]:
+            del self._hashes[version]
+
+    def close(self) -> None:
+        """Nothing to release."""
