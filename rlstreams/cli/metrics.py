@@ -66,7 +66,7 @@ def rows(args: Namespace) -> int:
 
     config = configuration(*args.config)
     with opened_run(config) as log, _sink(args) as sink, suppress(KeyboardInterrupt):
-        view = MetricRows(has_held_out=config.data.has_held_out)
+        view = MetricRows(has_held_out=config.data.has_held_out, has_agents=bool(config.agent))
         num_rows = read_rows(log.bus, sink, view, follow=args.follow)
         print(f"{counted(num_rows, 'row')} in {args.out}", file=sys.stderr)
     return 0
@@ -190,7 +190,9 @@ def _write(args: Namespace, config: RunConfig, stop: Stop) -> int:
     has_held_out, spelled = config.data.has_held_out, spelling("", config.model.path)
     picks = SamplePicks(spelled, shlex.join(args.config.names), has_held_out=has_held_out)
     steps = config.trainer.steps if args.follow else 0
-    view = MetricRows(has_held_out=has_held_out, step_target=steps, picks=picks)
+    view = MetricRows(
+        has_held_out=has_held_out, step_target=steps, picks=picks, has_agents=bool(config.agent)
+    )
     with opened_run(config, (lambda _: None) if args.follow else None) as log:
         about, settings = _about(config, log, args), config.track.used[args.only]
         try:

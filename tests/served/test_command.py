@@ -10,8 +10,8 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.bootstrap import model_server, served
 from rlstreams.workers.bootstrap.model_server import Where, command_of
 from rlstreams.workers.config.load import load
-from rlstreams.workers.engines.served.command import StartCommand, is_older
-from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.command import StartCommand
+from rlstreams.workers.engines.served.facts import Kind, is_older
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.server.process import start_locks
 from tests.logs import made_log

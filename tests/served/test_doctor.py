@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from rlstreams.check.doctor.engines import engine_checks
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.served.facts import Kind, to_install
 from tests.servers.fake_server import FakeServer
 from tests.servers.world import World
 
-DEMO = Path(__file__).parents[2] / "infra/examples/demo.toml"
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "infra/examples/demo.toml"
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def test_the_built_in_engine_has_no_server() -> None:
         ("no/such/python", "no/such/python cannot be asked what it has: No such file or directory"),
         ("/bin/false", "/bin/false cannot be asked what it has: it ended with status 1; name the"),
         ("/bin/echo", "/bin/echo cannot be asked what it has: it does not answer as a Python does"),
-        ("", "has no vllm: install it there, or name the Python that has it, or give engine.urls"),
+        ("", " -m pip install vllm==0.25.1), or name the Python that has it, or give engine.urls"),
     ],
 )
 def test_a_python_that_cannot_start_the_server(tmp_path: Path, python: str, told: str) -> None:
@@ -87,19 +90,40 @@ def test_a_python_that_cannot_start_the_server(tmp_path: Path, python: str, told
 
 
 def test_a_version_that_was_never_tried(tmp_path: Path) -> None:
-    """As the worker would refuse it, but before the server was started; the field accepts it."""
-    python = python_with(tmp_path, '{"vllm": "0.99.0"}')
-    config = config_of(tmp_path, f"--engine.python={python}")
-    check = named(config, "engine")
-    assert check.level is Level.FAIL
-    assert f"vllm 0.99.0 in {python}, which rlstreams was not run with (only with" in check.found
-    config = config_of(tmp_path, f"--engine.python={python}", "--engine.allow_untested=true")
-    assert (Level.OK, True) == (
-        (check := named(config, "engine")).level,
-        "not run with rlstreams before" in check.found,
+    """One older than all that were run is refused with the version to install, before it is
+    started; any other is tried: what is looked at is said, at a start as well."""
+
+    def check(version: str, *words: str) -> Check:
+        python = python_with(tmp_path, f'{{"vllm": "{version}"}}')
+        return named(config_of(tmp_path, f"--engine.python={python}", *words), "engine")
+
+    old = check("0.24.9")
+    assert old.level is Level.FAIL
+    assert "older than 0.25.1, the oldest that rlstreams was run with: install vllm==0.25.1" in (
+        old.found
     )
-    python = python_with(tmp_path, '{"vllm": "0.32.0+cu129"}')
-    assert named(config_of(tmp_path, f"--engine.python={python}"), "engine").level is Level.OK
+    allowed = check("0.24.9", "--engine.allow_untested=true")
+    newer = check("0.99.0")
+    assert (Level.WARN, Level.WARN, Level.OK) == (
+        allowed.level,
+        newer.level,
+        check("0.32.0+cu129").level,
+    )
+    assert "was not run with rlstreams (0.25.1, 0.32.0 were), and is tried; what a start" in (
+        newer.found
+    )
+    told: list[str] = []
+    python = python_with(tmp_path, '{"vllm": "0.99.0"}')
+    preflight(config_of(tmp_path, f"--engine.python={python}", "--rollout.capture_experts=false"),
+              told.append)  # fmt: skip
+    assert [f"warning: {newer.found}"] == [line for line in told if "vllm 0.99.0" in line]
+
+
+def test_the_extra_brings_the_version_that_errors_say_to_install() -> None:
+    """`pip install 'rlstreams[vllm]'`, into the Python that runs rlstreams."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (wanted,) = project["optional-dependencies"]["vllm"]
+    assert wanted.partition(";")[0].strip() == to_install(Kind.VLLM)
 
 
 def test_an_argument_that_contradicts_one_of_ours(tmp_path: Path) -> None:

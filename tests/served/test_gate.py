@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 
@@ -135,11 +136,29 @@ async def test_a_prefix_of_old_weights_is_not_shared_with_new_ones(world: World)
         assert second.startswith("1-")
 
 
-async def test_another_version_of_a_server_is_refused_by_name(world: World) -> None:
+async def test_an_old_version_of_a_server_is_refused_by_name(world: World) -> None:
     """Unless it is allowed: nobody ran these adapters with it."""
-    world.serve().version = "0.99.0"
+    world.serve().version = "0.24.0"
     async with world.engine(allow_untested=False) as engine:
-        with pytest.raises(EngineError, match=r"vllm/0\.99\.0.*engine\.allow_untested = true"):
+        with pytest.raises(EngineError, match=r"vllm/0\.24\.0.*engine\.allow_untested = true"):
             await engine.pull(world.publish(0), world.channel)
         with pytest.raises(EngineError, match="vllm/0"):
             engine.wants(world.publish(0))  # the worker asks, and ends with the reason
+
+
+@pytest.mark.parametrize(
+    ("flavour", "why_not"),
+    [
+        ("sglang-0.5.17", ""),
+        ("vllm-0.32.0", r"has no /update_weights: .* install vllm==0\.25\.1"),  # without plugin
+    ],
+)
+async def test_a_newer_version_of_a_server_is_tried_if_it_has_every_route(
+    world: World, flavour: str, why_not: str
+) -> None:
+    """One without a route that is needed is refused, with the version to install instead."""
+    world.serve(flavour).version = "99.0"
+    refused = pytest.raises(EngineError, match=why_not) if why_not else nullcontext()
+    async with world.engine(allow_untested=False) as engine:
+        with refused:
+            await engine.pull(world.publish(0), world.channel)

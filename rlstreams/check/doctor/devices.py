@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rlstreams.check.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
+from rlstreams.check.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, warn
 from rlstreams.check.doctor.model import ModelFolder
 from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.run import RunConfig
@@ -38,6 +38,7 @@ USUAL_FRACTION = 0.9
 _LESS = 'fewer versions held, model.dtype = "bfloat16", trainer.activation_checkpointing = true, '
 _LESS += "more trainer.ranks, trainer.lora.rank, a device for each role, or a smaller model"
 _APART = "logprob.device on another GPU, lower logprob.versions_held or logprob.token_budget; "
+_IDLE = "to use it: `rlstreams init DIR --from gsm8k --gpus 1` writes a run with vLLM that does"
 _TAKEN = "`nvidia-smi` lists who uses it: end them, or name another GPU"
 
 
@@ -199,7 +200,13 @@ def gpu_check(gpus: Sequence[Gpu], problem: str, roles: Sequence[Placement]) -> 
             "GPUs are counted from 0 among those that are visible: name one that is there, or cpu, "
             "or lower the ranks",
         )
-    return ok("gpus", f"{found}; {where}")
+    is_idle = bool(gpus) and not wanted
+    return Check(
+        name="gpus",
+        level=Level.OK,
+        found=f"{found}; {where}",
+        advice=_IDLE if is_idle else "",
+    )
 
 
 def sizes(model: ModelFolder, config: RunConfig) -> dict[str, float]:

@@ -235,15 +235,17 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         ConfigError: data, model, verifier or engine cannot be used; names field and value.
         BrokerError: the broker that is named does not answer, or the port of ours is in use.
     """
+    _say_gpus(config, progress)
     model = read_model(config.model.path)
-    for check in _of_model(config, model, progress=progress):
+    checks = list(_of_model(config, model, progress=progress))
+    if config.rollout.engine != BUILTIN and not config.engine.urls:
+        checks.append(installed(config, has_model=True))
+    for check in checks:
         if check.level is Level.FAIL:
             raise ConfigError(check.found)
         if check.level is Level.WARN:
             progress(f"warning: {check.found}")
     verifier_check(config)
-    if config.rollout.engine != BUILTIN and not config.engine.urls:
-        installed(config, has_model=True)
     if config.broker.bootstrap:
         from rlstreams.streams.kafka.admin_ask import refuse_silence
 
@@ -252,6 +254,19 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
     checked = port(config.broker.port, is_broker_up=_embedded(config) is not None)
     if checked.level is Level.FAIL:
         raise BrokerError(f"{checked.found}; {checked.advice}")
+
+
+def _say_gpus(config: RunConfig, progress: Callable[[str], None]) -> None:
+    """What to do about GPUs that are not used, or not seen; raises where one is asked for and is
+    not there."""
+    gpus, problem = gpu_inventory()
+    places = list(placements(config, gpus, named=os.environ.get(VISIBLE)))
+    check = gpu_check(gpus, problem, places)
+    told = f"GPUs: {check.found}; {check.advice}"
+    if check.level is Level.FAIL:
+        raise ConfigError(told)
+    if check.advice:
+        progress(told)
 
 
 def _model(config: RunConfig, host: Host) -> tuple[ModelFolder | None, list[Check]]:

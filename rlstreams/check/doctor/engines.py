@@ -35,30 +35,31 @@ def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator
         yield from _running(config, ordinals)
     is_started = host.role == "server" or not (config.engine.urls or host.is_alone)
     if is_started:
-        yield from probed("engine", lambda: ok("engine", installed(config, has_model=has_model)))
+        yield from probed("engine", lambda: installed(config, has_model=has_model))
     if not config.engine.urls:
         yield from probed("engine.port", lambda: _ports(config, host))
 
 
-def installed(config: RunConfig, *, has_model: bool) -> str:
-    """The server that will be started.
+def installed(config: RunConfig, *, has_model: bool) -> Check:
+    """The server that will be started; a warning where its version was never tried.
 
     Raises:
-        ConfigError: no such Python, no such server in it or one that was never tried, an argument
-            of the user's that contradicts one of ours.
+        ConfigError: no such Python, no such server in it or one that is too old, an argument of
+            the user's that contradicts one of ours.
     """
     from rlstreams.workers.bootstrap.model_server import command_of, found_server, where_installed
-    from rlstreams.workers.engines.served.facts import Kind, untested
+    from rlstreams.workers.engines.served.facts import Kind, too_old, untested
 
     kind = Kind(config.rollout.engine)
     where = where_installed(config, kind) if has_model else found_server(config, kind)
     found = f"{kind} {where.version} in {where.python}"
-    why = untested(kind, where.version)
-    if why and not config.engine.allow_untested:
-        raise ConfigError(f"engine.python: {found}, {why}")
+    if (why := too_old(kind, where.version)) and not config.engine.allow_untested:
+        raise ConfigError(f"engine.python: {found} is {why}")
     if has_model:
         command_of(config, kind, where, f"http://{config.engine.host}:{config.engine.port}", {})
-    return f"{found}{', not run with rlstreams before (engine.allow_untested)' if why else ''}"
+    if why := untested(kind, where.version):
+        return warn("engine", f"{found} was {why}", "")
+    return ok("engine", found)
 
 
 def _ports(config: RunConfig, host: Host) -> Check:
@@ -110,23 +111,22 @@ def _running(config: RunConfig, ordinals: Sequence[int]) -> Iterator[Check]:
     from rlstreams.workers.bootstrap.model_server import urls_of
 
     for ordinal in ordinals:
-        urls = urls_of(config, config.engine.urls, ordinal)
-        servers = asyncio.run(_met(config, urls))
-        is_served = any(one.name == "engine.urls" and one.level is Level.OK for one in servers)
-        for one in servers:
+        servers = asyncio.run(_met(config, urls_of(config, config.engine.urls, ordinal)))
+        is_served = any(answers for _, answers in servers)
+        for one, answers in servers:
             # A server that answers and is refused ends its worker's part in the run; one that does
             # not answer is waited for.
-            is_fatal = one.level is Level.WARN and not is_served
+            is_fatal = one.level is Level.WARN and not answers and not is_served
             yield fail(one.name, one.found, one.advice) if is_fatal else one
 
 
-async def _met(config: RunConfig, urls: Sequence[str]) -> list[Check]:
-    """The servers of one worker, all asked at once."""
+async def _met(config: RunConfig, urls: Sequence[str]) -> list[tuple[Check, bool]]:
+    """The servers of one worker, all asked at once, and whether each can be used."""
     return await asyncio.gather(*(_server(config, url) for url in urls))
 
 
-async def _server(config: RunConfig, url: str) -> Check:
-    from rlstreams.workers.engines.served.facts import Kind, ask_usable
+async def _server(config: RunConfig, url: str) -> tuple[Check, bool]:
+    from rlstreams.workers.engines.served.facts import Kind, ask_usable, untested
     from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 
     kind, http = Kind(config.rollout.engine), ServerHttp(url)
@@ -134,12 +134,15 @@ async def _server(config: RunConfig, url: str) -> Check:
     try:
         facts = await ask_usable(http, kind, ASK_S, allow_untested=config.engine.allow_untested)
     except ServerGoneError as err:
-        return warn(name, str(err), f"{start}, or correct engine.urls")
+        return warn(name, str(err), f"{start}, or correct engine.urls"), False
     except ServerError as err:
         if err.status >= 500:  # it, or a proxy in front of it, is not ready yet
-            return warn(name, str(err), "wait until it is ready, or see its log")
-        return fail(name, str(err), f"{start} as such a server, or correct engine.urls")
+            return warn(name, str(err), "wait until it is ready, or see its log"), False
+        return fail(name, str(err), f"{start} as such a server, or correct engine.urls"), False
     finally:
         await http.close()
     asks = f"(`rlstreams doctor --server {url}` asks more)"
-    return ok(name, f"{url}: {facts.name}, model {facts.model} {asks}")
+    found = f"{url}: {facts.name}, model {facts.model} {asks}"
+    if why := untested(kind, facts.version):
+        return warn(name, f"{found}; it was {why}", ""), True
+    return ok(name, found), True

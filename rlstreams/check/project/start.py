@@ -37,10 +37,12 @@ LOOKED_AT = 20
 ROWS = 20
 _ON_ONE = {  # what stands for two GPUs in run.toml, and for one
     'CUDA_VISIBLE_DEVICES = "1" # if there is one GPU: "0"': 'CUDA_VISIBLE_DEVICES = "0"',
-    'channel = "nccl" # from one GPU to another; if there is one: "file"': 'channel = "file"',
+    'channel = "nccl" # from one GPU to another': 'channel = "nccl" # on one card by CUDA IPC',
     "gpu-memory-utilization = 0.85 # of that GPU; if there is one: 0.3, the other roles "
     "need the rest":
-        "gpu-memory-utilization = 0.3 # of the GPU; trainer and log-prob worker need the rest",
+        "gpu-memory-utilization = 0.3 # must be free as the server starts\n"
+        "kv-cache-memory-bytes = 4_000_000_000 # not measured, because the other roles allocate "
+        "meanwhile",
 }  # fmt: skip
 DEMO_MODEL = "demo/model"
 _FILES = Path(__file__).with_name("files")

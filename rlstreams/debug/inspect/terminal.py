@@ -64,12 +64,9 @@ def table(details: Sequence[SampleDetail], title: str, width: int = WIDE) -> Ren
     drawn = Table(box=None, pad_edge=False, header_style="bright_black", expand=True)
     drawn.title, drawn.title_justify = _said(title, "bold"), "left"
     drawn.add_column("sample", no_wrap=True)
-    if is_wide:
-        drawn.add_column("outcome", no_wrap=True)
-        for name in FIGURES:
-            drawn.add_column(name, justify="right", no_wrap=True)
-    else:
-        drawn.add_column("reward", justify="right", no_wrap=True)
+    drawn.add_column("after", no_wrap=is_wide)
+    for name in _IN_A_ROW if is_wide else ("reward",):
+        drawn.add_column(name, justify="right", no_wrap=True)
     for name, ratio in (("parts", 1), ("prompt", 2), ("answer", 3)):
         if name != "parts" or any(_parts(detail) for detail in details):
             drawn.add_column(name, ratio=ratio, overflow="fold")
@@ -79,12 +76,14 @@ def table(details: Sequence[SampleDetail], title: str, width: int = WIDE) -> Ren
 
 
 FIGURES = ("step", "reward", "mismatch", "staleness", "tokens", "versions")
+_IN_A_ROW = FIGURES[1:]  # `after` has the step
 
 
 def _cells(detail: SampleDetail, *, is_wide: bool, has_parts: int) -> list[Text]:
     found = [Text(str(detail.lineage.sample), "bold")]
-    shown = [Text(value) for value in figures(detail)]
-    found += [_outcome(detail), *shown] if is_wide else [shown[FIGURES.index("reward")]]
+    shown = [Text(value) for value in figures(detail)][1:]
+    after = Text(detail.lineage.after, _OUTCOMES.get(detail.lineage.outcome, "yellow"))
+    found += [after, *(shown if is_wide else shown[:1])]
     texts = [Text(visible(short(text))) for text in (_asked(detail), _answered(detail))]
     if has_parts == len(found) + 3:
         found.append(Text(_parts(detail), "bright_black"))

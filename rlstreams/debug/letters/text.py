@@ -12,6 +12,7 @@ from rlstreams.schemas import DecodeError, SchemaTexts, decode
 from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.schemas.events import DeadLetter, Tensor, TensorError
 from rlstreams.streams.log.text import counted, plain_json, utc_text
+from rlstreams.words.causes import Cause, causes
 from rlstreams.words.screen import visible
 
 SHOWN_VALUES = 12  # of an array
@@ -21,8 +22,8 @@ _COLUMNS = ("when (UTC)", "worker", "reason", "permanent", "sample", "group", "o
 
 
 def table(view: LettersView, letters: Sequence[Letter], width: int = 0) -> str:
-    """A line for each letter and the totals by reason; cut to `width` characters, 0: as long as
-    they are.
+    """A line for each letter, the totals by reason, and by cause where several have one; cut to
+    `width` characters, 0: as long as they are.
     """
     rows = [_COLUMNS, *(_row(view, letter) for letter in letters)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS) - 1)]
@@ -30,8 +31,16 @@ def table(view: LettersView, letters: Sequence[Letter], width: int = 0) -> str:
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
         for row in rows
     ]
+    told = [f"{one.num:>7}  {one.reason}: {visible(one.newest)}" for one in _repeated(letters)]
     lines = [line[:width].rstrip() if width else line.rstrip() for line in lines]
-    return "\n".join([*lines, totals(letters)])
+    by_cause = ["by cause, each with its newest detail:", *told] if told else []
+    return "\n".join([*lines, totals(letters), *by_cause])
+
+
+def _repeated(letters: Sequence[Letter]) -> list[Cause]:
+    """Causes, if there are fewer of them than letters."""
+    found = causes(letter.event for letter in letters)
+    return found if len(found) < len(letters) else []
 
 
 def totals(letters: Sequence[Letter]) -> str:

@@ -170,23 +170,11 @@ def _of_agent(one: AgentState) -> Mapping[str, Figure]:
     closed = [f"{num:,} {kind}" for kind, num in one.ended.items()]
     closed += [f"{one.num_open:,} open"] if one.num_open else []
     found = {"sessions": ", ".join(closed)} | {
-        key: NONE if value is None else number(value) for key, value in agent_values(one).items()
+        key: NONE if value is None else number(value) for key, value in one.values.items()
     }
     return {
         key: Figure(name=name, value=found[key], unit=unit, about=about)
         for key, (name, unit, about) in _ABOUT_AGENT.items()
-    }
-
-
-def agent_values(one: AgentState) -> Mapping[str, float | None]:
-    """The numbers of an agent, by key, in the units of its figures; None: not known yet."""
-    answered = one.num_calls + one.num_replays
-    return {
-        "calls": one.num_calls / one.num_sessions if one.num_sessions else None,
-        "latency_p50": one.latency_s(0.5),
-        "latency_p95": one.latency_s(0.95),
-        "replayed": 100 * one.num_replays / answered if answered else None,
-        "beside": 100 * one.num_beside / one.num_tokens if one.num_tokens else None,
     }
 
 

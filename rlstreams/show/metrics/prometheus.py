@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rlstreams.show.metrics.figures import agent_values
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.views.feed import ViewState
@@ -191,7 +190,7 @@ def _agents(state: ViewState) -> Iterator[Family]:
     figures: Values = {
         (a.agent, name): value
         for a in state.agents
-        for name, value in agent_values(a).items()
+        for name, value in a.values.items()
         if value is not None
     }
     about = "Calls per session, call latency in seconds, percent from the log and not learnt from"

@@ -9,18 +9,26 @@ from __future__ import annotations
 import csv
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TextIO
 
-from rlstreams.schemas.events import EVALUATE, TRAIN, Event, StepCompleted, Trajectory
-from rlstreams.streams.log.bus import Bus
+from rlstreams.schemas.events import (
+    EVALUATE,
+    TRAIN,
+    Event,
+    GroupsDropped,
+    StepCompleted,
+    Trajectory,
+)
+from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.streams.log.record import Position
-from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
+from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
 from rlstreams.streams.samples.fold import Samples
+from rlstreams.streams.views.agents import AgentsOfBatches
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint, answer_of, evaluation
 from rlstreams.streams.views.feed import Feed
 from rlstreams.streams.views.run import StepPoint, step_point
@@ -127,7 +135,8 @@ def read_rows(
 ) -> int:
     """Give the sink all rows of a fresh view, oldest first; with `follow` also those to come.
 
-    Consumes: `steps`, `prompts`, `trajectories`, `dead-letters`, as a reader that commits nothing.
+    Consumes: `steps`, `prompts`, `trajectories`, `dead-letters`, and `calls` of a run with agents,
+    as a reader that commits nothing.
     Produces: nothing in the log. Waits for: records; with `follow` until the run has reached its
     target and is evaluated, `stopped()` is true, or its broker, once read to the end, is gone; what
     lies in the log when it is stopped is read. Unblocked by: the roles.
@@ -139,7 +148,7 @@ def read_rows(
         DeadlineError: nothing came of what lies in the log, at first or once it is stopped.
         BrokerError: the broker went before everything in it was read.
     """
-    feed = Feed(bus, view, TOPICS)
+    feed = Feed(bus, view, (*TOPICS, *existing(bus, (CALLS,) if view.has_agents else ())))
     num_rows = 0
 
     def give(*, is_caught_up: bool, is_last: bool = False) -> None:
@@ -209,48 +218,81 @@ class MetricRows:
     Args:
         step_target: the run is not over before this step, though an earlier claim may end there.
         picks: gives rows their samples; None: they have none.
+        has_agents: rows have figures of the agents whose sessions became their samples.
     """
 
     def __init__(
-        self, *, has_held_out: bool = True, step_target: int = 0, picks: SamplePicks | None = None
+        self,
+        *,
+        has_held_out: bool = True,
+        step_target: int = 0,
+        picks: SamplePicks | None = None,
+        has_agents: bool = False,
     ) -> None:
+        self.has_agents = has_agents
+        self._agents = AgentsOfBatches()
         self._has_held_out = has_held_out
         self._step_target = step_target
         self._picks = picks
         self._samples = Samples()
         self._ledger = self._samples.ledger
-        self._ledger.listen(on_step=self._step)
-        self._new: list[Row] = []
+        self._ledger.listen(on_step=self._step, on_drop=self._drop)
+        self._new: list[tuple[Row, StepCompleted]] = []
         self._told: set[int] = set()  # versions whose evaluation was given
 
     def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event."""
+        if self.has_agents and self._agents.apply(event, position):
+            return
         counts = self._samples.apply(event, position)
         if counts and self._picks is not None:
             self._picks.apply(event)
 
     def _step(self, event: StepCompleted, _: Position) -> None:
-        self._new.append(step_row(step_point(event)))
+        self._new.append((step_row(step_point(event)), event))
+
+    def _drop(self, event: GroupsDropped, _: Position) -> None:
+        self._agents.take(group.group_id for group in event.groups)
 
     def take(self, *, is_caught_up: bool, is_last: bool = False) -> list[Row]:
         """Rows that are new, by time.
 
         Args:
             is_caught_up: all topics were read to their ends: only then is it known how many rows
-                an evaluation has.
+                an evaluation has, and which sessions became the samples of a step.
             is_last: evaluations that lack answers, and that a later one followed, are rows too.
         """
-        rows, self._new = self._new, []
+        rows: list[Row] = []
+        if is_caught_up or not self.has_agents:
+            rows = [self._with_agents(row, *_batch(event)) for row, event in self._new]
+            self._new = []
         if is_caught_up:
             for point in evaluation(self._samples).curve:
                 is_over = is_last or point.is_complete
                 if is_over and point.policy_version not in self._told:
                     self._told.add(point.policy_version)
                     step = self._ledger.made_by.get(point.policy_version, point.policy_version)
-                    rows.append(evaluation_row(point, step))
+                    rows.append(self._with_agents(evaluation_row(point, step), self._asked(point)))
         if (picks := self._picks) is not None:
             rows = [replace(row, samples=picks.of(_drawn_under(row))) for row in rows]
         return sorted(rows, key=lambda row: row.at_ms)
+
+    def _with_agents(
+        self, row: Row, groups: Iterable[str], samples: Container[str] | None = None
+    ) -> Row:
+        """With `agent/NAME/FIGURE` of the sessions that became its samples."""
+        values = {
+            f"agent/{one.agent or 'unknown'}/{name}": value
+            for one in self._agents.take(groups, samples)
+            for name, value in {"sessions": one.num_sessions, **one.values}.items()
+            if value is not None
+        }
+        return replace(row, values={**row.values, **values}) if values else row
+
+    def _asked(self, point: EvaluationPoint) -> list[str]:
+        """Groups of an evaluation whose sessions are kept."""
+        ids = {group: evaluation_id(group) for group in self._agents.groups}
+        return [group for group, one in ids.items() if one and one[0] == point.policy_version]
 
     @property
     def is_over(self) -> bool:
@@ -258,6 +300,12 @@ class MetricRows:
         is_told = not self._has_held_out or self._ledger.policy_version in self._told
         is_last = self._ledger.last_step >= self._step_target
         return is_told and is_last and self._ledger.at_target
+
+
+def _batch(event: StepCompleted) -> tuple[set[str], set[str]]:
+    """Groups and names of a step's samples."""
+    names = {f"{ref.group_id}/{ref.sample}" for ref in event.samples}
+    return {ref.group_id for ref in event.samples}, names
 
 
 def _drawn_under(row: Row) -> tuple[str, int]:

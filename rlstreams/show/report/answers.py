@@ -14,9 +14,9 @@ from rlstreams.words.texts import short as cut
 LONGEST = 20_000  # characters of one text in a row; its own page has all
 FIGURES = (
     ("tokens", "length"), ("version", "version"), ("staleness", "staleness"),
-    ("mismatch", "mismatch"), ("step", "step"), ("at_ms", "sampled"),
+    ("mismatch", "mismatch"), ("step", "after"), ("at_ms", "sampled"),
 )  # fmt: skip
-"""Behind prompt, answer and reward: what a row has, and what its column is called."""
+"""Behind prompt, answer and reward: what a row is sorted by, and what its column is called."""
 
 
 def answer_rows(
@@ -43,11 +43,14 @@ def _answer_row(row: Sample, text: SampleText | None) -> dict[str, Any]:
         "parts": parts_line(text.parts) if text else "",
         "note": text.note if text else "",
         "advantage": short(row.advantage),
-        "figures": [
-            clock_time(row.at_ms) if name == "at_ms" else short(getattr(row, name))
-            for name, _ in FIGURES
-        ],
+        "figures": [_figure(row, name) for name, _ in FIGURES],
     }
+
+
+def _figure(row: Sample, name: str) -> str:
+    if name == "at_ms":
+        return clock_time(row.at_ms)
+    return row.after if name == "step" else short(getattr(row, name))
 
 
 def _text(whole: str | None) -> dict[str, str]:

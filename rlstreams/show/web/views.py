@@ -19,6 +19,7 @@ from rlstreams.show.web.reading import RunReader
 from rlstreams.show.web.session import shown_session
 from rlstreams.streams.lineage.receipt import receipt
 from rlstreams.streams.views.pace import bottleneck, nothing_to_learn
+from rlstreams.words.causes import causes
 from rlstreams.words.dialogue import words_of
 from rlstreams.words.receipt_text import receipt_lines
 from rlstreams.words.sample_detail import SampleDetail
@@ -260,10 +261,11 @@ def letters(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
     """What was set aside, and why; with file and line where user code raised."""
     reason = query.get("reason", "")
     with reader.fold.lock:
-        found = [x for x in reversed(reader.fold.letters) if not reason or x.reason == reason]
+        found = [x for x in reader.fold.letters if not reason or x.reason == reason]
+    by_cause = [[f"{one.num:,}", one.reason, one.newest] for one in causes(found)]
     return _page(
         reader, "letters", "letters.html", "dead letters of", all_runs=all_runs,
-        state=reader.fold.state, reason=reason, letters=found[:PER_PAGE],
+        state=reader.fold.state, reason=reason, letters=found[:-PER_PAGE - 1:-1], causes=by_cause,
     )  # fmt: skip
 
 

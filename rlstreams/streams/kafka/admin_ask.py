@@ -25,6 +25,10 @@ REQUEST_MS = 30_000
 RETRY_S = 20.0  # longer than a dead node stays in the metadata
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 _PAUSE_S = 0.3
+NOT_KAFKA = (
+    "something listens there and does not speak Kafka as we do: check the port, and "
+    "broker.options for one that wants TLS or a password"
+)
 _UNREACHABLE = (KafkaConnectionError, NodeNotReadyError)
 # librdkafka's property, as `broker.options` has it: kafka-python's argument, and how its value is
 # read (librdkafka's CONFIGURATION.md; keyword arguments of `KafkaAdminClient`).
@@ -85,10 +89,7 @@ def asked(
             time.sleep(_PAUSE_S)
         except KafkaError as error:
             if "bootstrap" in str(error):  # it takes connections: `refuse_silence` has seen that
-                raise BrokerError(
-                    f"broker {bootstrap}: something listens there and does not speak Kafka as we "
-                    "do: check the port, and broker.options for one that wants TLS or a password"
-                ) from error
+                raise BrokerError(f"broker {bootstrap}: {NOT_KAFKA}") from error
             raise BrokerError(f"broker {bootstrap}: {error}") from error
 
 

@@ -30,6 +30,7 @@ from rlstreams.streams.kafka.errors import (
     Outage,
     broker_error,
     error_of,
+    is_silence,
     lost_transaction,
     until,
 )
@@ -38,7 +39,7 @@ from rlstreams.streams.kafka.producer import KafkaProducer
 from rlstreams.streams.kafka.reader import KafkaReader
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.catalogue import Catalogue
-from rlstreams.streams.log.errors import FencedError, TopicMismatchError
+from rlstreams.streams.log.errors import BrokerError, FencedError, TopicMismatchError
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 from rlstreams.streams.log.rights import READERS
 
@@ -314,7 +315,15 @@ class KafkaBus(Closing):
                     ) from err
                 raise
 
-        return until(time.monotonic() + ANSWER_S, asked, doing, self._bootstrap)
+        try:
+            return until(time.monotonic() + ANSWER_S, asked, doing, self._bootstrap)
+        except BrokerError as err:
+            if not is_silence(err):
+                raise
+            from rlstreams.streams.kafka.admin_ask import NOT_KAFKA, refuse_silence
+
+            refuse_silence(self._bootstrap)
+            raise BrokerError(f"{err}; {NOT_KAFKA}") from err
 
     def close(self) -> None:
         """Nothing to do: producers, consumers and readers are closed by who made them."""

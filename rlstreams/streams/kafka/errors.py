@@ -157,6 +157,13 @@ def until(
         time.sleep(0.05)
 
 
+def is_silence(error: BrokerError) -> bool:
+    """Whether nobody answered as a broker does, which a client does not tell from a pause."""
+    cause = error.__cause__
+    silent = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE)
+    return isinstance(cause, KafkaException) and error_of(cause).code() in silent
+
+
 class Login:
     """Whether the broker refuses who we say to be: no other question would fare better.
 

@@ -106,6 +106,7 @@ class Lineage:
 
     sample: SampleId
     outcome: Outcome = Outcome.UNKNOWN
+    after: str = str(Outcome.UNKNOWN)  # the same with where or why
     prompt: Record[Prompt] | None = None
     trajectory: Record[Trajectory] | None = None
     scored: Record[ScoredTrajectory] | None = None
@@ -227,7 +228,8 @@ class LineageFold:
         if (group := self._folded.group(lineage.sample.group_id)) is not None:
             lineage.replaced_by = group.replaced_by
         if (folded := self._folded.get(*lineage.sample)) is not None:
-            lineage.outcome, lineage.absent = folded.outcome, folded.absent
+            lineage.outcome, lineage.after = folded.outcome, folded.after
+            lineage.absent = folded.absent
         names, versions = _touched(lineage)
         if lineage.trained is not None:
             made = lineage.trained.step.policy_version

@@ -180,6 +180,20 @@ class Sample:
         }
         return next((outcome for outcome, holds in known.items() if holds), Outcome.UNKNOWN)
 
+    @property
+    def after(self) -> str:
+        """The same with where or why: `step 12`, `dropped: stale`, `dead-lettered: reward`."""
+        outcome, drop = self.outcome, self.group.dropped
+        if outcome is Outcome.TRAINED:
+            return f"step {self.group.step}"
+        whys = {
+            Outcome.DEAD: self.dead,
+            Outcome.ABSENT: self.absent,
+            Outcome.DROPPED: "" if drop is None else drop.reason,
+        }
+        why = whys.get(outcome, "")
+        return f"{outcome}: {why}" if why else str(outcome)
+
 
 def num_sampled(event: Trajectory) -> int:
     """Tokens that the policy sampled."""

@@ -1,9 +1,12 @@
-"""What agents do, by agent: how their sessions end, what their calls take. Of closed sessions."""
+"""What agents do, by agent: how their sessions end, what their calls take. Of closed sessions.
+
+`AgentsView` counts all of them; `AgentsOfBatches` those of the samples of a step or an evaluation.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rlstreams.schemas.calls import CLOSED_KINDS
@@ -42,6 +45,18 @@ class AgentState:
         last = len(self.latencies_s) - 1
         return self.latencies_s[min(last, int(share * len(self.latencies_s)))]
 
+    @property
+    def values(self) -> Mapping[str, float | None]:
+        """Its numbers by key: calls a session, seconds, shares in percent; None: not known yet."""
+        answered = self.num_calls + self.num_replays
+        return {
+            "calls": self.num_calls / self.num_sessions if self.num_sessions else None,
+            "latency_p50": self.latency_s(0.5),
+            "latency_p95": self.latency_s(0.95),
+            "replayed": 100 * self.num_replays / answered if answered else None,
+            "beside": 100 * self.num_beside / self.num_tokens if self.num_tokens else None,
+        }
+
 
 @dataclass(slots=True)
 class _Agent:
@@ -69,41 +84,94 @@ class _Agent:
         self.latencies_s.extend(map(latency_s, session.calls))
 
 
+class _Closing:
+    """Hands over each session as it closes, and forgets it."""
+
+    def __init__(self, take: Callable[[Session], None]) -> None:
+        self.log = SessionLog()
+        self._take = take
+
+    def apply(self, event: Event, position: Position | None) -> bool:
+        """Take one event; False: it is of no session, or changes nothing."""
+        if not self.log.apply(event, NO_PLACE if position is None else position.offset):
+            return False
+        session = self.log.get(getattr(event, "session_id", ""))
+        if session is not None and session.is_closed:
+            self._take(session)
+            self.log.forget(session.session_id)
+        return True
+
+
 class AgentsView:
-    """Counts sessions as they close, and forgets them."""
+    """Counts sessions as they close."""
 
     def __init__(self) -> None:
-        self._log = SessionLog()
         self._agents: dict[str, _Agent] = {}
+        self._closing = _Closing(
+            lambda session: self._agents.setdefault(_name(session), _Agent()).take(session)
+        )
 
     def apply(self, event: Event, position: Position | None = None) -> bool:
         """Take one event; False: it is of no session, or changes nothing."""
-        if not self._log.apply(event, NO_PLACE if position is None else position.offset):
-            return False
-        session = self._log.get(getattr(event, "session_id", ""))
-        if session is not None and session.is_closed:
-            self._agents.setdefault(_name(session), _Agent()).take(session)
-            self._log.forget(session.session_id)
-        return True
+        return self._closing.apply(event, position)
 
     @property
     def state(self) -> tuple[AgentState, ...]:
         """All agents, by name; none: the run has none."""
-        begun = Counter(_name(one) for one in self._log if one.starts or one.nodes)
+        begun = Counter(_name(one) for one in self._closing.log if one.starts or one.nodes)
         return tuple(
-            AgentState(
-                agent=name,
-                ended={kind: one.ended[kind] for kind in CLOSED_KINDS if one.ended[kind]},
-                num_open=begun[name],
-                num_calls=one.num_calls,
-                num_replays=one.num_replays,
-                num_tokens=one.num_tokens,
-                num_beside=one.num_beside,
-                latencies_s=tuple(sorted(one.latencies_s)),
-            )
+            _state(name, self._agents.get(name, _Agent()), begun[name])
             for name in sorted({*self._agents, *begun})
-            for one in [self._agents.get(name, _Agent())]
         )
+
+
+class AgentsOfBatches:
+    """Keeps closed sessions by group until that is over: what they took is the same, whenever and
+    however far the log was read."""
+
+    def __init__(self) -> None:
+        self._of: defaultdict[str, list[Session]] = defaultdict(list)
+        self._closing = _Closing(self._keep)
+
+    def _keep(self, session: Session) -> None:
+        self._of[session.session_id.rpartition("/")[0]].append(session)
+
+    def apply(self, event: Event, position: Position | None = None) -> bool:
+        """Take one event; False: it is of no session, or changes nothing."""
+        return self._closing.apply(event, position)
+
+    @property
+    def groups(self) -> Iterable[str]:
+        """Groups with sessions that are kept."""
+        return list(self._of)
+
+    def take(
+        self, groups: Iterable[str], samples: Container[str] | None = None
+    ) -> tuple[AgentState, ...]:
+        """Agents of the sessions of these groups, which are forgotten.
+
+        Args:
+            samples: only sessions of these; None: of all.
+        """
+        agents: defaultdict[str, _Agent] = defaultdict(_Agent)
+        for group in groups:
+            for session in self._of.pop(group, ()):
+                if samples is None or session.session_id in samples:
+                    agents[_name(session)].take(session)
+        return tuple(_state(name, agents[name], 0) for name in sorted(agents))
+
+
+def _state(name: str, one: _Agent, num_open: int) -> AgentState:
+    return AgentState(
+        agent=name,
+        ended={kind: one.ended[kind] for kind in CLOSED_KINDS if one.ended[kind]},
+        num_open=num_open,
+        num_calls=one.num_calls,
+        num_replays=one.num_replays,
+        num_tokens=one.num_tokens,
+        num_beside=one.num_beside,
+        latencies_s=tuple(sorted(one.latencies_s)),
+    )
 
 
 def _name(session: Session) -> str:

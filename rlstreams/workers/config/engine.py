@@ -59,7 +59,7 @@ class EngineSection(Section, section="engine"):
     cache_on_pull: Literal["keep", "recompute"] = "keep"
     """With `keep`: continue with the old KV cache, or recompute it under the new weights."""
     allow_untested: bool = False
-    """Accept a server version that rlstreams has not been tested with."""
+    """Accept a server that is older than all that rlstreams was run with."""
     start_s: PositiveFloat = 600.0
     """Time limit for a server to start."""
     request_s: PositiveFloat = 600.0

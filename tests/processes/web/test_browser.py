@@ -10,13 +10,39 @@ from matplotlib.image import imread
 
 from rlstreams.show.report.page import render_report
 from tests.browser import CHROMIUM, Browser
+from tests.factories import dead_letter
 from tests.processes.web.made_run import MadeRun, served
 from tests.processes.web.made_session import NUM_CALLS, session_events
 from tests.unit.report.sample_run import report_input
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
+DETAIL = "/home/me/reward.py:7: reward.py:reward raised KeyError: '{}'"
 DRAWN = "document.querySelectorAll('.plot .main-svg').length > 3"
 POINTS = "document.querySelector('[data-chart] .plot').data.map(line => line.x.length)"
+# On a phone a row is a card: each value has its name above it.
+NAMELESS = (
+    "[...document.querySelectorAll('.wide tbody td:not([data-name]):not([colspan]):not(.who)')]"
+    ".map(e => e.outerHTML)"
+)
+# Texts whose contrast is below WCAG's AA, by element: 4.5 to 1, large ones 3 to 1.
+FAINT = """(() => {
+  const nums = s => s.match(/[\\d.]+/g).map(Number);
+  const light = c => c.map(x => (x /= 255) <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, x, n) => sum + x * [0.2126, 0.7152, 0.0722][n], 0);
+  const ground = e => { for (; e; e = e.parentElement) {
+    const c = nums(getComputedStyle(e).backgroundColor);
+    if ((c[3] ?? 1) > 0.99) return c.slice(0, 3);
+  } return [255, 255, 255] };
+  const found = {}, walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const e = walk.currentNode.parentElement, style = getComputedStyle(e);
+    const is_drawn = walk.currentNode.textContent.trim() && e.getClientRects().length;
+    if (!is_drawn || e.closest('svg')) continue;
+    const [a, b] = [light(nums(style.color).slice(0, 3)), light(ground(e))].sort((a, b) => b - a);
+    const ratio = (a + 0.05) / (b + 0.05), is_large = parseFloat(style.fontSize) >= 24;
+    if (ratio < (is_large ? 3 : 4.5)) found[`${e.tagName}.${e.className}`] = ratio;
+  }
+  return found })()"""
 HAS = {
     "": "figure[data-chart]", "samples": "th[aria-sort=descending]", "samples/3/1": ".tokens sup",
     "steps": "a[href$='/steps/3']", "steps/3": "pre", "letters": "#letters", "flow": ".flow .topic",
@@ -37,6 +63,7 @@ def run() -> MadeRun:
     for number in range(1, 31):
         run.make_step(number)
     run.write([*session_events()])
+    run.write([dead_letter(group_id=f"{n}", detail=DETAIL.format(n)) for n in range(3)])
     return run
 
 
@@ -54,6 +81,8 @@ def test_each_view_has_its_elements(browser: Browser, address: str, width: int) 
         browser.open(f"{address}/r/run/{view}", f'document.querySelector("{element}")')
         assert browser.run("document.documentElement.scrollWidth <= innerWidth"), view
         assert "rlstreams" in browser.run("document.title")
+        assert [] == browser.run(NAMELESS), view
+        assert {} == browser.run(FAINT), view
     asked = [url for url in browser.requests if not url.startswith(("about:", "data:"))]
     assert [] == [url for url in asked if not url.startswith(address)]
     assert [] == browser.errors

@@ -19,7 +19,9 @@ from rlstreams.check.doctor.devices import (
     sizes,
     visible,
 )
+from rlstreams.check.doctor.diagnose import preflight
 from rlstreams.check.doctor.model import ModelFolder, read_model
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.load import load
 
@@ -86,6 +88,21 @@ def test_none_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     there = any(Path("/dev").glob("nvidia[0-9]*"))  # a container may hide nvidia-smi alone
     assert found.level is (Level.WARN if there else Level.FAIL)
     assert "no nvidia-smi" in found.found
+
+
+def test_a_start_says_what_gpus_are_for_and_refuses_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a broker is started: by its field, as the doctor does."""
+    told: list[str] = []
+    words = [f"--run.dir={tmp_path / 'run'}", "--broker.port=0"]
+    install_smi(tmp_path, monkeypatch, LISTED)
+    preflight(load([DEMO], words), told.append)
+    (line,) = told
+    assert "every role computes on the CPU; to use it: `rlstreams init DIR" in line
+    assert "NVIDIA H100 80GB HBM3" in line
+    with pytest.raises(ConfigError, match=r"none for trainer\.device = cuda:2.*name one that is"):
+        preflight(load([DEMO], [*words, "--trainer.device=cuda:2"]))
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import random
 
 import pytest
+from rich.console import Console
 
+from rlstreams.debug.inspect.terminal import table
 from rlstreams.schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
 from rlstreams.streams.lineage.fold import Lineage, LineageFold, SampleId, is_group
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.streams.samples.life import Outcome
-from rlstreams.words.sample_detail import stages, staleness
+from rlstreams.words.sample_detail import sample_detail, stages, staleness
+from rlstreams.words.spelling import NUMBERS
 from tests.unit.inspect import told_run
 
 FATES = {
@@ -71,6 +75,22 @@ def test_all_samples_of_a_group() -> None:
     found = told_run.bus_log().samples("1", "4")
     fates = ("1/0 trained", "1/1 left out", "4/0 dead-lettered", "4/1 scored")
     assert list(fates) == sorted(f"{one.sample} {one.outcome}" for one in found)
+
+
+def test_a_list_says_what_became_of_a_sample_and_where_or_why() -> None:
+    """On a narrow terminal too; as the page's rows do, of which this is the column's text."""
+    found = {name: lineage_of(name).after for name in ("1/0", "1/1", "2/0", "4/0", "4/1")}
+    expected = {
+        "1/0": "step 2", "1/1": f"left out: {lineage_of('1/1').absent}", "2/0": "dropped: stale",
+        "4/0": f"dead-lettered: {lineage_of('4/0').letters[0].event.reason}", "4/1": "scored",
+    }  # fmt: skip
+    assert expected == found
+    details = [sample_detail(lineage_of(name), NUMBERS) for name in found]
+    for width in (100, 180):
+        console = Console(file=io.StringIO(), width=width, color_system=None)
+        console.print(table(details, "all", width))
+        drawn = console.file.getvalue()  # type: ignore[attr-defined]
+        assert all(word in drawn for word in ("after", "step 2", "dropped:", "dead-lettered:"))
 
 
 def test_topics_may_come_in_any_order() -> None:

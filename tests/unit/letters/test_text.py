@@ -47,6 +47,24 @@ def test_the_table_has_a_line_for_each_letter_and_totals() -> None:
     assert "no dead letters" == table(view_of(), []).splitlines()[-1]
 
 
+def test_letters_of_one_cause_are_one_line() -> None:
+    """By the place and the name of the error; by what does not vary where no code is named."""
+    raised = "/p/judge.py:{}: judge raised {}: '{}'"
+    details = [raised.format(7, "KeyError", word) for word in "abc"]
+    details += [raised.format(9, "KeyError", "a"), raised.format(7, "TypeError", "a")]
+    details += [f"no answer of row {n} in {n}.5 s" for n in range(2)]
+    view = view_of(*(dead_letter(group_id=f"{n}", detail=d) for n, d in enumerate(details)))
+    told = table(view, view.letters).splitlines()[len(details) + 1 :]
+    assert told == [
+        "7 dead letters: reward 7",
+        "by cause, each with its newest detail:",
+        f"      3  reward: {details[2]}",
+        f"      2  reward: {details[6]}",
+        f"      1  reward: {details[3]}",
+        f"      1  reward: {details[4]}",
+    ]
+
+
 @pytest.mark.parametrize("at_ms", [1 << 62, -(1 << 62), (1 << 63) - 1])
 def test_a_letter_whose_bytes_and_clock_make_no_sense_is_shown_whole(at_ms: int) -> None:
     """Whose it is, why, where its record lay, and its bytes."""

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from socketserver import BaseServer
+from typing import Any
 
 import pytest
 
@@ -20,13 +21,15 @@ from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row, Sa
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition
-from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
+from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.views.feed import Feed, Views
 from rlstreams.words.spelling import NUMBERS
 from tests import factories
+from tests.call_events import NOW_MS, session_closed, session_opened
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
+from tests.unit.sessions.test_fold import call
 
 DEMO = str(Path(__file__).parents[3] / "infra/examples/demo.toml")
 EVALUATED = {"group_id": "e2-0", "purpose": EVALUATE}
@@ -223,6 +226,40 @@ def test_following_a_run_without_evaluation_ends_with_its_last_step() -> None:
     kept = Kept()
     read_rows(MemoryBus(begun(1), "run"), kept, MetricRows(has_held_out=False), follow=True)
     assert [1] == [row.step for row in kept.rows]
+
+
+def test_a_row_has_figures_of_the_agents_whose_sessions_became_its_samples() -> None:
+    """The same however the topics are read: a step waits for its sessions. One whose group was
+    dropped counts nowhere, and no session is kept when its group is over."""
+    log = begun(step_target=2)
+    send(log, step(2, samples=(factories.sample_ref("4", 1),)), *evaluation())
+    send(log, (STEPS, factories.groups_dropped(groups=(factories.dropped_group("5"),))))
+    for group_id, sample, took_s in (("4", 1, 1.0), ("4", 2, 9.0), ("5", 1, 9.0), ("e2-0", 0, 3.0)):
+        of = {"session_id": f"{group_id}/{sample}", "group_id": group_id, "sample": sample}
+        send(log, *((CALLS, event) for event in agent_session(took_s, **of)))
+    view = MetricRows(has_agents=True)
+    kept = Kept()
+    read_rows(MemoryBus(log, "run"), kept, view, follow=False)
+    found = {row.key: {n: v for n, v in row.values.items() if "solver" in n} for row in kept.rows}
+    both = {"agent/solver/sessions": 1, "agent/solver/calls": 1.0, "agent/solver/replayed": 0.0}
+    assert found["step 2"].items() >= {**both, "agent/solver/latency_p95": 1.0}.items()
+    told = found["evaluation of version 2"]
+    assert told.items() >= {**both, "agent/solver/latency_p95": 3.0}.items()
+    assert found["step 1"] == {}
+    assert "agent/solver/calls" in kept.rows[1].tags
+    without = MetricRows()
+    read_rows(MemoryBus(log, "run"), kept, without, follow=False)
+    assert not any("agent" in name for row in kept.rows[3:] for name in row.values)
+
+
+def agent_session(took_s: float, **of: Any) -> list[Event]:
+    """One call that took so long."""
+    asked = {name: value for name, value in of.items() if name != "sample"}
+    at_ms = {"received_at_ms": NOW_MS, "finished_at_ms": NOW_MS + round(1000 * took_s)}
+    return [
+        session_opened(agent="solver", **of), call("c0", None, **at_ms, **asked),
+        session_closed(kind="ended", **of),
+    ]  # fmt: skip
 
 
 def test_json_lines_and_csv_say_the_same() -> None:

@@ -24,6 +24,7 @@ from rlstreams.check.project.start import (
 )
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import DataSection
+from rlstreams.workers.config.engine import NAMED_CACHE
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.open import first_rows
@@ -302,16 +303,18 @@ def test_a_real_model_gets_limits_of_its_size(
     assert example.trainer == config.trainer
 
 
-@pytest.mark.parametrize(("num", "expected"), [(1, ("0", "file", 0.3)), (2, ("1", "nccl", 0.85))])
+@pytest.mark.parametrize(("num", "expected"), [(1, ("0", 0.3, 4e9)), (2, ("1", 0.85, None))])
 def test_a_project_for_gpus(tmp_path: Path, num: int, expected: tuple[object, ...]) -> None:
-    """It runs as it is: nothing is left to uncomment, and the server lies where it has room."""
+    """It runs as it is: nothing is left to uncomment, and the server lies where it has room. On a
+    GPU that it shares, its cache is not measured while others allocate."""
     config = project(tmp_path, "--from", "gsm8k", "--gpus", str(num))
     assert not re.search("#gpu", (tmp_path / "x/run.toml").read_text("utf-8"))
     assert ("vllm", "cuda:0") == (config.rollout.engine, config.trainer.device)
     engine, share = config.engine, "gpu-memory-utilization"
     assert expected == (
-        engine.env["CUDA_VISIBLE_DEVICES"], config.weights.channel, engine.args[share]
+        engine.env["CUDA_VISIBLE_DEVICES"], engine.args[share], engine.args.get(NAMED_CACHE)
     )  # fmt: skip
+    assert (config.weights.channel, config.rollout.slots) == ("nccl", 128)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_folds_take_every_event_that_can_be_read(num_records: int) -> None:
     """Views, metrics, ledger and audit: what decodes may still say anything."""
     rng = random.Random(num_records)
     wires = [b"".join(encode(event)) for event in EVENTS]
-    views, letters, ledger, metrics = Views(), LettersView(), Ledger(), MetricRows()
+    views, letters, ledger, metrics = Views(), LettersView(), Ledger(), MetricRows(has_agents=True)
     audit = AuditFold()
     for number in range(num_records):
         with suppress(DecodeError):

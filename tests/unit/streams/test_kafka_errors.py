@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from rlstreams.streams.kafka import bus as bus_module
 from rlstreams.streams.kafka.errors import (
     Outage,
     aborted_transaction,
@@ -119,3 +121,18 @@ def test_an_answer_that_was_slept_through_is_asked_for_again() -> None:
 
     with pytest.raises(BrokerError, match="h:1: asking: no answer in time"):
         until(time.monotonic(), silent, "asking", "h:1")
+
+
+def test_a_port_that_is_no_kafka_is_told_from_one_where_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For every question of a role and of a reader; which of the two the client does not say."""
+    monkeypatch.setattr(bus_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(bus_module, "LOOK_UP_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        bus = bus_module.KafkaBus(address, "run")
+        with pytest.raises(BrokerError, match=r"something listens there and does not speak Kafka"):
+            bus.partitions("steps")
+    with pytest.raises(BrokerError, match=rf"no broker answers at {address}.*broker\.bootstrap"):
+        bus.partitions("steps")

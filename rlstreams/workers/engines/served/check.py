@@ -15,11 +15,13 @@ from urllib.parse import urlsplit
 from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.adapters import ADAPTERS
 from rlstreams.workers.engines.served.facts import (
-    TESTED,
+    NEEDED,
     Kind,
     ServerFacts,
     ask_facts,
     ask_ranks,
+    missing,
+    too_old,
     untested,
 )
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
@@ -79,28 +81,21 @@ def is_usable(findings: Sequence[Finding]) -> bool:
 
 def _version(facts: ServerFacts) -> Finding:
     found = f"{facts.name}, model {facts.model}, at most {facts.max_tokens} tokens"
-    if not untested(facts.kind, facts.version):
-        return Finding("version", Weight.OK, found)
-    found += f"; rlstreams was run with {', '.join(TESTED[facts.kind])} only"
-    cure = "use one of those, or set engine.allow_untested = true"
-    return Finding("version", Weight.BROKEN, found, cure)
+    if why := too_old(facts.kind, facts.version):
+        return Finding("version", Weight.BROKEN, f"{found}; {why}")
+    why = untested(facts.kind, facts.version)
+    return Finding("version", Weight.OK, f"{found}; {why}" if why else found)
 
 
 def _routes(facts: ServerFacts) -> Iterator[Finding]:
-    def route(name: str, routes: Sequence[str], cost: str, cure: str) -> Finding:
-        if missing := [route for route in routes if route not in facts.routes]:
-            return Finding(name, Weight.BROKEN, f"no {', '.join(missing)}: {cost}", cure)
-        return Finding(name, Weight.OK, ", ".join(routes))
-
+    lacking = {needed.name: told for needed, told in missing(facts)}
+    for needed in NEEDED[facts.kind]:
+        if told := lacking.get(needed.name):
+            yield Finding(needed.name, Weight.BROKEN, told, needed.cure)
+        else:
+            yield Finding(needed.name, Weight.OK, ", ".join(needed.routes))
     if facts.kind is Kind.VLLM:
-        control = ("/pause", "/resume", "/update_weights", "/collective_rpc")
-        cost, cure = "weights cannot change while it runs", "start it with VLLM_SERVER_DEV_MODE=1"
-        yield route("development routes", control, cost, cure)
-        cost, cure = "token ids cannot go in and out", "start it with --enable-scale-out"
-        yield route("token route", ("/inference/v1/generate",), cost, cure)
         return
-    pauses = ("/pause_generation", "/continue_generation", "/update_weight_version")
-    yield route("control routes", pauses, "weights cannot change safely", "a newer SGLang")
     if facts.settings.get("skip_tokenizer_init"):
         yield Finding("token ids", Weight.OK, "no tokenizer in the way")
     else:

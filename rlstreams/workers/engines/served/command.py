@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.facts import Kind, is_older, to_install
 from rlstreams.workers.model.base import EngineError
 
 Value = str | int | float | bool
@@ -196,16 +196,6 @@ def _lines(argv: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def is_older(version: str, than: tuple[int, ...]) -> bool:
-    """Whether `0.25.1` comes before (0, 26); a version that cannot be read does not."""
-    numbers = []
-    for part in version.partition("+")[0].split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return bool(numbers) and tuple(numbers) < than
-
-
 def installed_server(kind: Kind, python: str) -> tuple[str, str]:
     """What `python` would run as `kind`, asked without importing it (that takes 20 s): the name
     that it was installed as, and its version.
@@ -216,8 +206,9 @@ def installed_server(kind: Kind, python: str) -> tuple[str, str]:
     found = _ask(python, _DISTRIBUTIONS[kind])
     if not found:
         raise EngineError(
-            f"engine.python: {python} has no {kind}: install it there, or name the Python that "
-            f"has it, or give engine.urls of running servers"
+            f"engine.python: {python} has no {kind}: install it there ({python} -m pip install "
+            f"{to_install(kind)}), or name the Python that has it, or give engine.urls of running "
+            "servers"
         )
     return next(iter(found.items()))
 

@@ -1,7 +1,8 @@
 """Facts of a running server, found by asking it: the one place where versions differ.
 
 vLLM and SGLang both describe their routes in `/openapi.json`, so what a version lacks shows as a
-route that is not there: 0.25.1 has no `/weight_info`, 0.5.17 no `/begin_weight_update`.
+route that is not there: 0.25.1 has no `/weight_info`, 0.5.17 no `/begin_weight_update`. A version
+older than all that were run is refused; another one is tried, and must have every route.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.weights.link.vllm_records import NAME_LABEL
 
 INFO_ROUTE, OLD_INFO_ROUTE = "/server_info", "/get_server_info"  # of an SGLang
-TESTED: Mapping[str, tuple[str, ...]] = {
+TESTED: Mapping[str, tuple[str, ...]] = {  # the first is that of the runs on GPUs: to install
     "vllm": ("0.25.1", "0.32.0"),
     "sglang": ("0.5.17",),
 }
+_LOOKED_AT = (
+    "what a start and a run look at: its routes and ranks, the checksum of each version in it, "
+    "and before each step whether its log-probs and the scorer's agree (guard)"
+)
 
 
 class Kind(StrEnum):
@@ -64,14 +69,88 @@ class ServerFacts:
         return next((route for route in known if route in self.routes), "")
 
 
+class Needed(NamedTuple):
+    """Routes that a server must have."""
+
+    name: str
+    routes: tuple[str, ...]
+    cost: str  # of their absence
+    cure: str
+
+
+NEEDED: Mapping[str, tuple[Needed, ...]] = {
+    "vllm": (
+        Needed(
+            "development routes",
+            ("/pause", "/resume", "/update_weights", "/collective_rpc"),
+            "weights cannot change while it runs",
+            "start it with VLLM_SERVER_DEV_MODE=1",
+        ),
+        Needed(
+            "token route",
+            ("/inference/v1/generate",),
+            "token ids cannot go in and out",
+            "start it with --enable-scale-out",
+        ),
+    ),
+    "sglang": (
+        Needed(
+            "control routes",
+            ("/pause_generation", "/continue_generation", "/update_weight_version"),
+            "weights cannot change safely",
+            "a newer SGLang",
+        ),
+    ),
+}
+
+
+def missing(facts: ServerFacts) -> list[tuple[Needed, str]]:
+    """What a server needs and lacks, with a sentence."""
+    lacking = [
+        (needed, [route for route in needed.routes if route not in facts.routes])
+        for needed in NEEDED[facts.kind]
+    ]
+    return [(one, f"no {', '.join(routes)}: {one.cost}") for one, routes in lacking if routes]
+
+
+def to_install(kind: Kind) -> str:
+    """What pip is to install: the version that ran on GPUs."""
+    return f"{kind}=={TESTED[kind][0]}"
+
+
 def untested(kind: Kind, version: str) -> str:
-    """Why a version is refused, unless `engine.allow_untested` is set; "": it was run here."""
+    """What follows the name of a version that was not run with rlstreams; "": it was."""
     if version.partition("+")[0] in TESTED[kind]:
         return ""
     return (
-        f"which rlstreams was not run with (only with {', '.join(TESTED[kind])}): "
-        "set engine.allow_untested = true to use it"
+        f"not run with rlstreams ({', '.join(TESTED[kind])} were), and is tried; {_LOOKED_AT}. "
+        f"Should one fail: install {to_install(kind)}"
     )
+
+
+def too_old(kind: Kind, version: str) -> str:
+    """Why a version is refused, unless `engine.allow_untested` is set; "": it is not."""
+    oldest = min(TESTED[kind], key=_numbers)
+    if not is_older(version, _numbers(oldest)):
+        return ""
+    return (
+        f"older than {oldest}, the oldest that rlstreams was run with: install "
+        f"{to_install(kind)}, or set engine.allow_untested = true to try it"
+    )
+
+
+def is_older(version: str, than: tuple[int, ...]) -> bool:
+    """Whether `0.25.1` comes before (0, 26); a version that cannot be read does not."""
+    return bool(numbers := _numbers(version)) and numbers < than
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = []
+    for part in version.partition("+")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
 
 
 async def ask_usable(
@@ -80,13 +159,20 @@ async def ask_usable(
     """What the server at `http` is, if a run with `rollout.engine = KIND` can use it.
 
     Raises:
-        ServerError: as `ask_facts`, or it is of another kind or version.
+        ServerError: as `ask_facts`, or it is of another kind, too old, or of a version that was
+            not run before and without a route that is needed.
     """
     facts = await ask_facts(http, deadline_s)
     if facts.kind is not kind:
         raise ServerError(f"server {http.url} is {facts.name}, but rollout.engine is {kind}")
-    if (why := untested(kind, facts.version)) and not allow_untested:
+    if (why := too_old(kind, facts.version)) and not allow_untested:
         raise ServerError(f"server {http.url} is {facts.name}, {why}")
+    if untested(kind, facts.version):
+        for needed, told in missing(facts):
+            raise ServerError(
+                f"server {http.url} is {facts.name}, which was not run with rlstreams, and has "
+                f"{told}; {needed.cure}, or install {to_install(kind)}"
+            )
     return facts
 
 

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from rlstreams.workers.engines.served.facts import untested
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.engines.served.server import Look, Server
 from rlstreams.workers.engines.served.settings import ServedSettings
@@ -107,7 +108,9 @@ class HealthMonitor:
         self._silent_since_s, self._inside_s = None, time.monotonic()
         assert server.facts is not None
         way = f"weights reach it by {server.delivery_name}"
-        self._note(f"server {server.url} is {server.facts.name}; {way}")
+        why = untested(server.facts.kind, server.facts.version)
+        what = f"{server.facts.name}, {why}" if why else server.facts.name
+        self._note(f"server {server.url} is {what}; {way}")
         self._on_change()
 
     async def _still_listens(self) -> bool:
