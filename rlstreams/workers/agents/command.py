@@ -17,7 +17,7 @@ from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.text import tail
 from rlstreams.streams.process.cause import died
 from rlstreams.streams.process.child import GONE_S, Child, Orphaned
-from rlstreams.workers.agents.agent import MAX_DETAIL, Ending, LostAgentError, Start
+from rlstreams.workers.agents.agent import MAX_DETAIL, Ending, LostAgentError, Place, Start
 from rlstreams.workers.config.agents import AgentSection
 
 TASK_FILE = "task.json"
@@ -54,8 +54,9 @@ class CommandAgent:
         folder.mkdir(parents=True)
         self._folder = folder
 
-    async def taken(self, session_id: str) -> None:
-        """It is started here."""
+    async def taken(self, place: Place) -> str:
+        """See Agent: it is started here."""
+        return ""
 
     async def run(self, start: Start) -> Ending:
         """See Agent."""
