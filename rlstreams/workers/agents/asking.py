@@ -56,13 +56,6 @@ def told_of(start: Start, section: AgentSection, url: str) -> dict[str, Any]:
     }
 
 
-def ending() -> CallRefusedError:
-    """This worker takes no more questions."""
-    return CallRefusedError(
-        503, "ending", "this worker ends; its sessions go on elsewhere", retry_after_s=BUSY_S
-    )
-
-
 class Runners:
     """The port `Desk`: agents of a worker that run elsewhere, by their keys."""
 

@@ -50,6 +50,8 @@ class CommandAgent:
         self._variables = {
             name: resolve_secret(value, f"agent.env.{name}") for name, value in section.env.items()
         }
+        # What the configuration names by reference is a secret, and no record's.
+        self._secrets = [v for k, v in self._variables.items() if v and v != section.env[k]]
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self._folder = folder
@@ -80,7 +82,9 @@ class CommandAgent:
                 await asyncio.sleep(_LOOK_S)
             if status == 0:
                 return Ending()
-            said = "\n".join(tail(folder / OUTPUT, _LINES)).replace(start.key, "***")
+            said = "\n".join(tail(folder / OUTPUT, _LINES))
+            for secret in (start.key, *self._secrets):
+                said = said.replace(secret, "***")
             detail = f"{self._command[0]} {died(status)}" + (f":\n{said}" if said else "")
             return Ending(is_failed=True, detail=detail[-MAX_DETAIL:])
         finally:

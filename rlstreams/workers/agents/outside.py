@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.workers.agents.agent import Ending, Place, Start, fell_silent
-from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, ending, told_of
+from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, told_of
 from rlstreams.workers.config.agents import AgentSection
-from rlstreams.workers.gateway.port import CallRefusedError
+from rlstreams.workers.gateway.port import CallRefusedError, ending
 
 FILE = "clients.json"  # where clients ask, and with which key; for the run's owner alone
 MAX_GROUP = 200  # characters of a group's name

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.workers.agents.agent import Ending, LostAgentError, Place, Start, fell_silent
-from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, ending, told_of
+from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, told_of
 from rlstreams.workers.config.agents import AgentSection
-from rlstreams.workers.gateway.port import CallRefusedError
+from rlstreams.workers.gateway.port import CallRefusedError, ending
 
 FILE = "runner.json"  # where a runner asks, and with which key; for the run's owner alone
 

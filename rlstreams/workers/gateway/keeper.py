@@ -14,6 +14,7 @@ from rlstreams.workers.gateway.port import (
     Message,
     Report,
     Tool,
+    ending,
 )
 from rlstreams.workers.gateway.shared import Shared
 
@@ -120,7 +121,7 @@ class Keeper:
         """
         says = self._keys.read(key)
         if self._is_ending:
-            raise CallRefusedError(503, "ending", "this worker ends; the session goes on elsewhere")
+            raise ending()
         session = self._open.get(says.session_id)
         if session is None and says.session_id not in self._over and self._is_young:
             raise CallRefusedError(

@@ -41,7 +41,13 @@ from rlstreams.workers.engines.turn import whole_turn
 from rlstreams.workers.gateway.canonical import answer_message, call_id
 from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
 from rlstreams.workers.gateway.limits import CallLimits, LimitError, Trouble, too_long
-from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Report
+from rlstreams.workers.gateway.port import (
+    CallAnswer,
+    CallRefusedError,
+    CallRequest,
+    Report,
+    ending,
+)
 from rlstreams.workers.gateway.records import Records, experts_of
 from rlstreams.workers.gateway.shared import BUSY_S, Shared
 from rlstreams.workers.model.base import EngineError
@@ -254,7 +260,7 @@ class OpenSession:
             await self.records.appended(event)
         except StreamsError as err:
             self._break(err)
-            raise CallRefusedError(503, "ending", f"this worker ends: {err}") from err
+            raise ending(str(err)) from err
 
     async def _load_ids(self, sampled: Sampled) -> Mapping[int, str]:
         """By version; no record names a load that nobody can read of yet."""

@@ -41,6 +41,15 @@ class CallRefusedError(Exception):
         self.retry_after_s = retry_after_s
 
 
+ENDING_S = 5.0  # until a worker that ends is back, or another one has its sessions
+
+
+def ending(why: str = "") -> CallRefusedError:
+    """503: this worker takes no more requests; whoever tries again is answered by the next one."""
+    told = "this worker ends; its sessions go on in the next one" + (f": {why}" if why else "")
+    return CallRefusedError(503, "ending", told, retry_after_s=ENDING_S)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
     """One request for one answer, the same in every dialect."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlstreams.workers.config.agents import GatewaySection
+from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
 from tests.unit.roles.remote_stand import Answer, Session, World, free_port, post
 from tests.unit.roles.sessions_stand import recorded
 
@@ -117,6 +119,39 @@ def test_a_client_goes_on_with_its_key_after_its_worker_died(world) -> None:
     run.done(session.close)
     run.until(lambda: len(run.trajectories) == 2)
     assert 410 == run.done(session.say, "1").status
+
+
+def test_a_call_that_the_end_of_its_worker_cuts_is_the_same_call_when_it_is_sent_again(
+    world,
+) -> None:
+    run = world(num=1)
+    run.stand.config = replace(run.stand.config, gateway=GatewaySection(port=free_port()))
+    run.loop.close()
+    run.loop = run.worker()
+    session = take(run, "a")
+    stage: Any = run.loop._stage
+    engines, never = [stage._engine], asyncio.Event()
+    sampled = stage._engine.generate
+
+    async def stuck(request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
+        async for segment in sampled(request):
+            drawn.append(request.sample_id)
+            await never.wait()
+            yield segment
+
+    drawn: list[str] = []
+    stage._engine.generate = stuck
+    cut = run.start(session.say, "1")
+    run.until(lambda: drawn)
+    run.loop.close()
+    assert (cut.result().status, cut.result().headers["retry-after"]) == (503, "5")
+    run.loop = run.worker()
+    run.until(lambda: (session.name, 1) in run.starts)
+    stage = run.loop._stage
+    engines.append(stage._engine)
+    assert 200 == run.done(session.say, "1").status
+    assert drawn == [one.sample_id for one in engines[1].requests]
+    assert 1 == len(recorded(run.stand).calls)
 
 
 def test_a_session_that_nobody_ends_is_set_aside(world) -> None:

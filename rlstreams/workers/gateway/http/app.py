@@ -30,7 +30,14 @@ from rlstreams.workers.gateway.http.dialects import CHAT, MESSAGES, RESPONSES
 from rlstreams.workers.gateway.http.messages import dialogue
 from rlstreams.workers.gateway.http.wire import Body, bad
 from rlstreams.workers.gateway.keys import key_of
-from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Calls, Desk, Report
+from rlstreams.workers.gateway.port import (
+    CallAnswer,
+    CallRefusedError,
+    Calls,
+    Desk,
+    Report,
+    ending,
+)
 
 KEEPALIVE_S = 5.0  # clients and what is between give a silent stream up
 MAX_ASK_S = 60.0  # proxies cut an answer that takes longer
@@ -117,6 +124,10 @@ class Gateway:
                 answer: Response = await handler(request, key)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                return _refusal(dialect, ending())  # its work was cut, by `drain`
             except Exception as err:  # noqa: BLE001 - each is answered in the dialect's own shape
                 return _refusal(dialect, _refused(err))
             return answer
@@ -147,6 +158,9 @@ class Gateway:
         while not work.done():
             yield dialect.keepalive
             await asyncio.wait([work], timeout=self._keepalive_s)
+        if work.cancelled():
+            yield dialect.failed(ending())
+            return
         try:
             answers = work.result()
         except Exception as err:  # noqa: BLE001 - the status line is gone: the stream says it
@@ -286,6 +300,11 @@ def _headers(answers: Sequence[CallAnswer]) -> dict[str, str]:
     return {"x-rlstreams-call": answers[0].call_id} | (
         {_OVERRULED: as_json(dict(overruled))} if overruled else {}
     )
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _refused(err: Exception) -> CallRefusedError:
