@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from rlstreams.workers.engines.thread import EngineThread
 from rlstreams.workers.gateway.http.serve import GatewayServer, start
@@ -52,6 +54,16 @@ def gateway(says: Says = echo, **options: Any) -> Iterator[Running]:
         calls.gate.set()
         thread.wait(server.close(2.0), DEADLINE_S, "the gateway's end")
         thread.close()
+
+
+def connected(running: Running) -> socket.socket:
+    place = urlsplit(running.url)
+    return socket.create_connection((place.hostname, place.port), DEADLINE_S)
+
+
+def head(running: Running, *more: str) -> bytes:
+    lines = ["POST /v1/chat/completions HTTP/1.1", "host: x", f"x-api-key: {running.key()}", *more]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 class Words(logging.Handler):

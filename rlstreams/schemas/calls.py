@@ -45,6 +45,7 @@ class SessionOpened:
     worker: str = ""
     instance: str = ""
     at_ms: int = 0
+    client_group: str = ""  # by which a client from outside compares its sessions; "": it is ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

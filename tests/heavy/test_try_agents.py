@@ -75,4 +75,4 @@ def test_a_remote_agent_is_not_waited_for(
         CONFIG.replace('command = ["python", "solver.py"]', "remote = true")
     )
     assert 78 == main(["try", str(tmp_path / "run.toml"), "--rows", "1"])
-    assert "agent 'solver' is remote: whoever runs it starts it" in capsys.readouterr().err
+    assert "agent 'solver' runs elsewhere: whoever runs it starts it" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import http.client
 import json
 import logging
 import select
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ import pytest
 
 from rlstreams.workers.gateway.keys import Keys
 from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Parsed
-from tests.gateways import DEADLINE_S, NEVER_S, Running, Words, gateway
+from tests.gateways import DEADLINE_S, NEVER_S, Running, Words, connected, gateway, head
 
 TOOL = {"type": "function", "function": {"name": "look"}}
 USER = [{"role": "user", "content": "a"}]
@@ -293,16 +292,6 @@ def test_a_body_that_does_not_say_so_is_read_no_further(running: Running) -> Non
         assert b" 413 " in peer.recv(1000).splitlines()[0]
 
 
-def connected(running: Running) -> socket.socket:
-    place = urlsplit(running.url)
-    return socket.create_connection((place.hostname, place.port), DEADLINE_S)
-
-
-def head(running: Running, *more: str) -> bytes:
-    lines = ["POST /v1/chat/completions HTTP/1.1", "host: x", f"x-api-key: {running.key()}", *more]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode()
-
-
 def test_a_client_that_hangs_up_ends_nothing(running: Running) -> None:
     """Neither one that waits for a body nor one that reads a stream: the call goes on."""
     for stream in (False, True):
@@ -360,33 +349,3 @@ def test_a_key_is_logged_nowhere(running: Running, monkeypatch: pytest.MonkeyPat
         assert time.monotonic() < until_s, words.lines
         time.sleep(0.01)
     assert not [line for line in words.lines if key in line or running.key() in line]
-
-
-def test_the_end_waits_for_what_is_under_way_and_no_longer() -> None:
-    """One call ends within the deadline and is answered; one that does not is cut."""
-    body = json.dumps({"messages": USER}).encode()
-    for deadline_s, cut in ((DEADLINE_S, 0), (0.2, 2)):
-        with gateway(says) as made, connected(made) as peer:
-            made.hold()
-            peer.sendall(head(made, f"content-length: {len(body)}") + body)
-            while not made.calls.requests:
-                time.sleep(0.01)
-            ending = made.thread.submit(made.server.close(deadline_s))
-            time.sleep(0.1)
-            if not cut:
-                made.hold(False)
-            assert bool(ending.result(DEADLINE_S)) == bool(cut)
-            answer = peer.recv(100)
-            assert (b" 200 " in answer) == (not cut)
-        with pytest.raises(OSError, match="refused"):
-            connected(made)
-
-
-def test_an_address_in_use_is_named() -> None:
-    with gateway(says) as made:
-        port = urlsplit(made.url).port
-        with (
-            pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: Address already in use"),
-            gateway(says, port=port),
-        ):
-            pass

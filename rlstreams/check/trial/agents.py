@@ -108,10 +108,10 @@ class AgentTrial:
             ConfigError: an agent that cannot be started, or that runs elsewhere.
             EngineError: the model cannot be loaded.
         """
-        if away := [section.name for section in self.config.agent if section.remote]:
+        if away := [section.name for section in self.config.agent if section.is_elsewhere]:
             raise ConfigError(
-                f"agent {away[0]!r} is remote: whoever runs it starts it, and `try` cannot; give "
-                "it a `command` here, or start a run: rlstreams up"
+                f"agent {away[0]!r} runs elsewhere: whoever runs it starts it, and `try` cannot; "
+                "give it a `command` here, or start a run: rlstreams up"
             )
         return asyncio.run(self._run(rows, num_samples))
 

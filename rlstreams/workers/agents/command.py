@@ -17,7 +17,7 @@ from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.text import tail
 from rlstreams.streams.process.cause import died
 from rlstreams.streams.process.child import GONE_S, Child, Orphaned
-from rlstreams.workers.agents.agent import MAX_DETAIL, Ending, LostAgentError, Start
+from rlstreams.workers.agents.agent import MAX_DETAIL, Ending, LostAgentError, Place, Start
 from rlstreams.workers.config.agents import AgentSection
 
 TASK_FILE = "task.json"
@@ -50,12 +50,15 @@ class CommandAgent:
         self._variables = {
             name: resolve_secret(value, f"agent.env.{name}") for name, value in section.env.items()
         }
+        # What the configuration names by reference is a secret, and no record's.
+        self._secrets = [v for k, v in self._variables.items() if v and v != section.env[k]]
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self._folder = folder
 
-    async def taken(self, session_id: str) -> None:
-        """It is started here."""
+    async def taken(self, place: Place) -> str:
+        """See Agent: it is started here."""
+        return ""
 
     async def run(self, start: Start) -> Ending:
         """See Agent."""
@@ -79,7 +82,9 @@ class CommandAgent:
                 await asyncio.sleep(_LOOK_S)
             if status == 0:
                 return Ending()
-            said = "\n".join(tail(folder / OUTPUT, _LINES)).replace(start.key, "***")
+            said = "\n".join(tail(folder / OUTPUT, _LINES))
+            for secret in (start.key, *self._secrets):
+                said = said.replace(secret, "***")
             detail = f"{self._command[0]} {died(status)}" + (f":\n{said}" if said else "")
             return Ending(is_failed=True, detail=detail[-MAX_DETAIL:])
         finally:

@@ -11,9 +11,11 @@ import msgspec
 
 from rlstreams.streams.log.bus import Appender
 from rlstreams.workers.agents.agent import Agent
+from rlstreams.workers.agents.asking import AskedAgent, Runners
 from rlstreams.workers.agents.command import CommandAgent
+from rlstreams.workers.agents.outside import OutsideAgent
 from rlstreams.workers.agents.python_agent import PythonAgent
-from rlstreams.workers.agents.remote import RemoteAgent, Runners
+from rlstreams.workers.agents.remote import RemoteAgent
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.hub import model_folder
@@ -21,6 +23,7 @@ from rlstreams.workers.config.reward import AGENT
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes
 from rlstreams.workers.engines.base import Engine
+from rlstreams.workers.gateway.http.dialects import read_again
 from rlstreams.workers.gateway.keeper import Keeper
 from rlstreams.workers.gateway.keys import Keys
 from rlstreams.workers.gateway.rendering import make_renderer
@@ -103,12 +106,14 @@ def sessions_of(
     Raises:
         ConfigError: an agent that cannot be started.
     """
-    remote: list[RemoteAgent] = []
+    asked: list[AskedAgent] = []
 
     def agent_of(section: AgentSection) -> Agent:
-        if section.remote:
-            remote.append(RemoteAgent(section, folder / section.name))
-            return remote[-1]
+        if section.is_elsewhere:
+            kind = RemoteAgent if section.remote else OutsideAgent
+            agent = kind(section, folder / section.name)
+            asked.append(agent)
+            return agent
         if section.command:
             return CommandAgent(section, folder / section.name)
         return PythonAgent(section, engine.capacity, note)
@@ -119,12 +124,12 @@ def sessions_of(
         Member(section=section, agent=agent_of(section), code_hash=_code_hash(section))
         for section in config.agent
     ]
-    if remote:
+    if asked:
         check_address("gateway.host", config.gateway.host)
     return Sessions(
         keeper=Keeper(shared, keys, config.run.id),
         members=members,
-        runners=Runners(remote, keys, config.gateway, ordinal) if remote else None,
+        runners=Runners(asked, keys, config.gateway, ordinal) if asked else None,
         verifier=verifier,
         verifier_name=config.reward.verifier,
         by_agent=config.reward.verifier == AGENT,
@@ -147,6 +152,7 @@ def _shared(
         asked=Asked(),
         appender=appender,
         loads=dict,  # until the role knows of one
+        read_again=read_again,
         worker=worker,
         instance=instance,
         max_attempts=config.rollout.max_attempts,

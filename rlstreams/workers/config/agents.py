@@ -37,6 +37,9 @@ class AgentSection(Section, section="agent"):
     remote: bool = False
     """Runners of yours, on any machine, ask the gateway for its sessions and start it: see
     section `gateway`; or else `command` or `python`."""
+    outside: bool = False
+    """Programs that nobody starts, with work of their own, ask the gateway for sessions and call
+    the model; rows of the data are counted, not read. Or else one of the three above."""
     env: dict[str, str] = field(default_factory=dict)
     """Further variables of `command`; secrets as `env:NAME` or `file:PATH`."""
     options: dict[str, Option] = field(default_factory=dict)
@@ -52,21 +55,28 @@ class AgentSection(Section, section="agent"):
     its own."""
     lease_s: PositiveFloat = 60.0
     """A runner that says nothing for so long, by no call and no heartbeat, loses its session to
-    the next one that asks."""
+    the next one that asks; a session of a client from outside is set aside."""
     processes: PositiveInt = 2
     """Processes that run `python`, in each rollout worker."""
     memory_mb: NonNegativeInt = 4096
     """Memory limit of one such process, MB. 0: no limit."""
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether nothing of ours starts it."""
+        return self.remote or self.outside
+
     def _problems(self) -> Iterator[str]:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.name):
             yield f"agent.name must be 1 to 64 letters, digits, `-`, `_` or `.`, got {self.name!r}"
-        ways = {"command": self.command, "python": self.python, "remote": self.remote}
+        ways = {"command": self.command, "python": self.python, "remote": self.remote,
+                "outside": self.outside}  # fmt: skip
         named = [f"`{way}`" for way, value in ways.items() if value]
         if len(named) != 1:
             found = f"{' and '.join(named)} are set" if named else "none is set"
             yield (
-                f"agent {self.name!r}: set one of `command`, `python` and `remote = true`; {found}"
+                f"agent {self.name!r}: set one of `command`, `python`, `remote = true` and "
+                f"`outside = true`; {found}"
             )
         if self.python and located(self.python) is None:
             yield (
@@ -81,7 +91,7 @@ class AgentSection(Section, section="agent"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySection(Section, section="gateway"):
-    """Where runners of remote agents reach the rollout workers."""
+    """Where runners of remote agents, and clients from outside, reach the rollout workers."""
 
     host: str = "127.0.0.1"
     """Address of the network interface on which rollout workers listen for runners."""
@@ -124,8 +134,12 @@ def agent_problems(
         if reward.verifier == AGENT:
             yield "[reward.verifier], but there is no table [[agent]]: nobody would give a reward"
         return
-    if not any(agent.remote for agent in agents) and gateway != GatewaySection():
-        yield "gateway is set, but no table [[agent]] has remote = true: nobody would ask there"
+    if not any(agent.is_elsewhere for agent in agents) and gateway != GatewaySection():
+        yield (
+            "gateway is set, but no table [[agent]] has remote = true or outside = true: nobody "
+            "would ask there"
+        )
+    yield from _outside_problems(agents, reward, data)
     if gateway.port and gateway.port + workers > 1 << 16:
         yield "[gateway.port], but [rollout.workers]: there are no ports above 65535"
     names = [agent.name for agent in agents]
@@ -149,6 +163,23 @@ def agent_problems(
                 "[rollout.sample_deadline_s]: the sample would be set aside before its agent is "
                 "ended and judged; set a shorter limit of the agent"
             )
+
+
+def _outside_problems(
+    agents: Sequence[AgentSection], reward: RewardSection, data: DataSection
+) -> Iterator[str]:
+    """What sessions that are no rows of the data cannot have."""
+    outside = [agent for agent in agents if agent.outside]
+    if outside and reward.verifier != AGENT:
+        yield (
+            f"[reward.verifier], and agent {outside[0].name!r} is outside: it would compare what "
+            "its clients do with rows of the data; set 'agent', and have them post an outcome"
+        )
+    if outside and len(outside) == len(agents) and data.has_held_out:
+        yield (
+            f"data has held-out rows, and agent {outside[0].name!r} is outside, as all are: nobody "
+            "would answer them; leave them out, or name another agent"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

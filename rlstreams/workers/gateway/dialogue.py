@@ -7,17 +7,20 @@ prove that the dialogue goes on with just these ids; else the call is a root.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rlstreams.schemas.events import CallCommitted
+from rlstreams.streams.sessions.chain import unpacked
 from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.workers.engines.base import Int32s, Sampling
 from rlstreams.workers.gateway.canonical import answer_message
-from rlstreams.workers.gateway.port import CallAnswer, CallRequest
+from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message
 from rlstreams.workers.gateway.shared import Shared
 
 
@@ -42,8 +45,19 @@ class Dialogue:
 
     def remember(self, request: CallRequest, answer: CallAnswer) -> None:
         """A later request may go on behind this answer."""
-        said = [*request.messages, answer_message(answer.parsed)]
-        self._continued[self._shared.matcher.chain(said, request.tools)[-1]] = answer.call_id
+        self._said_behind(request, answer_message(answer.parsed), answer.call_id)
+
+    def recall(self) -> None:
+        """Remember all recorded calls: a later request may go on behind each of them. One that
+        cannot be read is continued by none."""
+        for call in self._log.calls:
+            with suppress(CallRefusedError, KeyError, ValueError):
+                request = self._shared.read_again(call.dialect, unpacked(call.request))
+                self._said_behind(request, json.loads(unpacked(call.response)), call.call_id)
+
+    def _said_behind(self, request: CallRequest, answer: Message, named: str) -> None:
+        said = [*request.messages, answer]
+        self._continued[self._shared.matcher.chain(said, request.tools)[-1]] = named
 
     def prompt(self, request: CallRequest) -> PromptIds:
         """The ids that the policy goes on from.

@@ -14,8 +14,13 @@ from rlstreams.workers.gateway.port import (
     Message,
     Report,
     Tool,
+    ending,
 )
 from rlstreams.workers.gateway.shared import Shared
+
+YOUNG_S = 60.0  # after its start, while a worker opens again what was open
+STARTING_S = 1.0  # until such a request may be sent again
+MAX_OVER = 10_000  # sessions that are remembered to be over
 
 
 class Keeper:
@@ -31,6 +36,8 @@ class Keeper:
         self._model = model
         self._open: dict[str, OpenSession] = {}  # by session id
         self._heard_s: dict[str, float] = {}  # when each of these last sent something
+        self._over: dict[str, None] = {}  # sessions that were shut here, the newest last
+        self._began_s = time.monotonic()
         self._is_ending = False
 
     @property
@@ -46,6 +53,7 @@ class Keeper:
     def open(self, session: OpenSession, expires_in_s: float) -> str:
         """Take requests of a session's new start; returns its agent's key."""
         self._open[session.session_id] = session
+        self._over.pop(session.session_id, None)
         self._heard_s[session.session_id] = time.monotonic()
         expires_s = round(time.time() + expires_in_s)
         return self._keys.make(session.session_id, session.start, expires_s)
@@ -54,6 +62,9 @@ class Keeper:
         """Take no more of them: its start is over; see `OpenSession.close`."""
         if self._open.get(session.session_id) is session:
             del self._open[session.session_id], self._heard_s[session.session_id]
+            self._over[session.session_id] = None
+            if len(self._over) > MAX_OVER:
+                del self._over[next(iter(self._over))]
         await session.close(is_lost=is_lost)
 
     def silent_s(self, session: OpenSession) -> float:
@@ -61,6 +72,11 @@ class Keeper:
         if session.num_under_way or session.session_id not in self._heard_s:
             return 0.0
         return time.monotonic() - self._heard_s[session.session_id]
+
+    @property
+    def _is_young(self) -> bool:
+        """Whether sessions of the worker before may still be taken up."""
+        return time.monotonic() - self._began_s < YOUNG_S
 
     def end(self) -> None:
         """Refuse all requests from now on: the worker ends."""
@@ -105,9 +121,16 @@ class Keeper:
         """
         says = self._keys.read(key)
         if self._is_ending:
-            raise CallRefusedError(503, "ending", "this worker ends; the session goes on elsewhere")
+            raise ending()
         session = self._open.get(says.session_id)
-        if session is None or session.start != says.start:
+        if session is None and says.session_id not in self._over and self._is_young:
+            raise CallRefusedError(
+                503,
+                "starting",
+                f"session {says.session_id} is not open here, and may be soon: this worker starts",
+                retry_after_s=STARTING_S,
+            )
+        if session is None or not session.first_start <= says.start <= session.start:
             raise CallRefusedError(
                 410,
                 "session_closed",

@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlstreams.schemas.calls import (
     ABANDONED,
@@ -40,7 +40,14 @@ from rlstreams.workers.engines.sampled import Sampled, sampled_of
 from rlstreams.workers.engines.turn import whole_turn
 from rlstreams.workers.gateway.canonical import answer_message, call_id
 from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
-from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Report
+from rlstreams.workers.gateway.limits import CallLimits, LimitError, Trouble, too_long
+from rlstreams.workers.gateway.port import (
+    CallAnswer,
+    CallRefusedError,
+    CallRequest,
+    Report,
+    ending,
+)
 from rlstreams.workers.gateway.records import Records, experts_of
 from rlstreams.workers.gateway.shared import BUSY_S, Shared
 from rlstreams.workers.model.base import EngineError
@@ -48,23 +55,6 @@ from rlstreams.workers.sandbox.reward import Judgement, check_judgement
 
 SAID_KINDS = (ENDED, LIMIT, AGENT, ENVIRONMENT_FAILED, ABANDONED)  # of an end, by the agent
 _SILENT = (401, 410, 429)  # statuses that no record tells of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallLimits:
-    """Of one session."""
-
-    max_calls: int
-    max_tokens: int  # sampled; 0: no limit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Why the last request of a session got no answer."""
-
-    is_limit: bool
-    detail: str
-    is_ours: bool = False  # the engine's, or this process's
 
 
 class OpenSession:
@@ -77,14 +67,20 @@ class OpenSession:
         log: Session,
         limits: CallLimits,
         sampling: Sampling,
+        *,
+        goes_on: bool = False,
     ) -> None:
         """
         Args:
             record: the prompt; its partition is that of all records of the session.
             log: what is recorded of it so far; grows with each call.
+            goes_on: its client does not begin anew with this start: keys of earlier ones hold, and
+                its next request continues calls of those.
         """
         self.log = log
         self.start = log.num_starts
+        self.first_start = 0 if goes_on else self.start
+        """The earliest one whose key is taken."""
         self.trouble: Trouble | None = None
         self.ended: asyncio.Event = asyncio.Event()
         """Set once the agent said that it is done."""
@@ -103,6 +99,8 @@ class OpenSession:
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
         self.records = Records(shared, record, log.session_id, self.start)
         self._dialogue = Dialogue(shared, log, sampling)
+        if goes_on:
+            self._dialogue.recall()
 
     @property
     def session_id(self) -> str:
@@ -115,7 +113,11 @@ class OpenSession:
         return len(self._under_way)
 
     async def begin(
-        self, agent: str, agent_hash: str, caught_up: Callable[[], bool] | None = None
+        self,
+        agent: str,
+        agent_hash: str,
+        caught_up: Callable[[], bool] | None = None,
+        client_group: str = "",
     ) -> None:
         """Record that the agent is started; before the first of its calls.
 
@@ -126,7 +128,7 @@ class OpenSession:
                 returns whether that is all. None: nobody else had the session.
         """
         opened = await self.records.committed(
-            self.records.opened(agent, agent_hash), is_progress=False
+            self.records.opened(agent, agent_hash, client_group), is_progress=False
         )
         if caught_up is not None:
             await self.records.settled(caught_up)
@@ -192,6 +194,8 @@ class OpenSession:
         except CallRefusedError as err:
             # The next try is this occurrence, and not the one before.
             self._answered.pop(request_hash, None)
+            if isinstance(err, LimitError):
+                self.trouble = Trouble(is_limit=True, detail=str(err))
             if err.status not in _SILENT:
                 self.records.note(self.records.failed(request_hash, occurrence, err))
             raise
@@ -256,7 +260,7 @@ class OpenSession:
             await self.records.appended(event)
         except StreamsError as err:
             self._break(err)
-            raise CallRefusedError(503, "ending", f"this worker ends: {err}") from err
+            raise ending(str(err)) from err
 
     async def _load_ids(self, sampled: Sampled) -> Mapping[int, str]:
         """By version; no record names a load that nobody can read of yet."""
@@ -293,10 +297,11 @@ class OpenSession:
             )
         num_calls, limits = len(self.log.nodes), self._limits
         if num_calls >= limits.max_calls:
-            raise self._limit(f"the session made its {limits.max_calls} calls (agent.max_calls)")
+            raise LimitError(f"the session made its {limits.max_calls} calls (agent.max_calls)")
         if limits.max_tokens and self._tokens_left() < 1:
-            raise self._limit(f"the session has sampled {limits.max_tokens} tokens "
-                              "(agent.max_tokens)")  # fmt: skip
+            raise LimitError(
+                f"the session has sampled {limits.max_tokens} tokens (agent.max_tokens)"
+            )
 
     def _tokens_left(self) -> int:
         """Of the session."""
@@ -304,14 +309,10 @@ class OpenSession:
             return self._shared.engine.max_tokens
         return self._limits.max_tokens - sum(sampled_tokens(call) for call in self.log.calls)
 
-    def _limit(self, why: str, code: str = "limit_reached") -> CallRefusedError:
-        self.trouble = Trouble(is_limit=True, detail=why)
-        return CallRefusedError(400, code, why)
-
     async def _sampled(self, request: CallRequest, prompt: PromptIds, named: str) -> Sampled:
         engine, given = self._shared.engine, len(prompt.token_ids)
         if given >= engine.max_tokens:
-            raise self._too_long(given)
+            raise too_long(given, engine.max_tokens)
         wanted = [self._sampling.max_new_tokens, engine.max_tokens - given, self._tokens_left()]
         if request.max_tokens is not None:
             if request.max_tokens < 1:
@@ -334,7 +335,7 @@ class OpenSession:
             try:
                 segments = await whole_turn(engine, asked)
             except PromptTooLongError:
-                raise self._too_long(given) from None
+                raise too_long(given, engine.max_tokens) from None
             except EngineError as err:
                 failed = err
             else:
@@ -343,19 +344,11 @@ class OpenSession:
                 )
         raise self._failed_engine(failed)
 
-    def _too_long(self, num_tokens: int) -> CallRefusedError:
-        longest = self._shared.engine.max_tokens
-        return self._limit(
-            f"This model's maximum context length is {longest} tokens. However, your messages "
-            f"resulted in {num_tokens} tokens. Please reduce the length of the messages.",
-            "context_length_exceeded",
-        )
-
     def _failed_engine(self, failed: EngineError) -> CallRefusedError:
         """One that will sample no more ends the worker: its sessions go on in the next one."""
         if not self._shared.engine.is_ready:
             self._break(failed)
-        self.trouble = Trouble(is_limit=False, detail=str(failed), is_ours=True)
+        self.trouble = Trouble(is_limit=False, detail=str(failed))
         return CallRefusedError(503, "engine_failed", str(failed), retry_after_s=BUSY_S)
 
     async def report(self, report: Report) -> str:

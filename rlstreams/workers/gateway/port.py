@@ -41,6 +41,15 @@ class CallRefusedError(Exception):
         self.retry_after_s = retry_after_s
 
 
+ENDING_S = 5.0  # until a worker that ends is back, or another one has its sessions
+
+
+def ending(why: str = "") -> CallRefusedError:
+    """503: this worker takes no more requests; whoever tries again is answered by the next one."""
+    told = "this worker ends; its sessions go on in the next one" + (f": {why}" if why else "")
+    return CallRefusedError(503, "ending", told, retry_after_s=ENDING_S)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
     """One request for one answer, the same in every dialect."""
@@ -145,7 +154,7 @@ class Calls(Protocol):
 
 
 class Desk(Protocol):
-    """Where runners ask for sessions of remote agents; on the gateway's event loop."""
+    """Where runners and clients ask for sessions; on the gateway's event loop."""
 
     def check(self, key: str) -> None:
         """
@@ -153,12 +162,18 @@ class Desk(Protocol):
             CallRefusedError: 401; `key` is no runner's.
         """
 
-    async def ask(self, key: str, wait_s: float) -> Mapping[str, Any] | None:
+    async def ask(
+        self, key: str, wait_s: float, client_group: str = ""
+    ) -> Mapping[str, Any] | None:
         """One start of a session, for whoever asks alone, as JSON; None: there was none within
         `wait_s`. Cancelled, it takes none.
 
+        Args:
+            client_group: of a client from outside: what its session is compared with.
+
         Raises:
-            CallRefusedError: 401; 429 where too many runners wait already; 503 while it is ending.
+            CallRefusedError: 401; 400 for a group that cannot be; 429 where too many wait already;
+                503 while it is ending.
         """
 
 

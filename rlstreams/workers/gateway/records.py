@@ -48,7 +48,7 @@ class Records:
         self.start = start
         self._came_forward = False  # some call of this start is in the log
 
-    def opened(self, agent: str, agent_hash: str) -> SessionOpened:
+    def opened(self, agent: str, agent_hash: str, client_group: str) -> SessionOpened:
         """The agent is started."""
         prompt, at = self._record.event, self._record.position
         return SessionOpened(
@@ -69,6 +69,7 @@ class Records:
             worker=self._shared.worker,
             instance=self._shared.instance,
             at_ms=now_ms(),
+            client_group=client_group,
         )
 
     def replayed(self, recorded: CallCommitted) -> CallReplayed:

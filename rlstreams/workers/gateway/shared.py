@@ -11,7 +11,7 @@ import zstandard
 from rlstreams.streams.log.bus import Appender
 from rlstreams.workers.engines.base import Engine
 from rlstreams.workers.gateway.canonical import Matcher
-from rlstreams.workers.gateway.port import CallRefusedError, Renderer
+from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Renderer
 from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.policy.puller import Loads
@@ -30,6 +30,7 @@ class Shared:
     asked: Asked
     appender: Appender
     loads: Callable[[], Loads]  # announced or about to be
+    read_again: Callable[[str, bytes], CallRequest]  # a recorded request, by its dialect
     worker: str
     instance: str
     max_attempts: int = 3

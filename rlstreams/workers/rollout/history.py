@@ -10,7 +10,7 @@ sessions that it had opened: up to our own opening of a session they count, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from rlstreams.schemas import DecodeError
@@ -42,6 +42,7 @@ class _Reading:
         self.ends = {partition: end for partition, (begin, end) in spans.items() if begin < end}
         self.until_s = time.monotonic() + DEADLINE_S
         self.log = SessionLog()
+        self.clients: dict[str, str] = {}  # of sessions of clients from outside: their groups
         self._taken: dict[str, tuple[Session, int]] = {}  # others had them: until we meet our start
         self._keeps_judged = keeps_judged
         self.reader: Reader | None = None
@@ -66,6 +67,11 @@ class _Reading:
         behind = {p: end for p, end in self.ends.items() if at.get(p, 0) < end}
         if not behind:
             self.close()
+            self.clients = {
+                session.session_id: session.opened.client_group
+                for session in self.log
+                if session.opened is not None and session.opened.client_group
+            }
             for session in list(self.log):
                 kind = "" if session.closed is None else session.closed.kind
                 if kind and not (self._keeps_judged and kind in JUDGED):  # its prompt is done
@@ -163,6 +169,15 @@ class History:
             )
             self._readings[number].poll(self._bus)
         return self._readings[number].reader is None
+
+    def siblings(self, record: Record[Prompt]) -> Mapping[str, str]:
+        """Sessions of a sample's group that clients from outside have had, and the clients' group;
+        those that are over are among them."""
+        prefix, clients = (
+            f"{record.event.group_id}/",
+            self._readings[record.position.partition].clients,
+        )
+        return {name: group for name, group in clients.items() if name.startswith(prefix)}
 
     def is_closed(self, record: Record[Prompt]) -> bool:
         """Whether its session is over: what came of it was committed with its close."""

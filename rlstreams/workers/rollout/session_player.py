@@ -110,17 +110,17 @@ class SessionPlayer:
         room = self._shared.engine.capacity - (num_running - sessions.num_remote)
         for record in waiting:
             if self._history.is_known(record):
-                is_remote = sessions.member_of(record.event).section.remote
-                if is_remote or room > 0:
+                is_elsewhere = sessions.member_of(record.event).section.is_elsewhere
+                if is_elsewhere or room > 0:
                     found.append(record)
-                room -= not is_remote
+                room -= not is_elsewhere
         return found
 
     def roll_out(self, record: Record[Prompt]) -> Coroutine[Any, Any, Closed]:
         """See `Sessions.roll_out`."""
         log = self._history.take(record)
         caught_up = partial(self._history.caught_up, record) if log.starts else None
-        return self.sessions.roll_out(record, log, caught_up)
+        return self.sessions.roll_out(record, log, caught_up, self._history.siblings(record))
 
     def concluded(
         self, record: Record[Prompt], rolled: Closed, loads: Loads, context: Context, judge: str

@@ -11,12 +11,13 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.schemas.calls import (
+    ABANDONED,
     AGENT,
     ENDED,
     GRADER,
@@ -35,12 +36,13 @@ from rlstreams.streams.sessions.chain import (
 )
 from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.streams.sessions.verdict import Verdict
-from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Start
-from rlstreams.workers.agents.remote import Runners
+from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Place, Start
+from rlstreams.workers.agents.asking import Runners
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
 from rlstreams.workers.gateway.keeper import Keeper
-from rlstreams.workers.gateway.open_session import CallLimits, OpenSession
+from rlstreams.workers.gateway.limits import CallLimits
+from rlstreams.workers.gateway.open_session import OpenSession
 from rlstreams.workers.gateway.port import Report
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import set_aside
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
 LAST_WORDS_S = 5.0  # from an agent's word that it is done to its end
 KEY_S = 60.0  # beyond an agent's time that its key holds
+CLIENTS_KEY_S = 30 * 86_400.0  # that a client's key holds: it outlives workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +140,12 @@ class Sessions:
     deadline_s: float
     graders: Sequence[str] = ()  # that are waited for, after the session
     clock: SampleClock = field(default_factory=SampleClock)
-    runners: Runners | None = None  # of remote agents
+    runners: Runners | None = None  # of agents that run elsewhere
     num_remote: int = 0  # sessions under way that no process of ours works on
     server: GatewayServer | None = None
 
     async def start(self) -> None:
-        """Listen for agents, and for runners of remote ones."""
+        """Listen for agents, and for who asks for sessions of those that run elsewhere."""
         from rlstreams.workers.gateway.http import serve  # a web server, for agents alone
 
         if (runners := self.runners) is None:
@@ -160,39 +163,47 @@ class Sessions:
             await self.server.close(0.0)
 
     def member_of(self, prompt: Prompt) -> Member:
-        """The agent of a sample: all of a group have the same, drawn by weight."""
-        if len(self.members) == 1:
-            return self.members[0]
+        """The agent of a sample: all of a group have the same, drawn by weight; of a held-out row
+        one that reads rows."""
+        members = self.members
+        if prompt.purpose == EVALUATE:
+            members = [one for one in members if not one.section.outside] or members
         digest = hashlib.sha256(prompt.group_id.encode()).digest()
-        drawn = int.from_bytes(digest[:8]) / 2**64 * sum(m.section.weight for m in self.members)
-        for member in self.members:
+        drawn = int.from_bytes(digest[:8]) / 2**64 * sum(m.section.weight for m in members)
+        for member in members:
             drawn -= member.section.weight
             if drawn < 0:
                 return member
-        return self.members[-1]
+        return members[-1]
 
     async def roll_out(
-        self, record: Record[Prompt], log: Session, caught_up: Callable[[], bool] | None = None
+        self,
+        record: Record[Prompt],
+        log: Session,
+        caught_up: Callable[[], bool] | None = None,
+        siblings: Mapping[str, str] | None = None,
     ) -> Closed:
         """Have an agent work on a prompt until its session is over; nothing is written of the end.
 
         Args:
             log: what is recorded of the session so far.
             caught_up: see `OpenSession.begin`.
+            siblings: see `Place`.
 
         Raises:
             EngineError: the engine will sample no more.
         """
         member = self.member_of(record.event)
-        self.num_remote += member.section.remote
+        self.num_remote += member.section.is_elsewhere
+        place = place_of(record.event, log, siblings or {})
         try:
-            await member.agent.taken(log.session_id)  # its time begins when it can be worked on
+            client_group = await member.agent.taken(place)  # its time begins when it is worked on
             began_s = time.monotonic()
-            closed = await self._closed(record, log, member, caught_up)
+            closed = await self._closed(record, log, member, caught_up, client_group)
             closed.sample_s = time.monotonic() - began_s
             await self._leave_open(closed)
         finally:
-            self.num_remote -= member.section.remote
+            self.num_remote -= member.section.is_elsewhere
         return closed
 
     async def _closed(
@@ -201,6 +212,7 @@ class Sessions:
         log: Session,
         member: Member,
         caught_up: Callable[[], bool] | None,
+        client_group: str,
     ) -> Closed:
         """Start its agent, again where it is lost, and judge what it did, within the deadline."""
         starts, lost, prompt = 0, "", record.event
@@ -209,7 +221,8 @@ class Sessions:
                 while True:
                     starts += 1
                     session = self._session(record, log, member)
-                    await session.begin(member.section.name, member.code_hash, caught_up)
+                    name, code = member.section.name, member.code_hash
+                    await session.begin(name, code, caught_up, client_group)
                     caught_up = None  # from now on nobody else has it
                     try:
                         kind, detail = await self._played(session, prompt, member)
@@ -219,7 +232,7 @@ class Sessions:
                     if starts == member.section.starts:
                         break
                     lost = f"; its last start was lost: {detail}"
-                    await member.agent.taken(log.session_id)
+                    await member.agent.taken(place_of(prompt, log, {}))
                 closed = Closed(session=session, kind=kind, detail=detail, num_starts=starts)
                 await self._judge(closed, prompt)
                 return closed
@@ -250,14 +263,15 @@ class Sessions:
             log,
             CallLimits(max_calls=section.max_calls, max_tokens=section.max_tokens),
             self.evaluation if record.event.purpose == EVALUATE else self.sampling,
+            goes_on=section.outside,
         )
 
     async def _played(
         self, session: OpenSession, prompt: Prompt, member: Member
     ) -> tuple[str, str]:
         """How one start of the agent ended: kind and detail."""
-        limit_s = member.section.timeout_s
-        key = self.keeper.open(session, self.deadline_s + KEY_S)
+        limit_s, ours = member.section.timeout_s, not member.section.outside
+        key = self.keeper.open(session, self.deadline_s + KEY_S if ours else CLIENTS_KEY_S)
         assert self.server is not None
         begun = Start(
             session_id=session.session_id,
@@ -306,6 +320,8 @@ class Sessions:
             ending = Ending(is_failed=True, detail=detail)  # as if its process had said so
         if trouble is not None and trouble.is_limit:
             return LIMIT, trouble.detail
+        if ending.is_abandoned:
+            return ABANDONED, ending.detail
         if not ending.is_failed:
             return ENDED, ""
         if trouble is not None:
@@ -347,6 +363,17 @@ class Sessions:
         """What a verifier is given: the last answer, and all of them."""
         decode = self.keeper.shared.tokenizer.decode
         return sample_of_chain(chain, prompt.text, prompt.answer, prompt.metadata, decode)
+
+
+def place_of(prompt: Prompt, log: Session, siblings: Mapping[str, str]) -> Place:
+    """The place of a sample, with whose it was."""
+    return Place(
+        session_id=log.session_id,
+        group_id=prompt.group_id,
+        group_size=prompt.group_size,
+        client_group=log.opened.client_group if log.opened is not None else "",
+        siblings=siblings,
+    )
 
 
 def task_of(prompt: Prompt, session_id: str, *, with_answer: bool) -> dict[str, object]:

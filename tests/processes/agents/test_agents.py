@@ -74,6 +74,30 @@ def test_a_command_that_fails_says_how_and_keeps_its_key_to_itself(
     assert START.key not in ending.detail
 
 
+def test_secrets_of_its_configuration_are_masked_in_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEARCH", "the-search-secret")
+    code = "import os, sys; print(os.environ['KEY'], os.environ['PLACE']); sys.exit(1)"
+    ending = run(command(tmp_path, code, env={"KEY": "env:SEARCH", "PLACE": "here"}))
+    assert "*** here" in ending.detail
+    assert "the-search-secret" not in ending.detail
+
+
+def test_a_command_that_forks_and_leaves_has_ended_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    """Its status is its own; what it left behind is ended, and makes no more calls."""
+    pid = tmp_path / "pid"
+    code = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        f"    os.setsid(); open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(3600)\n"
+        f"while not os.path.exists({str(pid)!r}) or not open({str(pid)!r}).read():\n"
+        "    time.sleep(0.01)\n"
+    )
+    assert Ending() == run(command(tmp_path, code))
+    _until(lambda: not _is_there(int(pid.read_text())))
+
+
 def test_a_command_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="begins with 'no-such-program'"):
         CommandAgent(AgentSection(command=("no-such-program",)), tmp_path / "runs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -96,7 +97,10 @@ class World:
 
     @property
     def told(self) -> dict[str, str]:
-        file = Path(self.stand.config.folder) / "agent/runner.json"
+        return self.told_to("runner.json")
+
+    def told_to(self, name: str) -> dict[str, str]:
+        file = Path(self.stand.config.folder) / "agent" / name
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         return dict(json.loads(file.read_text()))
 
@@ -144,3 +148,9 @@ class World:
     def end(self) -> None:
         self.loop.close()
         self.threads.shutdown()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

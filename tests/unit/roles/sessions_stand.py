@@ -8,10 +8,13 @@ from typing import Any
 
 from rlstreams.schemas.events import CallCommitted, CallReplayed, SessionClosed, SessionOpened
 from rlstreams.streams.log.topics import CALLS
-from rlstreams.workers.agents.agent import Ending, Start
-from rlstreams.workers.agents.remote import RemoteAgent, Runners
+from rlstreams.workers.agents.agent import Ending, Place, Start
+from rlstreams.workers.agents.asking import Runners
+from rlstreams.workers.agents.outside import OutsideAgent
+from rlstreams.workers.agents.remote import RemoteAgent
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.gateway.http.dialects import read_again
 from rlstreams.workers.gateway.keeper import Keeper
 from rlstreams.workers.gateway.keys import Keys
 from rlstreams.workers.gateway.plain import PlainRenderer
@@ -66,8 +69,9 @@ class ScriptedAgent:
         self.keeper: Keeper | None = None
         self.starts: list[Start] = []
 
-    async def taken(self, session_id: str) -> None:
+    async def taken(self, place: Place) -> str:
         """It is started here."""
+        return ""
 
     async def run(self, start: Start) -> Ending:
         self.starts.append(start)
@@ -91,7 +95,7 @@ def worker_of(
 ) -> StageLoop:
     """
     Args:
-        agent: None: a remote one.
+        agent: None: a remote one, or one that is outside.
     """
     context = stand.context("rollout")
     tokenizer = Tokenizer.load(stand.config.model.path)
@@ -102,22 +106,24 @@ def worker_of(
         asked=asked or Asked(),
         appender=context.bus.appender(),
         loads=dict,
+        read_again=read_again,
         worker=context.worker,
         instance=context.instance,
     )
     keeper, keys = Keeper(shared, Keys(SECRET), "demo"), Keys(SECRET)
-    how = {"remote": True} if agent is None else {"command": ("none",)}
+    how = {"remote": not section.get("outside")} if agent is None else {"command": ("none",)}
     settings = AgentSection(**{**how, "timeout_s": DEADLINE_S / 2, **section})
     runners = None
     if agent is None:
-        remote = RemoteAgent(settings, context.folder / settings.name, max_runners=8)
-        runners = Runners([remote], keys, stand.config.gateway, context.ordinal)
+        kind = RemoteAgent if settings.remote else OutsideAgent
+        away = kind(settings, context.folder / settings.name, max_asking=8)
+        runners = Runners([away], keys, stand.config.gateway, context.ordinal)
     else:
         agent.keeper = keeper
     sessions = Sessions(
         keeper=keeper,
         runners=runners,
-        members=[Member(section=settings, agent=agent or remote, code_hash="")],
+        members=[Member(section=settings, agent=agent or away, code_hash="")],
         verifier=Verifier(length, require_stop=False),
         verifier_name="length",
         by_agent=by_agent,

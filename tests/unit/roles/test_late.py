@@ -120,6 +120,27 @@ def test_a_grader_that_names_a_call_ends_the_sample_there(tmp_path: Path) -> Non
     assert [s.author for s in run.trajectories[0].segments] == ["prompt", "policy"]
 
 
+def test_what_others_say_of_others_changes_nothing(tmp_path: Path) -> None:
+    """Of a session that is not there, by a grader that nobody waits for, from the future, twice,
+    and when the sample is written: it is recorded, and no more."""
+    run = Waiting(tmp_path)
+    loop = run.worker()
+    turn_until(loop, lambda: len(run.closed) == 1)
+    run.say(0.1, session_id="9/9", group_id="9", outcome_id="a")
+    run.say(0.2, grader="nobody", outcome_id="b")
+    for _ in range(5):
+        loop.turn()
+    assert run.trajectories == []
+    run.say(0.25, outcome_id="c", at_ms=2**52)
+    run.say(0.75, outcome_id="c")
+    turn_until(loop, lambda: len(run.trajectories) == 1)
+    run.say(1.0, outcome_id="d")
+    for _ in range(5):
+        loop.turn()
+    loop.close()
+    assert ([0.25], []) == ([one.reward for one in run.trajectories], run.letters)
+
+
 def test_nobody_waits_for_ever(tmp_path: Path) -> None:
     """The time counts from the close; what comes later changes nothing."""
     run = Waiting(tmp_path, deadline_s=0.3)

@@ -22,7 +22,7 @@ from rlstreams.workers.config.agents import AgentSection, GatewaySection
 from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
 from rlstreams.workers.gateway.keys import Keys
 from rlstreams.workers.rollout.sessions import Member
-from tests.unit.roles.remote_stand import TIMEOUT_S, Session, World, post
+from tests.unit.roles.remote_stand import TIMEOUT_S, Session, World, free_port, post
 from tests.unit.roles.sessions_stand import SECRET, Client, ScriptedAgent, recorded
 from tests.unit.roles.stand import make_prompt
 
@@ -220,7 +220,7 @@ def test_the_end_of_a_worker_is_told_and_the_next_one_offers_its_sessions(world)
     """Whoever waits is told to come again; whoever works hears 410 of the next worker, whose first
     runner goes on from the log."""
     run = world(num=1)
-    run.stand.config = replace(run.stand.config, gateway=GatewaySection(port=_free_port()))
+    run.stand.config = replace(run.stand.config, gateway=GatewaySection(port=free_port()))
     run.loop.close()
     run.loop = run.worker()
     first = run.take()
@@ -270,9 +270,3 @@ def test_the_worker_says_whom_it_waits_for_and_others_go_on(world) -> None:
     assert "runner.json" in run.says()
     closed = {one.session_id for one in recorded(run.stand).closed}
     assert ({name for name, _ in run.starts}, run.letters) == (closed, [])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

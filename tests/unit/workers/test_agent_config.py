@@ -16,6 +16,7 @@ from tests.unit.workers.test_config_load import write
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
 REMOTE = "[[agent]]\nremote = true\n"
+OUTSIDE = "[[agent]]\noutside = true\n"
 AGENT = "[[agent]]\ncommand = ['python', 'solver.py']\n"
 
 
@@ -42,6 +43,15 @@ def test_files_of_a_command_are_those_beside_the_configuration(tmp_path: Path) -
         (f"{AGENT}remote = true\n", "; `command` and `remote` are set"),
         (f"{AGENT}[gateway]\nport = 1\n", "gateway is set, but no table .*remote = true"),
         ("[gateway]\nport = 1\n", "gateway is set, but there is no table"),
+        (f"{AGENT}outside = true\n", "; `command` and `outside` are set"),
+        (
+            f"{OUTSIDE}[reward]\nverifier = 'arithmetic'\n",
+            "reward.verifier is 'arithmetic', and agent 'agent' is outside: it would compare",
+        ),
+        (
+            f"{OUTSIDE}[reward]\nverifier = 'agent'\n[data]\nheld_out_rows = 4\n",
+            "held-out rows, and agent 'agent' is outside",
+        ),
         (f"{REMOTE}[gateway]\nhost = '0.0.0.0'\n", "gateway.host is '0.0.0.0': runners are told"),
         (f"{REMOTE}[gateway]\nurl = 'host:1'\n", "gateway.url must be like https://host:{port}"),
         (f"{REMOTE}[gateway]\nurl = 'http://a:{{prt}}'\n", "gateway.url may have no braces but"),

@@ -25,20 +25,25 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlstreams.workers.gateway.http.chat import Chat
 from rlstreams.workers.gateway.http.dialect import Asked, Dialect, as_json
-from rlstreams.workers.gateway.http.messages import Messages, dialogue
-from rlstreams.workers.gateway.http.responses import Responses
+from rlstreams.workers.gateway.http.dialects import CHAT, MESSAGES, RESPONSES
+from rlstreams.workers.gateway.http.messages import dialogue
 from rlstreams.workers.gateway.http.wire import Body, bad
 from rlstreams.workers.gateway.keys import key_of
-from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Calls, Desk, Report
+from rlstreams.workers.gateway.port import (
+    CallAnswer,
+    CallRefusedError,
+    Calls,
+    Desk,
+    Report,
+    ending,
+)
 
 KEEPALIVE_S = 5.0  # clients and what is between give a silent stream up
 MAX_ASK_S = 60.0  # proxies cut an answer that takes longer
 MAX_BODY_BYTES = 32 << 20  # a dialogue of a million tokens is 4 MB
 _OVERRULED = "x-rlstreams-overruled"
 _LOG = logging.getLogger(__name__)
-_CHAT, _RESPONSES, _MESSAGES = Chat(), Responses(), Messages()
 _MODELS = ("", "/{model:path}")
 _OUTCOME = frozenset(field.name for field in fields(Report))
 T = TypeVar("T")
@@ -57,7 +62,7 @@ class Gateway:
     ) -> None:
         """
         Args:
-            desk: of remote agents; None: there are none.
+            desk: where sessions are asked for; None: all are started here.
             keepalive_s: how long a stream is silent.
             max_body: of a request, in bytes.
         """
@@ -70,13 +75,13 @@ class Gateway:
     def app(self) -> ASGIApp:
         """The ASGI application."""
         posted: tuple[tuple[str, Dialect, Any], ...] = (
-            ("chat/completions", _CHAT, partial(self._answer, dialect=_CHAT)),
-            ("responses", _RESPONSES, partial(self._answer, dialect=_RESPONSES)),
-            ("messages", _MESSAGES, partial(self._answer, dialect=_MESSAGES)),
-            ("messages/count_tokens", _MESSAGES, self._count),
-            ("outcome", _CHAT, self._report),
-            ("close", _CHAT, self._close),
-            ("heartbeat", _CHAT, self._beat),
+            ("chat/completions", CHAT, partial(self._answer, dialect=CHAT)),
+            ("responses", RESPONSES, partial(self._answer, dialect=RESPONSES)),
+            ("messages", MESSAGES, partial(self._answer, dialect=MESSAGES)),
+            ("messages/count_tokens", MESSAGES, self._count),
+            ("outcome", CHAT, self._report),
+            ("close", CHAT, self._close),
+            ("heartbeat", CHAT, self._beat),
         )
         routes = [Route("/health", self._health)]
         for prefix in ("/v1", "/sessions/{key}/v1"):
@@ -84,7 +89,7 @@ class Gateway:
                 routes.append(self._route(f"{prefix}/{path}", dialect, handler, self._calls))
             routes += [Route(f"{prefix}/models{more}", self._models) for more in _MODELS]
         if self._desk is not None:
-            routes.append(self._route("/sessions", _CHAT, partial(_given, self._desk), self._desk))
+            routes.append(self._route("/sessions", CHAT, partial(_given, self._desk), self._desk))
         app = Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
         app.router.redirect_slashes = False
         return app
@@ -119,6 +124,10 @@ class Gateway:
                 answer: Response = await handler(request, key)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                return _refusal(dialect, ending())  # its work was cut, by `drain`
             except Exception as err:  # noqa: BLE001 - each is answered in the dialect's own shape
                 return _refusal(dialect, _refused(err))
             return answer
@@ -149,6 +158,9 @@ class Gateway:
         while not work.done():
             yield dialect.keepalive
             await asyncio.wait([work], timeout=self._keepalive_s)
+        if work.cancelled():
+            yield dialect.failed(ending())
+            return
         try:
             answers = work.result()
         except Exception as err:  # noqa: BLE001 - the status line is gone: the stream says it
@@ -238,11 +250,12 @@ class Gateway:
 
 
 async def _given(desk: Desk, request: Request, key: str) -> Response:
-    """A session for a runner, as soon as there is one; 204: there was none in its time.
+    """A session for who asks, as soon as there is one; 204: there was none in its time.
 
-    What it has to say is in the query, so a body is read over. One that hangs up is given none.
+    What is to be said is in the query, so a body is read over. One that hangs up is given none.
     """
-    asking = asyncio.ensure_future(desk.ask(key, _wait_s(request)))
+    client_group = request.query_params.get("group", "")
+    asking = asyncio.ensure_future(desk.ask(key, _wait_s(request), client_group))
     gone = asyncio.ensure_future(_hung_up(request))
     try:
         await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -289,6 +302,11 @@ def _headers(answers: Sequence[CallAnswer]) -> dict[str, str]:
     )
 
 
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _refused(err: Exception) -> CallRefusedError:
     """What a client is told of an error; an own one is logged, with no word of the request."""
     if isinstance(err, CallRefusedError):
@@ -317,4 +335,4 @@ def _retry_headers(refused: CallRefusedError) -> dict[str, str]:
 def _not_there(request: Request, err: Exception) -> Response:
     assert isinstance(err, HTTPException)
     told = f"{request.method} is nothing that this address answers; see /v1/models"
-    return _refusal(_CHAT, CallRefusedError(err.status_code, "not_found", told))
+    return _refusal(CHAT, CallRefusedError(err.status_code, "not_found", told))

@@ -1,0 +1,120 @@
+"""Where sessions of agents that run elsewhere are asked for, and what is told of each.
+
+A worker's remote agents have runners, its outside ones clients: both ask by `POST /sessions`, with
+the agent's key, and find key and address in a file of the run's folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlstreams.workers.agents.agent import Start
+from rlstreams.workers.config.agents import AgentSection, GatewaySection
+from rlstreams.workers.gateway.keys import Keys
+from rlstreams.workers.gateway.port import CallRefusedError, url_of
+
+MAX_ASKING = 1024  # of one agent that wait for a session: each is a connection
+BUSY_S = 5.0  # until one that is refused may ask again
+
+Given = asyncio.Future[Mapping[str, Any]]
+"""What somebody who asks waits for."""
+
+
+class AskedAgent(Protocol):
+    """An agent whose sessions are asked for."""
+
+    name: str
+    file: Path  # that tells where; for the run's owner alone
+    url: str  # of the gateway, for those who ask; set before the first session
+
+    @property
+    def num_waiting(self) -> int:
+        """Sessions that nobody has."""
+
+    @property
+    def waits_for(self) -> str:
+        """In words; "": nobody. May be asked from any thread."""
+
+    async def ask(self, wait_s: float, client_group: str) -> Mapping[str, Any] | None:
+        """See Desk."""
+
+
+def told_of(start: Start, section: AgentSection, url: str) -> dict[str, Any]:
+    """What is told of a start to whoever works on it."""
+    return {
+        "session": start.session_id,
+        "agent": section.name,
+        "base_url": f"{url}/v1",
+        "api_key": start.key,
+        "timeout_s": section.timeout_s,
+        "lease_s": section.lease_s,
+    }
+
+
+class Runners:
+    """The port `Desk`: agents of a worker that run elsewhere, by their keys."""
+
+    def __init__(
+        self, agents: Sequence[AskedAgent], keys: Keys, section: GatewaySection, ordinal: int = 0
+    ) -> None:
+        """
+        Args:
+            ordinal: of the worker, which has a port of its own.
+        """
+        self.door = (section.host, section.port and section.port + ordinal)
+        """Host and port to listen at; port 0: any free one."""
+        self._section = section
+        self._agents = {agent.name: agent for agent in agents}
+        self._keys = keys
+
+    def listening(self, port: int) -> None:
+        """Tell where to ask: by a file for each agent, for its owner alone.
+
+        Args:
+            port: at which the door listens.
+        """
+        told = self._section.url.replace("{port}", str(port)).rstrip("/")
+        url = told or url_of(self._section.host, port)
+        for agent in self._agents.values():
+            agent.url = url
+            said = {"url": f"{url}/sessions", "key": self._keys.make_runner(agent.name)}
+            agent.file.parent.mkdir(parents=True, exist_ok=True)
+            beside = agent.file.with_suffix(".tmp")
+            beside.unlink(missing_ok=True)
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(said, file, indent=2)
+            beside.replace(agent.file)
+
+    def check(self, key: str) -> None:
+        """See Desk."""
+        self._agent(key)
+
+    async def ask(
+        self, key: str, wait_s: float, client_group: str = ""
+    ) -> Mapping[str, Any] | None:
+        """See Desk."""
+        return await self._agent(key).ask(wait_s, client_group)
+
+    def _agent(self, key: str) -> AskedAgent:
+        agent = self._agents.get(self._keys.runner(key))
+        if agent is None:
+            raise CallRefusedError(
+                401, "invalid_api_key", "the key is of an agent that runs in no other place"
+            )
+        return agent
+
+    @property
+    def num_waiting(self) -> int:
+        """Sessions that nobody has."""
+        return sum(agent.num_waiting for agent in self._agents.values())
+
+    @property
+    def waits_for(self) -> str:
+        """In words; "": no session waits. May be asked from any thread."""
+        return "; ".join(filter(None, (agent.waits_for for agent in self._agents.values())))
