@@ -9,33 +9,11 @@ from pathlib import Path
 from rlstreams.schemas import DecodeError, decode, encode
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.log.topics import TOPICS
 from rlstreams.streams.recording import Manifest, RecordedTopic, RecordingWriter
 from tests import factories
 
-TOPIC_OF = {
-    "Prompt": "prompts",
-    "Trajectory": "trajectories",
-    "ScoredTrajectory": "scored-trajectories",
-    "TrainerStarted": "steps",
-    "StepCompleted": "steps",
-    "GroupsDropped": "steps",
-    "TrainerHeartbeat": "steps",
-    "RedoDrifted": "steps",
-    "StepsRedone": "steps",
-    "RunBranched": "steps",
-    "PolicyPublished": "policy-versions",
-    "PullRequested": "policy-pulls",
-    "PolicyLoaded": "policy-pulls",
-    "DeadLetter": "dead-letters",
-    "ReplacementRequested": "dead-letters",
-    "WorkerReport": "worker-events",
-    "ControlState": "control",
-    "DeviceLease": "control",
-    **dict.fromkeys(
-        ("SessionOpened", "CallCommitted", "CallReplayed", "CallFailed", "SessionClosed"), "calls"
-    ),
-    "OutcomeReported": "outcomes",
-}
+TOPIC_OF = {event.__name__: topic.name for topic in TOPICS for event in topic.events}
 
 
 def manifest(run: str = "r") -> Manifest:
