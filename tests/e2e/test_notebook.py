@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -29,16 +30,19 @@ for number, cell in enumerate(json.load(open("infra/examples/first_run.ipynb"))[
 
 @pytest.mark.slow
 def test_the_notebook_runs_to_its_end(tmp_path: Path) -> None:
-    """It trains with its own reward on its own rows, and reads a trained sample from the log."""
+    """It learns visibly from its own reward on its own rows, draws the curve, and reads a trained
+    sample from the log."""
     workspace = Workspace(tmp_path)
     try:
         done = workspace.run(sys.executable, "-c", KERNEL, timeout_s=UP_S)
     finally:
         workspace.close()
     assert 0 == done.returncode, done.stdout
-    *_, ended, figures, sample = done.stdout.splitlines()
-    assert ended.startswith("('complete', [Evaluation(step=0, policy_version=0, ")
-    assert [1, 2, 3, 4] == [step for step, *_ in ast.literal_eval(figures)]
+    (ended,) = [line for line in done.stdout.splitlines() if line.startswith("('complete', ")]
+    accuracies = [float(found) for found in re.findall(r"accuracy=([0-9.]+)", ended)]
+    assert accuracies[-1] > accuracies[0] + 0.2, ended  # on two cores 0.4 to 0.8
+    assert "'name': 'held-out accuracy'" in done.stdout
+    sample = done.stdout.splitlines()[-1]
     prompt, _, outcome = ast.literal_eval(sample)
     assert ("=", "trained") == (prompt[-1], outcome)
     (source,) = (tmp_path / "runs/first/given").glob("reward_*.py")

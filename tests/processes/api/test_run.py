@@ -129,7 +129,10 @@ def test_the_notebook_s_cells_go_up_to_its_log(
     assert "complete" == scope["run"].outcome
     words = json.loads(noted.read_text("utf-8"))
     given = load([Path(words[3])])
-    assert (4, 4) == (given.trainer.steps, given.trainer.groups_per_step)
+    assert (40, 16) == (given.trainer.steps, given.trainer.groups_per_step)
+    rewards, held_out = scope["curve"].data
+    assert [1, 2] == list(rewards.x)
+    assert "held-out accuracy" == held_out.name
     (source,) = (tmp_path / "runs/first/given").glob("reward_*.py")
     assert "reward = pickle.loads" in source.read_text("utf-8")
     rows = Path(given.data.train).read_text("utf-8").splitlines()

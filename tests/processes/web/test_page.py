@@ -177,7 +177,7 @@ def test_a_session_shows_what_was_said_call_by_call(client: httpx.Client) -> Non
 def test_the_run_has_a_row_for_each_agent(client: httpx.Client) -> None:
     """Where there are any; each column says what it means."""
     row = client.get("/r/run/").text.partition("<h2>Agents</h2>")[2].partition("</table>")[0]
-    assert '<td>solver</td><td data-name="sessions">1 ended</td>' in row
+    assert '<td data-name="agent">solver</td><td data-name="sessions">1 ended</td>' in row
     assert 'title="Sampled tokens that are not on the main chain."' in row
     assert '<td data-name="call, p95, s" class="num">0.7</td>' in row
     assert "<h2>Agents</h2>" not in client.get("/r/other/").text
@@ -190,7 +190,7 @@ def test_a_report_has_the_same_row() -> None:
     run.write([*session_events()])
     with BusLog(run.bus, "run") as log:
         page = render_report(collect(log, "run", audited=audit_report()))
-    assert '<td>solver</td><td data-name="sessions">1 ended</td>' in page
+    assert '<td data-name="agent">solver</td><td data-name="sessions">1 ended</td>' in page
 
 
 def test_no_step_links_to_one_that_is_not_there(client: httpx.Client) -> None:

@@ -247,6 +247,11 @@ def test_a_row_has_figures_of_the_agents_whose_sessions_became_its_samples() -> 
     assert told.items() >= {**both, "agent/solver/latency_p95": 3.0}.items()
     assert found["step 1"] == {}
     assert "agent/solver/calls" in kept.rows[1].tags
+    early = MetricRows(has_held_out=False, has_agents=True)
+    early.apply(factories.trainer_started(step_target=2))
+    early.apply(step(1)[1])
+    assert early.take(is_caught_up=False) == []
+    assert [1] == [row.step for row in early.take(is_caught_up=True)]
     without = MetricRows()
     read_rows(MemoryBus(log, "run"), kept, without, follow=False)
     assert not any("agent" in name for row in kept.rows[3:] for name in row.values)
