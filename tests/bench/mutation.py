@@ -3,7 +3,9 @@
     nice -n 15 python tests/bench/mutation.py [--sample 150] [--under PATH ...] [--save NAME]
 
 A mutant costs some seconds: libraries are imported once, before the fork that mutates and tests.
-Which tests pass a line is measured first, by `sys.monitoring`. Survivors are printed as they come.
+Which tests pass a line is measured first, by `sys.monitoring`, and kept in `--folder`; a mutant is
+met by those that pass its line and little else. Survivors are printed as they come; `--again` meets
+those of a saved result once more, with `--seconds` of tests.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ TESTS = ["tests/unit", "tests/heavy/trainer", "tests/heavy/crashes"]
 NOT_TESTS = "*parallel*", "*rank*", "test_context.py", "test_turns.py", "test_any_sample.py"
 LIBRARIES = ("torch", "transformers", "numpy", "aiohttp", "fastavro", "confluent_kafka", "pytest")
 MARKS = "not (broker or e2e or docker or vllm or slow)"
-TESTS_S = 20.0  # of tests for one mutant, the quickest first
+TESTS_S = 6.0  # of tests for one mutant, the narrowest first
 LOG = "build/mutation/last.log"  # what the last run of tests said
-CPU_S = 240  # of one mutant, whose tests take a tenth of it: one that computes longer hangs
-LIMIT_S = 1800.0  # on a busy machine
+CPU_S = 90  # of one mutant, whose tests take a tenth of it: one that computes longer hangs
+LIMIT_S = 400.0  # on a busy machine
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -253,17 +255,18 @@ def passed_lines(
     return {test: known for test, known in found.items() if known["passed"]}
 
 
-def tests_of(mutant: Mutant, passed: dict[str, dict[str, Any]]) -> list[str]:
-    """Those that pass its line, or any of its file where only the import does; quickest first."""
+def tests_of(mutant: Mutant, passed: dict[str, dict[str, Any]], limit_s: float) -> list[str]:
+    """Those that pass its line, or any of its file where only the import does; first those that
+    pass little of other files."""
     place = [mutant.path, mutant.line]
     of_line = [test for test, known in passed.items() if place in known["lines"]]
     if not of_line and _at_import(mutant):
         of_line = [t for t, k in passed.items() if any(mutant.path == p for p, _ in k["lines"])]
     chosen, seconds = list[str](), 0.0
-    for test in sorted(of_line, key=lambda one: passed[one]["seconds"]):
+    for test in sorted(of_line, key=lambda one: len(passed[one]["lines"])):
+        if chosen and seconds + passed[test]["seconds"] > limit_s:
+            continue
         seconds += passed[test]["seconds"]
-        if chosen and seconds > TESTS_S:
-            break
         chosen.append(test)
     return chosen
 
@@ -309,12 +312,17 @@ def tried(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, object]]
         importlib.import_module(library)
     passed = passed_lines(files, args.tests, folder)
     every = [mutant for file in sorted(files) for mutant in mutants(file)]
-    chosen = random.Random(args.seed).sample(every, min(args.sample, len(every)))
+    if args.again:
+        before = json.loads(args.again.read_text("utf-8"))["unnoticed"]
+        known = {(one["path"], one["before"], one["after"]) for one in before}
+        chosen = [one for one in every if (one.path, one.before, one.after) in known]
+    else:
+        chosen = random.Random(args.seed).sample(every, min(args.sample, len(every)))
     print(  # noqa: T201
         f"{len(every)} mutants in {len(files)} files, {len(passed)} tests; {len(chosen)} are tried"
     )
     for mutant in chosen:
-        tests = tests_of(mutant, passed)
+        tests = tests_of(mutant, passed, args.seconds)
         how = outcome(mutant, tests, folder)
         if how in {"survived", "unreached"}:
             place = f"{mutant.path}:{mutant.line}"
@@ -327,6 +335,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, default=150)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", type=Path, metavar="RESULT", help="only what it left unnoticed")
+    parser.add_argument("--seconds", type=float, default=TESTS_S, help="of tests for one mutant")
     parser.add_argument("--under", nargs="+", default=TARGETS, metavar="PATH")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/mutation")

@@ -59,6 +59,7 @@ def check(done: subprocess.CompletedProcess[str], figures: dict[str, Any]) -> No
     assert [] == figures["problems"]
 
 
+@pytest.mark.slow
 def test_a_few_faults_are_survived(workspace: Workspace) -> None:
     """Three victims in the first steps: the command strikes, waits, and judges what came out."""
     done, figures = chaos(workspace, "--kills=3", "--seed=30", "--every=1", "--steps=8", *SMALL)

@@ -13,6 +13,7 @@ from rlstreams.streams.log.topic_plan import TopicPlan
 from tests.cluster.cluster import NUM_NODES, Cluster, Fault
 from tests.cluster.run import ClusterRun
 
+pytestmark = pytest.mark.slow  # three JVMs
 NODES = range(1, NUM_NODES + 1)
 
 
@@ -42,7 +43,6 @@ def test_each_node_fails_in_its_own_way(run: ClusterRun, cluster: Cluster) -> No
     fail(run, cluster, list(zip(NODES, Fault, strict=True)))
 
 
-@pytest.mark.slow
 def test_each_node_fails_in_every_way(run: ClusterRun, cluster: Cluster) -> None:
     """The same with all nodes crossed with all faults."""
     fail(run, cluster, list(itertools.product(NODES, Fault)))

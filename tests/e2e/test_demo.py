@@ -168,14 +168,7 @@ def test_its_cost_is_what_the_records_say(
         assert f"{seconds:.1f} s from the death of a {worker[:-2]} process" in line
 
 
-def test_a_run_that_has_steps_is_not_begun_again(workspace: Workspace) -> None:
-    """The same words again: status 78 and both ways out."""
-    done = workspace.up("--steps", "12", *DEMO_WORDS)
-    assert 78 == done.returncode, done.stdout
-    assert "--resume" in done.stdout
-    assert "--run.id" in done.stdout
-
-
+@pytest.mark.slow
 def test_a_finished_run_goes_on(workspace: Workspace) -> None:
     """`--resume` with a higher target: a new epoch makes the next steps, and none twice; the
     tracker has each step and each evaluation once."""

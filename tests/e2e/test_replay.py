@@ -99,6 +99,7 @@ def test_answers_are_judged_again(recorded: Workspace) -> None:
     assert found["steps_changed"]
 
 
+@pytest.mark.slow
 def test_a_branch_goes_on_and_needs_nothing_else(recorded: Workspace) -> None:
     """Two steps of its own from the parent's bits, the trainer killed between them; the audit finds
     those bits in the recording; its own step is run again, one of the parent's is not."""

@@ -9,6 +9,7 @@ import pytest
 from tests.containers import UnavailableError, kafka_image, wait_until
 from tests.hosts.run import FEW, PROGRESS_S, configuration, running
 
+pytestmark = pytest.mark.slow  # containers, each with a role
 STEPS = 8
 
 
@@ -39,7 +40,6 @@ def test_a_run_outlives_a_host_that_is_killed_and_one_that_is_cut_off(image: str
     assert all(equal == of_all for equal, of_all in redone), said
 
 
-@pytest.mark.slow
 def test_a_host_with_another_configuration_is_refused_and_the_run_goes_on(image: str) -> None:
     """Its worker ends for good, naming the field and both hosts; the other one does its work."""
     ours = configuration(steps=100_000)

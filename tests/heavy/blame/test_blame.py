@@ -78,15 +78,16 @@ def test_other_rewards_and_other_sets(poisoned: Run) -> None:
     assert {"worker rollout-0", "worker rollout-1"} == {one.name for one in workers.effects}
 
 
-def test_of_a_clean_run_nobody_is_accused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("metric", ["entropy", pytest.param("held_out", marks=pytest.mark.slow)])
+def test_of_a_clean_run_nobody_is_accused(metric: str, tmp_path: Path) -> None:
+    """By any metric of a version, nor by leaving out sets."""
     run = small_run(tmp_path, 1)
     folders = [run.folder / "checkpoints"]
-    for metric in ("held_out", "reward", "entropy", "kl", "grad_norm", "loss"):
-        found = bisect(run.opened(), run.config, metric, checkpoints=folders)
-        assert found.departure is None, metric
-    for metric in ("held_out", "entropy"):
-        who = blamed(run, SPAN, metric=metric)
-        assert who.to_blame == (), asdict(who)
+    for name in ("held_out", "reward", "entropy", "kl", "grad_norm", "loss"):
+        found = bisect(run.opened(), run.config, name, checkpoints=folders)
+        assert found.departure is None, name
+    who = blamed(run, SPAN, metric=metric)
+    assert who.to_blame == (), asdict(who)
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,12 @@ def test_a_changed_configuration_begins_with_the_next_step():
     assert second.step(made(1)).metrics["lr"] == 0.125
 
 
-def test_the_loss_is_that_of_each_sample_alone():
-    """Unpadded sequences, scored one by one with a plain softmax, give the same batch loss."""
-    model, batch = TinyModel(), made()
-    total = 0.0
+@pytest.mark.parametrize("reduce", ["token", "sequence"])
+def test_the_loss_is_that_of_each_sample_alone(reduce):
+    """Unpadded sequences, scored one by one with a plain softmax, give the same batch loss: the
+    mean of tokens, or of the samples' means."""
+    model, batch, loss = TinyModel(), made(), LossSection(reduce=reduce)
+    found = []
     for micro in batch.micro_batches:
         for row in range(len(micro.token_ids_BT)):
             num = int(micro.real_BT[row].sum())
@@ -56,18 +58,19 @@ def test_the_loss_is_that_of_each_sample_alone():
                 logits = model(ids[None], mask[None, None], torch.arange(num)[None], False).logits
             logprobs = torch.log_softmax(logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
             answer = torch.from_numpy(micro.loss_mask_BT[row, 1:num])
-            total += float(
-                policy_losses(
-                    logprobs[answer],
-                    torch.from_numpy(micro.proximal_logprobs_BT[row, 1:num])[answer],
-                    torch.from_numpy(micro.behavior_logprobs_BT[row, 1:num])[answer],
-                    torch.tensor(micro.advantages_B[row]),
-                    [int(answer.sum())],
-                    LossSection(),
-                ).losses_N.sum()
+            losses = policy_losses(
+                logprobs[answer],
+                torch.from_numpy(micro.proximal_logprobs_BT[row, 1:num])[answer],
+                torch.from_numpy(micro.behavior_logprobs_BT[row, 1:num])[answer],
+                torch.tensor(micro.advantages_B[row]),
+                [int(answer.sum())],
+                loss,
             )
-    result = Learner.of(model, SECTION, LossSection()).step(batch)
-    assert result.loss == pytest.approx(total / batch.num_loss_tokens, rel=1e-5)
+            found.append(losses.losses_N)
+    parts = torch.cat(found) if reduce == "token" else torch.stack([one.mean() for one in found])
+    result = Learner.of(model, SECTION, loss).step(batch)
+    assert abs(result.loss) > 1e-3
+    assert result.loss == pytest.approx(float(parts.mean()), rel=1e-5)
 
 
 def test_metrics_are_complete_and_finite():

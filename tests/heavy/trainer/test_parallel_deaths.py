@@ -20,6 +20,7 @@ from rlstreams.workers.trainer.training.training import Training
 from tests.heavy.trainer.parallel_stand import batch_of, make_model, two_ranks
 
 STOPPED_S = 10.0
+RANKS_OF_THEIR_OWN = True  # with their reapers: see `conftest.py`
 ODD = "tests.heavy.trainer.odd_follower"
 
 

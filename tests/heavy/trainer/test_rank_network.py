@@ -21,6 +21,7 @@ from tests.containers import ROOT, wait_until
 from tests.e2e.command import CONFIG
 from tests.heavy.trainer.parallel_stand import SECRET, batch_of, hashes, make_model, two_ranks
 
+RANKS_OF_THEIR_OWN = True  # see `conftest.py`
 # Tests that run beside each other need networks of their own.
 NET = f"10.213.{100 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])}"
 OURS, THEIRS, PORT = f"{NET}.1", f"{NET}.2", 29400

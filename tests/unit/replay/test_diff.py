@@ -51,6 +51,15 @@ def test_the_first_difference_is_shown_in_its_place(tmp_path: Path) -> None:
     assert "scores.proximal_logprobs: in 1, at most 0.25 apart" in text
 
 
+def test_only_numbers_are_some_way_apart(tmp_path: Path) -> None:
+    """Of a name, or of arrays of two lengths, it is said in how many records they differ."""
+    made = factories.scored(factories.trajectory())
+    score = replace(made.scores[0], weight_hash="b", proximal_logprobs=factories.float32s(9, -0.5))
+    (found,) = summaries(tmp_path, [made], [replace(made, scores=(score,))])
+    assert {"scores.weight_hash": 0.0, "scores.proximal_logprobs": 0.0} == found.gaps
+    assert {"  scores.weight_hash: in 1", "  scores.proximal_logprobs: in 1"} <= {*lines([found])}
+
+
 def test_missing_and_extra_records_are_counted(tmp_path: Path) -> None:
     """By what they are about, not by where they lie; the first of a sample counts."""
     twice = [scored(0), scored(0, -0.1), scored(1)]

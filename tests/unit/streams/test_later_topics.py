@@ -116,6 +116,7 @@ def test_chaos_damages_only_topics_that_are_there(monkeypatch: pytest.MonkeyPatc
         yield bus
 
     monkeypatch.setattr(injector, "open_bus", opened)
+    monkeypatch.setattr(injector, "READ_S", 0.01)  # topics that are empty
     vandal = injector.Vandal(RunConfig(), seed=1)
     vandal._write(0)
     assert vandal._written == {0}

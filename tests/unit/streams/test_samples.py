@@ -134,13 +134,15 @@ def test_a_training_sample_ends_once(seed: int) -> None:
 def test_a_copy_changes_nothing() -> None:
     """`apply` says so, and no number moves: neither of the sample nor of the flow."""
     samples = Samples(keeps=ALL)
-    events = (prompt(), trajectory(reward=0.5), scored())
-    assert [True, True, True] == [samples.apply(event) for event in events]
+    events = (prompt(), trajectory(reward=0.5), scored(), dead_letter())
+    assert {True} == {samples.apply(event) for event in events}
+    names = ("issued", "rolled_out", "scored", "dead_at_rollout")
+    assert [1, 1, 1, 1] == [samples.counts[name] for name in names]
     counts = dict(samples.counts)
-    copies = (prompt(issued_at_ms=1), trajectory(reward=1.0), scored())
-    assert [False, False, False] == [samples.apply(event) for event in copies]
+    copies = (prompt(issued_at_ms=1), trajectory(reward=1.0), scored(), dead_letter(detail="x"))
+    assert {False} == {samples.apply(event) for event in copies}
     assert counts == samples.counts
-    assert [0.5] == [sample.reward for sample in samples]
+    assert [0.5] == [one.reward for one in samples if one.number == prompt().sample]
 
 
 def test_what_is_kept_is_bounded() -> None:
@@ -175,9 +177,10 @@ def test_foreign_ids_are_of_nobody() -> None:
 
 
 def test_of_two_steps_that_train_a_sample_the_first_counts() -> None:
-    """The audit names it; here it stays where it was trained first."""
+    """The audit names it; here it stays where it was trained first, with what that step says of a
+    sample whose own records are gone."""
     samples = Samples(keeps=ALL)
     for number in (1, 2):
         samples.apply(step_completed(number, absent=()))
-    assert [1, 1] == [sample.step for sample in samples]
+    assert [(1, 1.0, 2)] * 2 == [(one.step, one.reward, one.version) for one in samples]
     assert samples.counts["closed"] == 2

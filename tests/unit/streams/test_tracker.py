@@ -83,6 +83,8 @@ def test_parts_that_interleave_are_tracked_by_all_their_offsets() -> None:
     first = tracker.after([inner])
     tracker.commit([inner])
     assert (first.offset, decode_done(0, first.metadata)) == (0, {1})
+    assert tracker.after() == first
+    assert not tracker.deliver(inner)  # a rebalance gives it out once more
     assert tracker.deliver(outer)
     tracker.advance(3)
     assert tracker.after([outer]) == Committed(offset=3)
