@@ -21,6 +21,7 @@ from rlstreams.workers.weights.channel import (
 from rlstreams.workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from rlstreams.workers.weights.layout import weight_hash
+from rlstreams.workers.weights.link.safetensors_file import read
 from rlstreams.workers.weights.store.channel import StoreWeightChannel, StoreWeightServer
 from rlstreams.workers.weights.store.place import place_of
 from rlstreams.workers.weights.store.writer import StoreWriter
@@ -254,3 +255,20 @@ def test_a_server_that_slept_leaves_what_its_successor_is_writing(tmp_path: Path
     third.open(3)
     third.publish(0, weights(0))
     assert [False] == [path.exists() for path in writing]
+
+
+def test_a_server_is_given_a_whole_file_of_a_stored_version(tmp_path: Path) -> None:
+    """Servers know no store: the worker writes the file, and keeps two."""
+    log = get("trainer", "trainer-0", "i")
+    place = place_of(str(tmp_path / "store"))
+    writer = StoreWriter(place, "demo", log, anchor_every=9, keep=0, deadline_s=DEADLINE_S)
+    writer.open(1)
+    site = Site(StoreWeightServer(), StoreWeightChannel("demo", tmp_path / "pulled"), writer)
+    for version in range(4):
+        published = site.publish(version)
+        order = site.channel.order(published, DEADLINE_S)
+        assert order["channel"] == "file"
+        found = read(Path(str(order["address"])), published.weight_hash)
+        assert weight_hash(found) == weight_hash(weights(version))
+    assert len(list((tmp_path / "pulled").iterdir())) == 2
+    writer.close()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.debug.blame import bisect as module
 from rlstreams.debug.blame.band import Band
-from rlstreams.debug.blame.bisect import bisect
+from rlstreams.debug.blame.bisect import Bisected, bisect
 from rlstreams.debug.blame.blame import Blamed, blame
 from rlstreams.debug.blame.text import lines
 from rlstreams.debug.rerun.rebuilt import RerunError
@@ -32,6 +33,27 @@ def blamed(run: Run, steps: range, **options) -> Blamed:
     return blame(run.opened(), run.config, steps, checkpoints=folders, spelled=NUMBERS, **options)
 
 
+def bisected(run: Run) -> Bisected:
+    folders = [run.folder / "checkpoints"]
+    band = Band(low=0.45, high=2.0)
+    return bisect(run.opened(), run.config, "held-out", band=band, checkpoints=folders)
+
+
+def test_versions_of_the_store_are_those_of_the_steps(
+    poisoned: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a weight store no step is done again; without it the same versions give the same."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "rebuilt", lambda *_, **__: pytest.fail("a step was done again"))
+        by_store = bisected(poisoned)
+    store, away = poisoned.folder / "store", poisoned.folder / "away"
+    store.rename(away)
+    by_steps = bisected(poisoned)
+    away.rename(store)
+    assert by_store == by_steps
+    assert by_store.again
+
+
 def num_records(run: Run) -> int:
     bus = MemoryBus(run.log, "demo")
     return sum(sum(bus.ends(topic.name).values()) for topic in TOPICS)
@@ -40,13 +62,7 @@ def num_records(run: Run) -> int:
 def test_step_and_group_are_named(poisoned: Run) -> None:
     """By versions between two evaluations, then by leaving groups out; nothing is written."""
     before = num_records(poisoned)
-    found = bisect(
-        poisoned.opened(),
-        poisoned.config,
-        "held-out",
-        band=Band(low=0.45, high=2.0),
-        checkpoints=[poisoned.folder / "checkpoints"],
-    )
+    found = bisected(poisoned)
     assert found.departure is not None
     assert found.departure.point.step in (BAD_STEP, BAD_STEP + 1)
     assert {BAD_STEP - 2, BAD_STEP - 1} & set(found.again), "no version in between was evaluated"

@@ -19,8 +19,9 @@ from rlstreams.workers.weights.layout import manifest_of, weight_hash
 from rlstreams.workers.weights.store import writer as module
 from rlstreams.workers.weights.store.history import Chains, Held, WeightHistory
 from rlstreams.workers.weights.store.place import Place, place_of
-from rlstreams.workers.weights.store.version_file import Stamp
+from rlstreams.workers.weights.store.version_file import Stamp, pieces_of
 from rlstreams.workers.weights.store.writer import Stored, StoreWriter
+from tests.readme_blocks import schemas_page
 
 Tensors = dict[str, torch.Tensor]
 DEADLINE_S = 60.0
@@ -105,6 +106,19 @@ def test_training_on_does_not_change_what_is_stored(tmp_path: Path) -> None:
         writer.take(manifest, live)
         live["scale"].add_(1)
     assert float(get_back(tmp_path, 0)["scale"]) == 0.0
+
+
+def test_an_independent_reader_gets_the_same_words(filled: Path) -> None:
+    """By `schemas/README.md` alone: an anchor, and the deltas behind it, dense and sparse."""
+    words_of = schemas_page()["words_of"]
+    sizes = {"float32": 4, "bfloat16": 2, "int64": 8, "bool": 1}
+    (anchor,) = filled.glob("v00000004-*.anchor")
+    found = {}
+    for path in (anchor, *(next(filled.glob(f"v0000000{n}-*.delta")) for n in (5, 6, 7))):
+        with path.open("rb") as file:
+            found = words_of(file, found, sizes)
+    for name, tensor in weights(7).items():
+        assert found[name].tobytes() == b"".join(words.tobytes() for words in pieces_of(tensor))
 
 
 def test_who_is_one_behind_reads_one_delta(filled: Path) -> None:

@@ -109,7 +109,8 @@ class PluginDelivery(FolderDelivery):
             return await super().deliver(order)
         http, left_s = order.adapter.http, order.left_s
         with before_the_server(order):
-            text = order.channel.order(order.published, left_s, server=self._server)
+            given = order.published, left_s  # in a thread: of a store the version is put together
+            text = await asyncio.to_thread(order.channel.order, *given, server=self._server)
         try:
             with self._listener.open(text | self._instance, ranks=self._ranks) as pending:
                 calls = self._calls(pending, order.adapter.facts)

@@ -43,6 +43,7 @@ from rlstreams.workers.engines.served.wire import Answer, AnswerError
 from rlstreams.workers.weights.channel import (
     BY_HASH,
     BY_TRANSFER,
+    STORE,
     Pulled,
     WeightChannel,
     WeightError,
@@ -330,7 +331,7 @@ class Server:
         self._check_same(adapter, "its pull")
         self.state.pulled(order.held)
         ended_s = time.monotonic()
-        is_link = self._delivery.name == PLUGIN and channel.name != FILE
+        is_link = self._delivery.name == PLUGIN and channel.name not in (FILE, STORE)
         return Pulled(
             policy_version=published.policy_version,
             weight_hash=published.weight_hash,
