@@ -388,7 +388,7 @@ def one_of_each() -> dict[str, Event]:
         dead_letter(),
         replacement_requested(),
         worker_report(),
-        control_state(limits={"tokens_per_s": 1e4}),
+        control_state(limits={"tokens_per_s": 1e4}, workers={"rollout": 4}),
         device_lease(),
         session_opened(),
         call_committed(parent="b0" * 16, routed_experts=Tensor.of(np.zeros((7, 2, 1), np.uint8))),

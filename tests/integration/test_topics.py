@@ -94,11 +94,11 @@ def test_the_command_says_what_it_created(
 
     assert main(["broker", "topics", str(config)]) == 0
     assert main(["broker", "topics", str(config)]) == 0
-    assert main(["broker", "topics", str(config), "--rollout.workers", "65"]) == 78
+    assert main(["broker", "topics", str(config), "--rollout.workers", "9"]) == 78
     out = capsys.readouterr()
     assert f"created {run_id}.steps" in out.out
     assert "nothing was missing" in out.out
-    assert f"{run_id}.prompts has 64 partitions and rollout.workers is 65" in out.err
+    assert f"{run_id}.prompts has 8 partitions and rollout.workers is 9" in out.err
 
 
 def test_without_a_broker_the_command_says_how_to_start_one(

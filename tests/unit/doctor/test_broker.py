@@ -77,10 +77,10 @@ def test_topics_that_keep_less_than_planned(
 
 
 def test_partitions_that_are_not_as_planned() -> None:
-    config = load([], ["--rollout.workers=3"])
+    config = load([], ["--rollout.workers=9"])
     checks = {check.name: check for check in broker.checks_of("b:1", facts(), config)}
     assert Level.FAIL == checks["topics"].level
-    assert "run.prompts has 2 partitions and rollout.workers is 3" in checks["topics"].found
+    assert "run.prompts has 8 partitions and rollout.workers is 9" in checks["topics"].found
 
 
 def _broker_checks(given: BrokerFacts) -> list[Check]:

@@ -11,11 +11,13 @@ import pytest
 
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.codec import decoded, outgoing
-from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS
+from rlstreams.streams.run.place import RunPlace
+from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.workers import JOINED_FROM as FIRST
 from rlstreams.streams.workers import SILENT_S, Workers
-from rlstreams.workers.bootstrap import seats
+from rlstreams.workers.bootstrap import joining, seats
 from rlstreams.workers.bootstrap.joining import configured, refuse_missing
 from rlstreams.workers.bootstrap.seats import Seats, take_seat
 from rlstreams.workers.config.load import load, over, resolved_json
@@ -101,6 +103,21 @@ def test_a_secret_that_is_not_here_is_asked_for(
         refuse_missing(configured(named, []), "logprob", named)
     monkeypatch.setenv("LINK", "s")
     refuse_missing(configured(named, []), "logprob", named)
+
+
+def test_a_broker_that_may_want_a_password_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none was given: the broker hangs up without a word."""
+
+    def gone(_place: RunPlace) -> RunLog:
+        raise BrokerError("b:1: transport failure")
+
+    monkeypatch.setattr(joining, "open_run", gone)
+    with pytest.raises(BrokerError, match=r"transport failure; it may want a password.*--pass"):
+        joining.join("rollout", "b:1", "demo")
+    with pytest.raises(BrokerError, match=r"transport failure$"):
+        joining.join("rollout", "b:1", "demo", ["broker.options.sasl.username=me"])
+    with pytest.raises(ConfigError, match=r"/none: cannot be read.*--password-file"):
+        joining.join("rollout", "b:1", "demo", password_file="/none")
 
 
 def test_a_joined_worker_starts_anew_under_a_new_claim(theirs: RunConfig) -> None:
