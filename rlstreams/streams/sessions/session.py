@@ -129,7 +129,7 @@ class Session:
         node = self.nodes[call_id]
         if node.problem:
             raise ValueError(f"call {call_id} of session {self.session_id}: {node.problem}")
-        return np.concatenate([part for step in node.path for part in _added(step.call)])
+        return np.concatenate([part for step in node.path for part in added(step.call)])
 
     def open(self, event: SessionOpened) -> bool:
         """Take a start of its agent; False: it is there."""
@@ -242,7 +242,8 @@ class Session:
         return self.is_closed
 
 
-def _added(call: CallCommitted) -> Iterator[Ints]:
+def added(call: CallCommitted) -> Iterator[Ints]:
+    """The tokens that a call has and its parent has not, in order; raises TensorError."""
     yield call.new_ids.numpy()
     for segment in call.segments:
         yield segment.token_ids.numpy()

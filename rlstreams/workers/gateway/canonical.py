@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Message, Parsed, Tool
@@ -122,6 +123,40 @@ def plain_tool(tool: Tool, field: str = "tool") -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelled:
+    """Messages in the one spelling."""
+
+    messages: tuple[Message, ...] = ()  # as they came
+    tools: tuple[Tool, ...] = ()
+    texts: tuple[bytes, ...] = ()  # JSON of each message
+    tools_text: bytes = b"[]"
+    chain: tuple[bytes, ...] = ()
+    """A digest of each beginning of the dialogue: of its first 0, 1, ... and of all its messages.
+
+    Two beginnings with one digest say the same, with the same tools. What an answer thought is
+    left out, and spaces around its text: agents send back neither for sure, and of a call that is
+    found the recorded tokens are used, not the text.
+    """
+    numbers: Mapping[str, str] = field(default_factory=dict)  # by id of a tool call
+    num_tool_calls: int = 0
+
+    def begins(self, messages: tuple[Message, ...], tools_text: bytes) -> bool:
+        """Whether a request goes on from these messages, with these tools."""
+        return (
+            len(messages) >= len(self.messages)
+            and tools_text == self.tools_text
+            and all(map(_is_same, self.messages, messages))
+        )
+
+
+def _is_same(one: Message, other: Message) -> bool:
+    """Whether two messages are spelled alike; Python's own equality takes 1 for true."""
+    if one is other:
+        return True
+    return one == other and ("tool_calls" not in one or _json(one) == _json(other))
+
+
 class Matcher:
     """Tells requests of a session apart, and finds the call that one of them continues."""
 
@@ -137,46 +172,49 @@ class Matcher:
         self._leave_out = tuple(leave_out)
         self._ids_matter = ids_matter
 
-    def request_hash(self, request: CallRequest) -> str:
+    def request_hash(self, request: CallRequest, spelled: Spelled | None = None) -> str:
         """SHA-256 of the canonical request, hexadecimal. What the run overrules is no part of it.
+
+        Args:
+            spelled: of its messages and tools; None: they are not spelled yet.
 
         Raises:
             CallRefusedError: 400; as `plain`.
         """
-        return _digest(
-            {
-                "messages": list(self._canonical(request.messages)),
-                "tools": [plain_tool(tool) for tool in request.tools],
-                "max_tokens": request.max_tokens,
-                "stop": list(request.stop),
-                "constrained": request.constrained,
-                "choice": request.choice,
-            }
-        )
+        spelled = spelled or self.spelled(request.messages, request.tools)
+        limits = {
+            "choice": request.choice,
+            "constrained": request.constrained,
+            "max_tokens": request.max_tokens,
+        }
+        whole = hashlib.sha256(_json(limits)[:-1])  # an object, its names in order
+        whole.update(b',"messages":[%b]' % b",".join(spelled.texts))
+        whole.update(b',"stop":%b,"tools":%b}' % (_json(list(request.stop)), spelled.tools_text))
+        return whole.hexdigest()
 
-    def chain(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[bytes, ...]:
-        """A digest of each beginning of a dialogue: of its first 0, 1, ... and of all its messages.
+    def spelled(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        before: Spelled | None = None,
+    ) -> Spelled:
+        """Messages in one spelling; a tool call is called by its number in the dialogue.
 
-        Two beginnings with one digest say the same, with the same tools. What an answer thought is
-        left out, and spaces around its text: agents send back neither for sure, and of a call
-        that is found the recorded tokens are used, not the text.
+        Args:
+            before: of an earlier request: where this one begins with all of its messages and has
+                its tools, only what is new is spelled.
+
+        Raises:
+            CallRefusedError: 400; as `plain`.
         """
-        digest = hashlib.sha256(_json([plain_tool(tool) for tool in tools])).digest()
-        digests = [digest]
-        for message in self._canonical(messages):
-            if message["role"] == "assistant":
-                message.pop("reasoning_content", None)
-                message["content"] = message["content"].strip()
-            digest = hashlib.sha256(digest + _json(message)).digest()
-            digests.append(digest)
-        return tuple(digests)
-
-    def _canonical(self, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-        """Messages in one spelling; a tool call is called by its number in the dialogue."""
-        numbers: dict[str, str] = {}
-        count = 0
-        for index, message in enumerate(messages):
-            made = plain(message, f"messages[{index}]")
+        messages, tools = tuple(messages), tuple(tools)
+        tools_text = _json([plain_tool(tool) for tool in tools])
+        if before is None or not before.begins(messages, tools_text):
+            before = Spelled(chain=(hashlib.sha256(tools_text).digest(),))
+        texts, chain = [*before.texts], [*before.chain]
+        numbers, count = {**before.numbers}, before.num_tool_calls
+        for index in range(len(texts), len(messages)):
+            made = plain(messages[index], f"messages[{index}]")
             if made["role"] != "assistant":
                 for pattern in self._leave_out:
                     made["content"] = pattern.sub("", made["content"])
@@ -185,7 +223,27 @@ class Matcher:
                 count += 1
             if made["role"] == "tool":
                 made["tool_call_id"] = numbers.get(made["tool_call_id"], made["tool_call_id"])
-            yield made
+            texts.append(_json(made))
+            chain.append(hashlib.sha256(chain[-1] + _loosely(made, texts[-1])).digest())
+        return Spelled(
+            messages=messages,
+            tools=tools,
+            texts=tuple(texts),
+            tools_text=tools_text,
+            chain=tuple(chain),
+            numbers=numbers,
+            num_tool_calls=count,
+        )
+
+
+def _loosely(made: dict[str, Any], text: bytes) -> bytes:
+    """A message as a later request is compared by: see `Spelled.chain`."""
+    if made["role"] != "assistant":
+        return text
+    return _json(
+        {k: v for k, v in made.items() if k != "reasoning_content"}
+        | {"content": made["content"].strip()}
+    )
 
 
 def call_id(session_id: str, request_hash: str, occurrence: int) -> str:
@@ -211,10 +269,6 @@ def answer_message(parsed: Parsed) -> dict[str, Any]:
     else:
         made["content"] = parsed.content
     return made
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(_json(value)).hexdigest()
 
 
 def _json(value: object) -> bytes:

@@ -17,9 +17,9 @@ import numpy as np
 
 from rlstreams.schemas.events import CallCommitted
 from rlstreams.streams.sessions.chain import unpacked
-from rlstreams.streams.sessions.session import Session, sampled_tokens
+from rlstreams.streams.sessions.session import Session, added, sampled_tokens
 from rlstreams.workers.engines.base import Int32s, Sampling
-from rlstreams.workers.gateway.canonical import answer_message
+from rlstreams.workers.gateway.canonical import Spelled, answer_message
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message
 from rlstreams.workers.gateway.shared import Shared
 
@@ -42,10 +42,11 @@ class Dialogue:
         self._log = log
         self._sampling = sampling
         self._continued: dict[bytes, str] = {}  # by digest of messages and answer: the call
+        self._newest: tuple[str, Int32s] | None = None  # the call that was continued last, its ids
 
-    def remember(self, request: CallRequest, answer: CallAnswer) -> None:
+    def remember(self, spelled: Spelled, answer: CallAnswer) -> None:
         """A later request may go on behind this answer."""
-        self._said_behind(request, answer_message(answer.parsed), answer.call_id)
+        self._said_behind(spelled, answer_message(answer.parsed), answer.call_id)
 
     def recall(self) -> None:
         """Remember all recorded calls: a later request may go on behind each of them. One that
@@ -53,19 +54,20 @@ class Dialogue:
         for call in self._log.calls:
             with suppress(CallRefusedError, KeyError, ValueError):
                 request = self._shared.read_again(call.dialect, unpacked(call.request))
-                self._said_behind(request, json.loads(unpacked(call.response)), call.call_id)
+                spelled = self._shared.matcher.spelled(request.messages, request.tools)
+                self._said_behind(spelled, json.loads(unpacked(call.response)), call.call_id)
 
-    def _said_behind(self, request: CallRequest, answer: Message, named: str) -> None:
-        said = [*request.messages, answer]
-        self._continued[self._shared.matcher.chain(said, request.tools)[-1]] = named
+    def _said_behind(self, spelled: Spelled, answer: Message, named: str) -> None:
+        said = self._shared.matcher.spelled((*spelled.messages, answer), spelled.tools, spelled)
+        self._continued[said.chain[-1]] = named
 
-    def prompt(self, request: CallRequest) -> PromptIds:
+    def prompt(self, request: CallRequest, spelled: Spelled) -> PromptIds:
         """The ids that the policy goes on from.
 
         Raises:
             CallRefusedError: 400; messages that the template does not take.
         """
-        parent, why_root = self._parent(request)
+        parent, why_root = self._parent(request, spelled.chain)
         if parent is None:
             whole = np.array(
                 self._shared.renderer.render(request.messages, request.tools), np.int32
@@ -74,14 +76,15 @@ class Dialogue:
         named, before, new_ids = parent
         return PromptIds(np.concatenate([before, new_ids]), new_ids, named, "")
 
-    def _parent(self, request: CallRequest) -> tuple[tuple[str, Int32s, Int32s] | None, str]:
+    def _parent(
+        self, request: CallRequest, chain: Sequence[bytes]
+    ) -> tuple[tuple[str, Int32s, Int32s] | None, str]:
         """The call that is continued, its ids, and what stands behind them; or why none is."""
-        chain = self._shared.matcher.chain(request.messages, request.tools)
         named = [(n, self._continued[d]) for n, d in enumerate(chain) if d in self._continued]
         if not named:
             return None, "no call's messages begin these" if self._log.nodes else ""
         num, parent = named[-1]
-        before = self._log.tokens_of(parent)
+        before = self._tokens_of(parent)
         sampled = sampled_tokens(self._log.nodes[parent].call)
         new_ids = self._shared.renderer.bridge(
             before[:-sampled].tolist() if sampled else before.tolist(),
@@ -92,6 +95,18 @@ class Dialogue:
         if new_ids is None:
             return None, f"{self._shared.renderer.name} cannot continue call {parent} by its ids"
         return (parent, before, np.array(new_ids, np.int32)), ""
+
+    def _tokens_of(self, named: str) -> Int32s:
+        """As `Session.tokens_of`; along a dialogue only what its last call added is added."""
+        node = self._log.nodes[named]
+        if self._newest is None or node.parent is None:
+            ids = self._log.tokens_of(named)
+        elif self._newest[0] == node.parent.call.call_id and not node.problem:
+            ids = np.concatenate([self._newest[1], *added(node.call)])
+        else:
+            ids = self._log.tokens_of(named)
+        self._newest = named, ids
+        return ids
 
     def read(
         self,

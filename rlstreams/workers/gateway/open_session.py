@@ -38,7 +38,7 @@ from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling, sampled_by
 from rlstreams.workers.engines.sampled import Sampled, sampled_of
 from rlstreams.workers.engines.turn import whole_turn
-from rlstreams.workers.gateway.canonical import answer_message, call_id
+from rlstreams.workers.gateway.canonical import Spelled, answer_message, call_id
 from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
 from rlstreams.workers.gateway.limits import CallLimits, LimitError, Trouble, too_long
 from rlstreams.workers.gateway.port import (
@@ -99,6 +99,7 @@ class OpenSession:
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
         self.records = Records(shared, record, log.session_id, self.start)
         self._dialogue = Dialogue(shared, log, sampling)
+        self._spelled: Spelled | None = None  # of the newest request: the next one often goes on
         if goes_on:
             self._dialogue.recall()
 
@@ -138,12 +139,16 @@ class OpenSession:
     async def call(self, request: CallRequest) -> CallAnswer:
         """The answer, once it is committed; see `Calls.call`."""
         self.check_open()
-        request_hash = self._shared.matcher.request_hash(request)
+        matcher = self._shared.matcher
+        spelled = self._spelled = matcher.spelled(request.messages, request.tools, self._spelled)
+        request_hash = matcher.request_hash(request, spelled)
         task = self._under_way.get(request_hash)
         if task is None and request.retry > 0 and request_hash in self._answered:
             return replace(self._answered[request_hash], is_replayed=True)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._answer(request, request_hash))
+            task = asyncio.get_running_loop().create_task(
+                self._answer(request, spelled, request_hash)
+            )
             self._under_way[request_hash] = task
             task.add_done_callback(lambda task: self._is_done(request_hash, task))
         try:
@@ -183,14 +188,16 @@ class OpenSession:
             await asyncio.wait(list(self._under_way.values()))
         self.broken.cancel()
 
-    async def _answer(self, request: CallRequest, request_hash: str) -> CallAnswer:
+    async def _answer(
+        self, request: CallRequest, spelled: Spelled, request_hash: str
+    ) -> CallAnswer:
         occurrence = self.log.occurrences(self.start, request_hash)
         recorded = self.log.recorded(request_hash, occurrence)
         try:
             if recorded is not None:
                 answer = await self._replayed(request, recorded)
             else:
-                answer = await self._live(request, request_hash, occurrence)
+                answer = await self._live(request, spelled, request_hash, occurrence)
         except CallRefusedError as err:
             # The next try is this occurrence, and not the one before.
             self._answered.pop(request_hash, None)
@@ -201,15 +208,17 @@ class OpenSession:
             raise
         self.trouble = None
         self._answered[request_hash] = answer
-        self._dialogue.remember(request, answer)
+        self._dialogue.remember(spelled, answer)
         return answer
 
-    async def _live(self, request: CallRequest, request_hash: str, occurrence: int) -> CallAnswer:
+    async def _live(
+        self, request: CallRequest, spelled: Spelled, request_hash: str, occurrence: int
+    ) -> CallAnswer:
         received_ms = now_ms()
         self._check_request(request)
         named = call_id(self.session_id, request_hash, occurrence)
         with self._shared.place():
-            prompt = self._dialogue.prompt(request)
+            prompt = self._dialogue.prompt(request, spelled)
             sampled = await self._sampled(request, prompt, named)
         answer = self._dialogue.read(
             request, prompt.token_ids, sampled.token_ids, sampled.is_cut, named

@@ -184,14 +184,10 @@ def experts_of(sampled: Sampled, start: int) -> Tensor | None:
         if len(segment.token_ids)
     ]
     versions = row_versions(int(ends[-1]), spans)
-    rows, mask = stitched(
-        versions,
-        [
-            (s.policy_version, s.routed_experts_start, s.routed_experts[: len(versions)])
-            for s in sampled.segments
-            if s.routed_experts is not None
-        ],
-    )
-    if rows is None or (mask is not None and not mask[start:].all()):
-        return None
-    return Tensor.of(np.ascontiguousarray(rows[start:]), "zstd")
+    parts = []  # of the rows that are wanted: those before are its parent's
+    for one in sampled.segments:
+        if one.routed_experts is not None:
+            first, rows = one.routed_experts_start, one.routed_experts[: len(versions)]
+            parts.append((one.policy_version, max(0, first - start), rows[max(0, start - first) :]))
+    whole, mask = stitched(versions[start:], parts)
+    return None if whole is None or mask is not None else Tensor.of(whole, "zstd")

@@ -147,21 +147,21 @@ def test_a_chain_finds_the_call_that_a_request_continues() -> None:
         reasoning="a thought that no agent sends back",
         tool_calls=(ToolCall(id="call-1", name="add", arguments='{"b":2,"a":1}'),),
     )
-    [*_, said] = STRICT.chain((*asked, answer_message(answer)), BASE.tools)
-    chain = STRICT.chain(BASE.messages, BASE.tools)
+    [*_, said] = STRICT.spelled((*asked, answer_message(answer)), BASE.tools).chain
+    chain = STRICT.spelled(BASE.messages, BASE.tools).chain
     assert len(chain) == 1 + len(BASE.messages)
     assert chain.index(said) == 3
-    assert said not in STRICT.chain(BASE.messages)  # without tools: another prompt
-    assert said not in STRICT.chain(OTHER["argument"].messages, BASE.tools)
-    assert said not in STRICT.chain(OTHER["text"].messages, BASE.tools)
+    assert said not in STRICT.spelled(BASE.messages).chain  # without tools: another prompt
+    assert said not in STRICT.spelled(OTHER["argument"].messages, BASE.tools).chain
+    assert said not in STRICT.spelled(OTHER["text"].messages, BASE.tools).chain
 
 
 def test_an_answer_that_an_agent_has_stripped_is_found_again() -> None:
     asked = ({"role": "user", "content": "1"},)
-    said = STRICT.chain((*asked, answer_message(Parsed(content="\n2 "))))[-1]
-    assert STRICT.chain((*asked, {"role": "assistant", "content": "2"}))[-1] == said
-    spaced = STRICT.chain(({"role": "user", "content": "1 "},))
-    assert spaced[-1] != STRICT.chain(asked)[-1]
+    said = STRICT.spelled((*asked, answer_message(Parsed(content="\n2 ")))).chain[-1]
+    assert STRICT.spelled((*asked, {"role": "assistant", "content": "2"})).chain[-1] == said
+    spaced = STRICT.spelled(({"role": "user", "content": "1 "},)).chain
+    assert spaced[-1] != STRICT.spelled(asked).chain[-1]
 
 
 def test_repeated_ids_of_tool_calls_name_the_newest() -> None:
@@ -203,3 +203,35 @@ def test_plain_is_plain_already(arguments: str) -> None:
     assert STRICT.request_hash(with_message(2, once)) == STRICT.request_hash(
         with_message(2, called(arguments))
     )
+
+
+def test_what_is_spelled_behind_an_earlier_request_is_as_if_it_were_spelled_alone() -> None:
+    """Whatever changed before: a dialogue that goes on, one that was rewritten, another tool, and
+    what Python takes for equal."""
+
+    def called(arguments: str) -> dict[str, object]:
+        return {
+            "role": "assistant",
+            "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": arguments}}],
+        }
+
+    result = {"role": "tool", "tool_call_id": "x", "content": "7"}
+    asked = {"role": "user", "content": "1"}
+    dialogues = [
+        (asked,),
+        (asked, called('{"a": 1}'), result),
+        (asked, called('{"a": 1}'), result, called('{"a": 1}'), result),
+        (asked, called('{"a": true}'), result, called('{"a": 1}'), result, asked),
+        (asked, called('{"a": 1.0}'), result),
+        (result, asked, {"role": "assistant", "content": " b ", "reasoning_content": "c"}, asked),
+    ]
+    tool = {"type": "function", "function": {"name": "f"}}
+    for messages in dialogues:
+        for tools in ((), (tool,)):
+            alone = STRICT.spelled([plain(m) for m in messages], tools)
+            for earlier in dialogues:
+                for others in ((), (tool,)):
+                    before = STRICT.spelled([plain(m) for m in earlier], others)
+                    assert alone == STRICT.spelled([plain(m) for m in messages], tools, before)
+    texts = {STRICT.spelled(messages).texts for messages in dialogues}
+    assert len(texts) == len(dialogues)

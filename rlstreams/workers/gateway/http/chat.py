@@ -43,11 +43,12 @@ class Chat:
         body.integer("top_logprobs", 0, 20)
         completion = body.integer("max_completion_tokens", 1)
         tools, constrained = chosen_tools(body, body.objects("tools"))
+        read = tuple(plain(m, f"messages[{i}]") for i, m in enumerate(messages))
         calls = tuple(
             CallRequest(
                 dialect="chat",
                 body=data,
-                messages=tuple(plain(m, f"messages[{i}]") for i, m in enumerate(messages)),
+                messages=read,
                 tools=tools,
                 max_tokens=body.integer("max_tokens", 1) if completion is None else completion,
                 stop=body.stops("stop"),
