@@ -69,27 +69,34 @@ def fetch(
     until = time.monotonic() + deadline_s
     size = PollSize()
     with bus.reader() as reader:
-        for partition, offsets in wanted.items():
-            reader.seek({partition: min(offsets)})
-            while left := {o for o in offsets if Position(*partition, o) not in found}:
-                if time.monotonic() > until:
-                    missing = Position(*partition, min(left))
-                    raise TimeoutError(f"{missing}: nothing was read for {deadline_s:g} s")
-                raws = reader.poll(size.num_records, 0.1)
-                size.saw(raws)
-                found |= {raw.position: raw for raw in raws if raw.position.offset in offsets}
-                if raws:
-                    until = time.monotonic() + deadline_s
-                _check_passed(reader.positions()[partition], partition, left, found)
-                while_waiting(len(raws))
+        # All partitions at once: to turn to another one, a client waits for its last request.
+        reader.seek({partition: min(offsets) for partition, offsets in wanted.items()})
+        while wanted:
+            if time.monotonic() > until:
+                partition, left = next(iter(wanted.items()))
+                missing = Position(*partition, min(left))
+                raise TimeoutError(f"{missing}: nothing was read for {deadline_s:g} s")
+            raws = reader.poll(size.num_records, 0.1)
+            size.saw(raws)
+            for raw in raws:
+                topic, number, offset = raw.position
+                if offset in (left := wanted.get(Partition(topic, number), set())):
+                    found[raw.position] = raw
+                    left.remove(offset)
+            if raws:
+                until = time.monotonic() + deadline_s
+            at = reader.positions()
+            for partition in list(wanted):
+                _check_passed(at[partition], partition, wanted[partition])
+                if not wanted[partition]:
+                    del wanted[partition]
+            while_waiting(len(raws))
     return [found[position] for position in positions]
 
 
-def _check_passed(
-    at: int, partition: Partition, left: set[int], found: dict[Position, RawRecord]
-) -> None:
+def _check_passed(at: int, partition: Partition, left: set[int]) -> None:
     for offset in left:
-        if offset < at and Position(*partition, offset) not in found:
+        if offset < at:
             raise RecordGoneError(
                 f"{Position(*partition, offset)} holds no committed record; the reader is at {at}"
             )
