@@ -124,7 +124,8 @@ def test_elsewhere_exact_stops_and_tolerate_goes_on_while_the_old_one_sleeps(
         before = site.events(STEPS.name), site.events(POLICY_VERSIONS.name)
         zombie.send_signal(signal.SIGCONT)
         status, said = ended(zombie)
-    assert Exit.FENCED == status, said
+    # Stopped in a commit for longer than commit_s, it cannot know that it is fenced: it ends too.
+    assert status == Exit.FENCED or "OutcomeUnknownError" in said, said
     assert before == (site.events(STEPS.name), site.events(POLICY_VERSIONS.name))
     check_drift(site, num_before)
 
