@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = summary(judged)
         seconds = round(time.monotonic() - started_s, 1)
         print(f"{table(found)}\n{len(judged) * args.samples:,} answers in {seconds} s", flush=True)
-        told = {"model": str(args.model), "seconds": seconds, "accuracy": found}
+        told = {"model": args.model.name, "seconds": seconds, "accuracy": found}
         told["answers"] = shown(judged)
         if args.out:
             args.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

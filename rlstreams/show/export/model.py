@@ -23,6 +23,7 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.synced import sync
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.model import load_model, load_weights, weights_of
 from rlstreams.workers.trainer.claim import read_ledger
@@ -192,7 +193,7 @@ def _write(loaded: Any, model: Path, to: Path, facts: Exported) -> None:  # noqa
         del loaded
         _check(temporary, facts)
         for path in (*temporary.iterdir(), temporary):
-            _fsync(path)
+            sync(path)
         os.replace(temporary, to)  # an empty folder may be there
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -213,11 +214,3 @@ def _check(folder: Path, facts: Exported) -> None:
             f"of step {facts.step}: this model's own library does not write what it reads; "
             "nothing was kept"
         )
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

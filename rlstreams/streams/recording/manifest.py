@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.synced import replace_synced
 
 
 class RecordingError(StreamsError):
@@ -156,19 +156,3 @@ def recorded_file(folder: Path, name: str, num_records: int) -> RecordedFile:
     path = folder / name
     size_bytes, sha256 = path.stat().st_size, sha256_of(path)
     return RecordedFile(name=name, size_bytes=size_bytes, sha256=sha256, num_records=num_records)
-
-
-def replace_synced(temporary: Path, path: Path) -> None:
-    """Give a whole file its name: its bytes and its name are on disk afterwards."""
-    sync(temporary)
-    temporary.rename(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Write a file, or a folder's names, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

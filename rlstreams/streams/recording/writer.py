@@ -29,9 +29,7 @@ from rlstreams.streams.recording.manifest import (
     RecordingError,
     load,
     recorded_file,
-    replace_synced,
     save,
-    sync,
 )
 from rlstreams.streams.recording.reader import Recording
 from rlstreams.streams.recording.table import (
@@ -42,6 +40,7 @@ from rlstreams.streams.recording.table import (
     row_of,
     table_of,
 )
+from rlstreams.streams.synced import replace_synced, sync
 
 LOCK_FILE = ".writer.lock"
 GROUPS_BYTES = 32_000_000  # values that wait in memory before they become row groups

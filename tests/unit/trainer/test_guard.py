@@ -21,7 +21,16 @@ from rlstreams.workers.logprob.scoring import score_window
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.model.model import load_model, weights_of
 from rlstreams.workers.policy.puller import Load
-from rlstreams.workers.trainer.guard import FLOOR, LEARN, Guard, alarm, band, compared
+from rlstreams.workers.trainer.guard import (
+    FLOOR,
+    LEARN,
+    Compared,
+    Guard,
+    Source,
+    alarm,
+    band,
+    compared,
+)
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests import factories
 from tests.contract.engine_rigs import DEMO_MODEL, announced
@@ -298,19 +307,34 @@ def test_noise_of_engines_is_no_alarm(mean: float, tail: float) -> None:
         guard.learn({"mismatch_mean": mean_of(batch)})
 
 
-def test_noise_of_16_bits_that_grows_is_no_alarm_but_a_jump_is() -> None:
-    """Gemma 3 270M under vLLM, at a learning rate that moved it far: 0.0034 nats in the first
-    steps, 0.011 after 49, most of it in few tokens; a small load of those had 0.021 by chance."""
+def test_noise_that_grows_slowly_is_no_alarm_but_a_jump_is() -> None:
+    """To nine times that of the first steps, which is more than the factor."""
     guard = Guard(BY)
-    means = np.linspace(0.0034, 0.011, 50)
-    for step, mean in enumerate(means):
-        of = [noisy(mean / 2, seed=step + 100 * n, num=16, tail=0.05) for n in range(2)]
-        small = noisy(mean, seed=step, num=5, tail=0.05, load_id="x/2")
-        batch = [*of[0], *of[1], *small]
+    for step, mean in enumerate(np.linspace(0.0034, 0.03, 50)):
+        batch = noisy(mean, seed=step, num=32)
         assert guard.look(batch) == "", step
         guard.learn({"mismatch_mean": mean_of(batch)})
-    assert 0.01 < mean_of(batch) < 0.02
-    assert guard.look(noisy(0.09, num=60))
+    assert guard.look(noisy(0.09, num=32))
+
+
+def test_few_tokens_far_apart_accuse_no_source_but_all_of_them_do() -> None:
+    """As in a run of Gemma 3 270M under vLLM in 16 bits: a small load had 0.021 nats where 0.017
+    was the band, by a few tokens."""
+
+    def part(worker: str, distance_N: np.ndarray) -> Compared:
+        zero_N = np.zeros(len(distance_N), np.float32)
+        return Compared(
+            sample=f"{worker}/0", source=Source(worker, "vllm", 49, ""),
+            ids_N=np.arange(len(distance_N), dtype=np.int32), sampler_N=zero_N,
+            scorer_N=distance_N.astype(np.float32), is_whole=True,
+        )  # fmt: skip
+
+    steps, others = [0.0034] * LEARN, part("rollout-1", np.full(4000, 0.005))
+    few_N, all_N = np.full(300, 0.001), np.full(300, 0.021)
+    few_N[:10] = 0.6
+    assert few_N.mean() == pytest.approx(0.021, abs=1e-3)
+    assert alarm([others, part("rollout-0", few_N)], steps, BY) == ""
+    assert alarm([others, part("rollout-0", all_N)], steps, BY).startswith("rollout-0 (vllm)")
 
 
 def test_a_sampler_that_is_left_behind_is_found_as_it_falls_back() -> None:

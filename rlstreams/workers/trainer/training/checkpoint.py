@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from rlstreams.schemas.events import PassedOverCheckpoint
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.synced import sync
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,11 +106,11 @@ class CheckpointStore:
 
     def _publish(self, temporary: Path, name: str) -> None:
         for path in (*temporary.iterdir(), temporary):
-            _fsync(path)
+            sync(path)
         reach(CrashPoint.CHECKPOINT_WRITTEN)
         self._remove(name)
         temporary.rename(self._folder / name)
-        _fsync(self._folder)
+        sync(self._folder)
         reach(CrashPoint.CHECKPOINT_AFTER)
 
     def newest(self, objection: Callable[[Manifest], str]) -> Found:
@@ -267,14 +268,6 @@ def _not_base(ledger: Ledger, manifest: Manifest) -> str:
 def _epoch_and_step(name: str) -> tuple[int, int]:
     epoch, _, step = name.partition("-")
     return int(epoch), int(step)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def file_hash(path: Path) -> str:
