@@ -44,6 +44,7 @@ from tests.gpu.timeline import table as lines_of
 from tests.gpu.timeline import timeline_of
 from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 from tests.gpu.workload import write_folder, write_prompts
+from tests.ports import free_ports
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "infra" / "examples" / "gsm8k-2gpu.toml"
@@ -69,7 +70,6 @@ LONG = ("timeline", "states_s", "pulls", "overrides", "ends_s")
 GROUP = 8
 CARDS = "0,1"
 START_UP = 2  # gaps between steps that are left out
-PORT = 8200
 START_S = 240.0  # of TRL's server
 SERVED_BY_TRL = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": "127.0.0.1", "NCCL_CUMEM_ENABLE": "0"}
 
@@ -130,13 +130,21 @@ def trl(
     *,
     one_gpu: bool = False,
     case: str = "trl",
+    own: Path | None = None,
 ) -> dict[str, Any]:
-    """TRL's trainer on GPU 0, its server on GPU 1 or in its process; `more`: for `peer_trl`."""
-    flags = PEERS[case]
-    out = folder / "trl.json"
+    """TRL's trainer on the first card, its server on the second or in its process.
+
+    Args:
+        folder: of model and rows.
+        more: for `peer_trl`.
+        own: folder of what it writes; without, the same.
+    """
+    flags, own, port = PEERS[case], own or folder, free_ports(1)[0]
+    out = own / "trl.json"
+    out.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.gpu.peer_trl", "--folder", str(folder)]
     command += ["--budget", str(args.peer_budget)] if args.peer_budget else []
-    command += ["--colocate"] if one_gpu else ["--url", f"http://127.0.0.1:{PORT}"]
+    command += ["--colocate"] if one_gpu else ["--url", f"http://127.0.0.1:{port}"]
     command += ["--out", str(out), "--dtype", str(flags["dtype"])]
     command += [] if flags["gradient_checkpointing"] else ["--no-checkpointing"]
     command += ["--samples", str(args.samples), "--group", str(GROUP), "--steps", str(args.steps)]
@@ -145,9 +153,12 @@ def trl(
     arguments = ["--dtype", "bfloat16", "--max-model-len", str(length), "--max-num-seqs", "512"]
     arguments += ["--gpu-memory-utilization", "0.8", "--max-logprobs", "-1"]
     arguments += ["--logprobs-mode", "processed_logprobs"]
-    trains, samples = args.cards.split(",")
-    server = contextlib.nullcontext() if one_gpu else server_of_trl(folder, arguments, samples)
-    with server, (folder / "trl.log").open("w") as log:
+    trains, *samples = args.cards.split(",")
+    server: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if not one_gpu:
+        command_line = ["--model", str(folder / "model"), *arguments]
+        server = server_of_trl(command_line, port, samples[0], own / "trl-server.log")
+    with server, (own / "trl.log").open("w") as log:
         environment = os.environ | SERVED_BY_TRL | {"CUDA_VISIBLE_DEVICES": trains}
         process = subprocess.Popen(
             command,
@@ -161,7 +172,7 @@ def trl(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
-    text = (folder / "trl.log").read_text(encoding="utf-8", errors="replace")
+    text = (own / "trl.log").read_text(encoding="utf-8", errors="replace")
     if not out.exists():
         ends = [float(at) for at in re.findall(r"step \d+ at ([\d.]+)", text)]
         return gaps_of(ends, args) | {"error": text[-2000:], "ends_s": ends} | flags
@@ -171,13 +182,12 @@ def trl(
 
 
 @contextlib.contextmanager
-def server_of_trl(folder: Path, arguments: list[str], card: str) -> Iterator[None]:
+def server_of_trl(arguments: list[str], port: int, card: str, log: Path) -> Iterator[None]:
     """vLLM with the weight transfer of its own that TRL uses, and nothing of ours."""
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(PORT)]
-    command += ["--host", "127.0.0.1", "--model", str(folder / "model"), *arguments]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
+    command += ["--host", "127.0.0.1", *arguments]
     command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
     environment = os.environ | SERVED_BY_TRL | {"CUDA_VISIBLE_DEVICES": card}
-    log = folder / "trl-server.log"
     process = subprocess.Popen(
         command,
         stdout=log.open("w"),
@@ -187,7 +197,7 @@ def server_of_trl(folder: Path, arguments: list[str], card: str) -> Iterator[Non
     )
     try:
         until_s = time.monotonic() + START_S
-        while not is_healthy():
+        while not is_healthy(port):
             if process.poll() is not None or time.monotonic() > until_s:
                 raise RuntimeError(f"TRL's server is not up: {log.read_text()[-2000:]}")
             time.sleep(0.5)
@@ -198,10 +208,10 @@ def server_of_trl(folder: Path, arguments: list[str], card: str) -> Iterator[Non
         process.wait(30)
 
 
-def is_healthy() -> bool:
+def is_healthy(port: int) -> bool:
     """Whether TRL's server answers."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
             return True
     except OSError:
         return False

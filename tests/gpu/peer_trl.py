@@ -143,6 +143,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--no-checkpointing", action="store_true", help="of activations")
     parser.add_argument("--lr", type=float, default=1e-6)
+    parser.add_argument("--micro", type=int, default=64, help="samples at once, with --colocate")
     parser.add_argument("--tasks", default="", help="module of a reward that is not random")
     parser.add_argument("--keep-every", type=int, default=0, help="steps between kept models")
     parser.add_argument("--out", type=Path, required=True)
@@ -152,7 +153,7 @@ def parse() -> argparse.Namespace:
 def shared_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What both trainers are told."""
     return {
-        "output_dir": str(args.folder / "trl"),
+        "output_dir": str(args.out.parent / "trl"),
         "num_generations": args.group,
         "max_completion_length": args.tokens,
         "max_steps": args.steps,
@@ -193,8 +194,8 @@ def on_one_gpu(args: argparse.Namespace, **what: Any) -> Any:
 
     config = GRPOConfig(
         **shared_settings(args),
-        per_device_train_batch_size=64,
-        gradient_accumulation_steps=args.samples // 64,
+        per_device_train_batch_size=args.micro,
+        gradient_accumulation_steps=args.samples // args.micro,
         model_init_kwargs={"dtype": args.dtype},
         use_vllm=True,
         vllm_mode="colocate",
@@ -210,7 +211,7 @@ def main() -> None:
     from transformers import AutoTokenizer
 
     args = parse()
-    clock = Clock(args.folder, args.keep_every)
+    clock = Clock(args.out.parent, args.keep_every)
     rows = load_dataset("json", data_files=str(args.folder / "train.jsonl"), split="train")
     as_chat = {"role": "user"}
     rows = rows.map(

@@ -19,10 +19,12 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import subprocess
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "infra" / "examples"
 KILLED = "trainer,rollout,logprob,broker"
+EVALUATED_AT_ONCE = 3  # kept models, on one card
 LEFT_OUT = ("checkpoints", "weights", "up.log")
 
 
@@ -148,27 +151,34 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """TRL's run, then the accuracy of each model that it kept."""
     tasks = f"infra.examples.{args.example}.tasks"
     more = ["--tasks", tasks, "--lr", str(args.lr), "--keep-every", str(args.every)]
-    args.prompt, args.cards, args.peer_budget = 512, CARDS, None
-    found = trl(args, args.base, more, one_gpu=args.gpus == 1, case=args.peer)
+    more += ["--micro", str(args.peer_micro)]
+    args.prompt = 512
+    args.folder.mkdir(parents=True, exist_ok=True)
+    found = trl(args, args.base, more, one_gpu=args.gpus == 1, case=args.peer, own=args.folder)
     clock = gpu_seconds([(0, end_s) for end_s in found["ends_s"]], args.gpus)
     lines = (args.base / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
     held_out = collections.Counter((row["task"], row["level"]) for row in map(json.loads, lines))
-    of, rows = sorted(held_out), min(held_out.values())
-    curve = []
-    for step in range(0, len(clock), args.every):
-        model = args.base / (f"kept-{step}" if step else "model")
-        out = args.base / f"accuracy-{step}.json"
-        command = [sys.executable, "-m", "infra.examples.reasoner.evaluate", "--model", str(model)]
-        command += ["--tasks", tasks, "--levels", ",".join(map(str, sorted({n for _, n in of}))),
-                    "--rows", str(rows), "--samples", "1", "--out", str(out)]  # fmt: skip
+    levels = ",".join(map(str, sorted({level for _, level in held_out})))
+    words = ["--tasks", tasks, "--levels", levels, "--rows", str(min(held_out.values()))]
+    words += ["--samples", "1", "--max-new-tokens", str(args.tokens)]
+
+    def point(step: int) -> dict[str, Any] | None:
+        """One of the curve; None where the limit fell into the keeping of this model."""
+        model = args.folder / f"kept-{step}" if step else args.base / "model"
+        out = args.folder / f"accuracy-{step}.json"
         out.unlink(missing_ok=True)
-        subprocess.run([*command, "--max-new-tokens", str(args.tokens)], check=False)
+        command = [sys.executable, "-m", "infra.examples.reasoner.evaluate", "--model", str(model)]
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": args.cards.split(",")[0]}
+        subprocess.run([*command, *words, "--out", str(out)], env=environment, check=False)
         if not out.exists():
-            continue  # the limit fell into the keeping of this model
+            return None
         told = json.loads(out.read_text(encoding="utf-8"))["accuracy"]
-        accuracy = together({one: told[f"{one[0]} {one[1]}"] for one in of})
-        curve.append({"step": step, "gpu_s": clock[step], "accuracy": accuracy})
-    return found | {"curve": curve}
+        accuracy = together({one: told[f"{one[0]} {one[1]}"] for one in sorted(held_out)})
+        return {"step": step, "gpu_s": clock[step], "accuracy": accuracy}
+
+    with ThreadPoolExecutor(EVALUATED_AT_ONCE) as pool:
+        points = list(pool.map(point, range(0, len(clock), args.every)))
+    return found | {"curve": [one for one in points if one]}
 
 
 def together(cells: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -192,6 +202,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer", choices=["", *PEERS], default="")
     parser.add_argument("--overlay", type=Path, action="append", default=[], help="over run.toml")
     parser.add_argument("--gpus", type=int, default=2, help="that the run has")
+    parser.add_argument("--cards", default="", help="of a peer's trainer and server")
+    parser.add_argument("--peer-budget", type=int, help="tokens of its micro-batch, two GPUs")
+    parser.add_argument("--peer-micro", type=int, default=64, help="samples of one, one GPU")
     parser.add_argument("--kill-every", type=float, default=0.0, help="seconds between two kills")
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--kill-seed", type=int, default=0, help="of the plan: who is struck, when")
@@ -227,6 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, write the curve, show it; 1 without a curve."""
     args = parse(argv)
     args.base, args.folder = args.base.resolve(), args.folder.resolve()
+    args.cards = args.cards or CARDS
     found = theirs(args) if args.peer else ours(args)
     names = ("peer", "gpus", "kill_every", "steps", "samples", "lr", "overrides")
     asked = {name: getattr(args, name) for name in names}
