@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rlstreams.workers.loop.context import Context
     from rlstreams.workers.loop.health import Health
 
-JOINABLE = ("rollout", "logprob")
+JOINABLE = ("rollout", "logprob", "server")
 BROKER_S = 60.0  # longest wait for a broker that is being started again
 
 
@@ -91,9 +91,9 @@ _HIDDEN = (
 @option(
     "--join",
     metavar="BROKER",
-    help="rollout or logprob: join the live run of --run at this broker, HOST:PORT, with the "
-    "configuration that its trainer claimed; CONFIG is left out, and what is this host's own set "
-    "by --section.field VALUE",
+    help="rollout, logprob or server: join the live run of --run at this broker, HOST:PORT, with "
+    "the configuration that its trainer claimed; CONFIG is left out, and what is this host's own "
+    "set by --section.field VALUE",
 )
 @option("--run", metavar="NAME", help="the run to join")
 @option(
@@ -159,7 +159,7 @@ def _is_joining(args: Namespace) -> bool:
         return False
     if args.role not in JOINABLE:
         why = "needs the run's files" if args.role in ("trainer", "prompts") else "is not joined"
-        raise ConfigError(f"--join: {args.role} {why}; {' and '.join(JOINABLE)} join by --join")
+        raise ConfigError(f"--join: {args.role} {why}; {', '.join(JOINABLE)} join by --join")
     if not args.run:
         raise ConfigError(f"--join {args.join}: --run NAME is missing, the id of the run")
     if args.config.names:
@@ -227,7 +227,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
 
 def _import_first(config: RunConfig, role: str) -> None:
     """What the role computes with: seconds in which a number of its own would say that it works."""
-    if role == "logprob" and config.logprob.place != "separate":
+    if role == "server" or (role == "logprob" and config.logprob.place != "separate"):
         return
     import os
     from importlib import import_module

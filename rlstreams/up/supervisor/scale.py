@@ -39,7 +39,8 @@ def problem(config: RunConfig, role: str, number: int, partitions: Mapping[str, 
     if role == "rollout" and config.rollout.engine != "builtin":
         return (
             f"{asked}: rollout.engine is {config.rollout.engine!r}, and `up` dealt its model "
-            "servers when it began: drain the run, and go on with --resume and rollout.workers"
+            "servers when it began: have a worker join with its own (`rlstreams worker rollout "
+            "--join`), or drain the run and go on with --resume and rollout.workers"
         )
     if (device := config.shared_device(role)) is not None:
         return f"{asked}: {role} shares device {device.name!r} by turns, one process a role"

@@ -23,6 +23,7 @@ from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.topics import POLICY_VERSIONS
 from rlstreams.streams.run.open_run import open_run
 from rlstreams.workers.bootstrap.parts import place_of
+from rlstreams.workers.config.engine import VISIBLE, EngineSection
 from rlstreams.workers.config.hub import is_hub_name
 from rlstreams.workers.config.load import from_json, over
 from rlstreams.workers.config.run import RunConfig
@@ -32,6 +33,7 @@ from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.weights import file
 
+BUILTIN = "builtin"
 CLAIM_S = 60.0  # for the trainer to claim a run that begins
 _LOOK_S = 0.5
 _TAIL = 8  # offsets of `policy-versions`: the last of them may be markers
@@ -87,15 +89,29 @@ def join(
 
 
 def configured(claim: TrainerStarted, own: Sequence[str]) -> RunConfig:
-    """The claim's configuration with this host's values over it; nothing of how the trainer
-    reaches the broker is left.
+    """The claim's configuration with this host's values over it; nothing is left of how the
+    trainer reaches the broker, and of which servers and GPUs its hosts have.
 
     Raises:
         ConfigError: an unknown field, of a newer release than ours for instance.
     """
     origin = f"the claim of epoch {claim.epoch}"
     theirs = from_json(claim.config, origin)
-    return over(replace(theirs, broker=replace(theirs.broker, options={})), own, origin)
+    theirs = replace(theirs, broker=replace(theirs.broker, options={}))
+    if theirs.rollout.engine == BUILTIN:
+        return over(theirs, own, origin)
+    alone = replace(theirs.rollout, workers=1)  # it shares its servers with nobody
+    here = over(replace(theirs, rollout=alone, engine=_of_this_host(theirs.engine)), own, origin)
+    return replace(here, rollout=replace(here.rollout, workers=theirs.rollout.workers))
+
+
+def _of_this_host(engine: EngineSection) -> EngineSection:
+    usual = EngineSection()
+    env = {name: value for name, value in engine.env.items() if name != VISIBLE}
+    return replace(
+        engine, env=env, urls=usual.urls, servers=usual.servers, host=usual.host,
+        report_host=usual.report_host,
+    )  # fmt: skip
 
 
 def refuse_missing(config: RunConfig, role: str, claim: TrainerStarted) -> None:
@@ -104,9 +120,13 @@ def refuse_missing(config: RunConfig, role: str, claim: TrainerStarted) -> None:
     Raises:
         ConfigError: names each, with the path and the SHA-256 that the run has.
     """
-    found = [*_missing_model(config, claim), *_missing_secret(config, claim)]
+    found = [*_missing_model(config, claim)]
+    if role != "server":  # its weights and its users come to it
+        found += _missing_secret(config, claim)
     if role == "rollout":
         found += [*_missing_code(config, claim), *_missing_servers(config)]
+    elif role == "server" and config.rollout.engine == BUILTIN:
+        found = [f"rollout.engine is {BUILTIN!r}, which samples in its workers"]
     if found:
         host = f"host {host_name()} cannot join run {config.run.id!r} as {role}: "
         raise ConfigError(host + "; ".join(found))
@@ -195,11 +215,11 @@ def _missing_secret(config: RunConfig, claim: TrainerStarted) -> Iterator[str]:
 
 
 def _missing_servers(config: RunConfig) -> Iterator[str]:
-    engine = config.rollout.engine
-    if engine != "builtin":
+    if config.rollout.engine != BUILTIN and not config.engine.urls:
         yield (
-            f"rollout.engine is {engine!r}, and model servers are dealt to the workers that the "
-            "configuration counts: start this worker with the run's files, as in several-hosts.md"
+            f"rollout.engine is {config.rollout.engine!r}, and a worker that joins brings servers "
+            """of its own: name them with --engine.urls='["http://127.0.0.1:8000"]'; one is """
+            "started by `rlstreams worker server --join` and --engine.port=8000"
         )
 
 

@@ -51,15 +51,15 @@ class Where:
 
 
 def make_server_role(context: Context) -> ServerWorker:
-    """The role that runs server `context.ordinal` of the run; nothing is started yet.
+    """The role that runs server `context.place` of the run; nothing is started yet.
 
     Raises:
         ConfigError: there is no such server, or no such Python, or an argument that cannot be used.
     """
-    config, number = context.config, context.ordinal
+    config, number = context.config, context.place
     kind, url = Kind(config.rollout.engine), server_urls(context)[number]
     where = where_installed(config, kind)
-    name = f"{SERVER_ROLE}-{number}"
+    name = context.worker
     plugin = server_plugin.environment(context.folder / SERVERS / name / "plugin")
     visible = config.engine.visible(number, config.rollout.workers * config.engine.servers)
     gpus = {} if visible is None else {VISIBLE: visible}
@@ -77,7 +77,7 @@ def make_server_role(context: Context) -> ServerWorker:
     return ServerWorker(
         context,
         url,
-        ServerProcess(command, server_log(context.folder, kind, number), locks, memory),
+        ServerProcess(command, server_log(context.folder, kind, context.ordinal), locks, memory),
         HealthLooks(url, alive, patience.beat_s, patience.look_s),
         patience,
         name=f"{kind}/{where.version}",
@@ -115,6 +115,12 @@ def own_urls(config: RunConfig) -> Sequence[str]:
     if not engine.port:
         ports = free_ports(engine.host, number)
     return [f"http://{engine.host}:{port}" for port in ports]
+
+
+def servers_of(context: Context) -> Sequence[str]:
+    """Those of one rollout worker; one that joined names its own."""
+    urls = server_urls(context)
+    return urls if context.is_joined else urls_of(context.config, urls, context.ordinal)
 
 
 def urls_of(config: RunConfig, urls: Sequence[str], ordinal: int) -> Sequence[str]:

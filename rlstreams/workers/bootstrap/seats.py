@@ -114,7 +114,8 @@ class Seats:
 
     def _refuse_idle(self) -> None:
         """More members of a group than partitions: one would never get anything."""
-        topic = SHARED[self._role]
+        if (topic := SHARED.get(self._role)) is None:
+            return
         total, there = self._bus.partitions(topic.name), self._workers.present(self._role)
         if len(there) >= total:
             raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.bootstrap.model_server import SERVERS, server_urls, urls_of
+from rlstreams.workers.bootstrap.model_server import SERVERS, servers_of
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
@@ -55,7 +55,7 @@ def make_served_engine(context: Context) -> ServedEngine:
             ),
             instance=instance,
         )
-        for number, url in enumerate(urls_of(config, server_urls(context), context.ordinal))
+        for number, url in enumerate(servers_of(context))
     ]
     return ServedEngine(settings, shape, max_tokens, servers, note=note, on_close=listener.close)
 

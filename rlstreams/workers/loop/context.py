@@ -46,6 +46,11 @@ class Context:
         return f"{self.role}-{self.ordinal}"
 
     @property
+    def place(self) -> int:
+        """Which of those that its configuration counts; one that joined is the first of its own."""
+        return 0 if self.is_joined else self.ordinal
+
+    @property
     def transactional_id(self) -> str:
         """`{role}.{ordinal}`: fixed, so that a restart settles its predecessor's transaction."""
         return f"{self.role}.{self.ordinal}"

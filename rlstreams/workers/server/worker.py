@@ -24,9 +24,11 @@ from rlstreams.streams.log.errors import (
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.streams.workers import SILENT_S
+from rlstreams.workers.config.checks import is_loopback
 from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED
 from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.reporter import Reporter
@@ -67,6 +69,7 @@ class Users:
 
     def __init__(self, bus: Bus, url: str) -> None:
         self._url = url
+        self._is_loopback = is_loopback(url)
         self._foreign = ForeignRecords(WORKER_EVENTS.name, bus.schemas())
         self._reader = bus.reader(bus.ends(WORKER_EVENTS.name))
         self._said: dict[str, tuple[WorkerReport, float]] = {}  # by worker, with when it was read
@@ -75,8 +78,13 @@ class Users:
         """Read what is new; never waits."""
         for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
             event = record.event
-            if isinstance(event, WorkerReport) and self._url in event.servers:
+            if isinstance(event, WorkerReport) and self._means(event):
                 self._said[event.worker] = (event, time.monotonic())
+
+    def _means(self, report: WorkerReport) -> bool:
+        """Whether it tells of this server, and not of another host's at the same address."""
+        is_near = not self._is_loopback or report.host in ("", host_name())
+        return is_near and self._url in report.servers
 
     def takes_for(self, state: State, *, instance: str = "", since_s: float = 0.0) -> str:
         """The worker that takes the server for `state`; empty: none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from dataclasses import replace
@@ -19,9 +20,11 @@ from rlstreams.streams.workers import JOINED_FROM as FIRST
 from rlstreams.streams.workers import SILENT_S, Workers
 from rlstreams.workers.bootstrap import joining, seats
 from rlstreams.workers.bootstrap.joining import configured, refuse_missing
+from rlstreams.workers.bootstrap.model_server import server_urls, servers_of
 from rlstreams.workers.bootstrap.seats import Seats, take_seat
 from rlstreams.workers.config.load import load, over, resolved_json
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.agreement import disagreement
 from rlstreams.workers.loop.compared import ComparedRole, OtherClaimError
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
@@ -63,6 +66,44 @@ def test_the_claim_is_the_configuration_and_the_way_to_the_broker_is_ours(
     assert expected == here
     for role in ("rollout", "logprob"):
         refuse_missing(here, role, claim)
+
+
+def test_a_joiner_brings_model_servers_of_its_own(
+    theirs: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the trainer's hosts is taken for this one's: addresses, counts, GPUs."""
+    monkeypatch.setenv("LINK", "s")
+    there = ["rollout.engine=vllm", "rollout.workers=2", "engine.port=8000", "weights.channel=gloo"]
+    there += [
+        'engine.urls=["http://10.0.0.1:8000", "http://10.0.0.1:8001"]',
+        "engine.report_host=10.0.0.1",
+    ]
+    there += [
+        "engine.env.CUDA_VISIBLE_DEVICES=6,7",
+        "engine.env.NAME=kept",
+        "weights.secret=env:LINK",
+    ]
+    claim = claim_of(over(theirs, there, "test"))
+    with pytest.raises(
+        ConfigError, match=r"brings servers of its own.*--engine\.urls=.*--engine\.port"
+    ):
+        refuse_missing(configured(claim, []), "rollout", claim)
+    own = ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
+    here = configured(claim, [f"engine.urls={json.dumps(own)}"])
+    refuse_missing(here, "rollout", claim)
+    assert ("127.0.0.1", {"NAME": "kept"}) == (here.engine.report_host, here.engine.env)
+    assert not disagreement(here, "rollout", claim)
+    bus = MemoryBus(made_log("demo"), "demo")
+    worker = Context(
+        config=here, bus=bus, role="rollout", ordinal=FIRST, instance="i", is_joined=True
+    )
+    assert own == list(servers_of(worker))
+    server = configured(claim, ["engine.port=8002", "weights.secret=env:NONE"])
+    refuse_missing(server, "server", claim)
+    context = replace(worker, config=server, role="server", ordinal=FIRST + 1)
+    assert "http://127.0.0.1:8002" == server_urls(context)[context.place]
+    with pytest.raises(ConfigError, match=r"as server: rollout\.engine is 'builtin'"):
+        refuse_missing(configured(claim_of(theirs), []), "server", claim)
 
 
 def test_what_is_missing_is_named_with_path_and_hash(theirs: RunConfig, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
+from rlstreams.workers.config.checks import is_loopback
 from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.adapters import ADAPTERS
 from rlstreams.workers.engines.served.facts import (
@@ -210,7 +211,7 @@ def _exposed(url: str) -> Finding:
     parts: Any = urlsplit(url)
     name = "interface"
     danger = "can change weights, for control routes ask for no key"
-    if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+    if not is_loopback(url):
         found = f"{parts.hostname} is no loopback: whoever reaches it {danger}"
         cure = "a private interface, or a firewall, that only workers reach"
         return Finding(name, Weight.SLOW, found, cure)
