@@ -2,13 +2,15 @@
 
     python -m tests.gpu.pretrained --folder runs/pretrained --gpus 2 --limit-s 300
     python -m tests.gpu.pretrained --folder runs/pretrained --runs seed0 --model hf:Qwen/Qwen3-0.6B
+    python -m tests.gpu.pretrained --folder runs/agent --runs agent,agent-control --gpus 2
 
 Each stage leaves a file, and the same command goes on behind the last one, so that what a sitting
 cannot hold is done in the next: `warm.json` (accuracy after the warm-up), `shots.json` (of the
 model as it came, with four solved problems before each), rows of what is right in 5 to 50 %, for
 each run `NAME.json` (its curve) and `NAME-after.json`, `forgotten.json`. `result.json` has them
-all. Runs are dealt out to the GPUs in their order; the second one of a GPU starts `--stagger-s`
-later, when the servers of the first are up.
+all. Runs `agent` are of the agent with a calculator, after a warm-up of their own; their result is
+the curve. Runs are dealt out to the GPUs in their order; the second one of a GPU starts
+`--stagger-s` later, when the servers of the first are up.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rlstreams.workers.config.load import load
+from tests.gpu.end_to_end import GROUP
 from tests.gpu.whole_run import hardware
 
 EXAMPLE = "infra.examples.pretrained"
-ONE_GPU = Path(__file__).resolve().parents[2] / "infra/examples/pretrained/one-gpu.toml"
+OVERLAYS = Path(__file__).resolve().parents[2] / "infra/examples/pretrained"
+ONE_GPU, OF_AGENT = OVERLAYS / "one-gpu.toml", OVERLAYS / "agent.toml"
+KINDS = "story,units,compare,date"  # that a calculator helps
 RUNS = {
     "seed0": ("run.seed=0",),
     "control": ("run.seed=0", "trainer.control=permuted"),
@@ -38,7 +44,10 @@ RUNS = {
     # A grid of learning rates; the example's own is in its run.toml.
     "lr2e-6": ("run.seed=0", "trainer.optimizer.lr=2e-6"),
     "lr1e-5": ("run.seed=0", "trainer.optimizer.lr=1e-5"),
+    "agent": ("run.seed=0",),
+    "agent-control": ("run.seed=0", "trainer.control=permuted"),
 }
+AGENT = {"agent", "agent-control"}
 RESULT = ("seed0", "control", "seed1", "seed2")
 STAGE_S = 900.0
 EXPORT_S = 180.0
@@ -55,6 +64,7 @@ class Driver:
         self._args = args
         self._folder: Path = args.folder
         self._base = self._folder / "base"
+        self._agent_base = self._folder / "agent-base"
         self._shown = threading.Lock()
         self._started_s = time.monotonic()
 
@@ -92,16 +102,33 @@ class Driver:
             gpu=gpu,
         )  # fmt: skip
 
-    def prepared(self) -> bool:
+    def prepared(self, runs: Sequence[str]) -> bool:
+        """What these runs begin with."""
+        of_agent = AGENT.intersection(runs)
+        return (not of_agent or self._agent_prepared()) and (
+            len(of_agent) == len(runs) or self._prepared()
+        )
+
+    def _warmed_up(self, name: str, model: Path, *words: object) -> bool:
+        return self.stage(
+            name, model / "warm_up.json", f"{EXAMPLE}.warm_up", "--model", self._args.model,
+            "--out", model, "--steps", self._args.warm_up, "--device", "DEVICE",
+            *(("--batch", 2, "--micro", 2) if self._args.cpu else ()), *words,
+        )  # fmt: skip
+
+    def _agent_prepared(self) -> bool:
+        """Warmed up on dialogues with the calculator; rows of what it helps in, of all levels."""
+        base = self._agent_base
+        return self._warmed_up("agent-warm_up", base / "model", "--calculator") and self.stage(
+            "agent-rows", base / "train.jsonl", f"{EXAMPLE}.tasks", "--out", base, "--only", KINDS
+        )
+
+    def _prepared(self) -> bool:
         """Warmed up, measured, and rows of what it is right in now and then."""
         model = self._base / "model"
         with ThreadPoolExecutor() as pool:
             as_it_came = pool.submit(self._as_it_came)
-            is_warm = self.stage(
-                "warm_up", model / "warm_up.json", f"{EXAMPLE}.warm_up", "--model",
-                self._args.model, "--out", model, "--steps", self._args.warm_up, "--device",
-                "DEVICE", *(("--batch", 2, "--micro", 2) if self._args.cpu else ()),
-            ) and self.evaluated("warm", model)  # fmt: skip
+            is_warm = self._warmed_up("warm_up", model) and self.evaluated("warm", model)
             if not as_it_came.result():
                 self.say("the model as it came was not measured")
         rows = self._base / "train.jsonl"
@@ -125,15 +152,19 @@ class Driver:
         words = [f"--run.id={name}", *(f"--{word}" for word in RUNS[name])]
         if not self._args.cpu:  # `cuda:0` is then that GPU to the roles; its server has the number
             words += [f"--engine.env.CUDA_VISIBLE_DEVICES={gpu}"]
+        base, more = self._base, list[object]()
+        if name in AGENT:
+            samples = GROUP * load([OVERLAYS / "run.toml", OF_AGENT]).trainer.groups_per_step
+            base, more = self._agent_base, ["--overlay", OF_AGENT, "--samples", samples]
         is_there = self.stage(
             name, out, "tests.gpu.reasoner", "--example", "pretrained", "--gpus", 1,
-            "--overlay", ONE_GPU, "--base", self._base, "--folder", self._folder / "runs",
+            "--overlay", ONE_GPU, *more, "--base", base, "--folder", self._folder / "runs",
             "--steps", self._args.steps, "--every", self._args.every, "--limit-s",
             self._args.limit_s, *(("--jars", self._args.jars) if self._args.jars else ()),
             "--out", out, "--", *words, *self._args.overrides, gpu=gpu,
         )  # fmt: skip
-        if not is_there:
-            return False
+        if not is_there or name in AGENT:
+            return is_there
         is_there = self.stage(
             f"{name}-export", after / "config.json", "rlstreams", "export", "model",
             self._folder / "runs" / name, "--out", after, gpu=gpu,
@@ -146,9 +177,10 @@ class Driver:
         for name in ("shots", "warm", "forgotten"):
             path = self._folder / f"{name}.json"
             told[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        warm_up = self._base / "model" / "warm_up.json"
-        if warm_up.exists():
-            told["warm_up"] = json.loads(warm_up.read_text(encoding="utf-8"))
+        for key, base in (("warm_up", self._base), ("agent_warm_up", self._agent_base)):
+            warm_up = base / "model" / "warm_up.json"
+            if warm_up.exists():
+                told[key] = json.loads(warm_up.read_text(encoding="utf-8"))
         for name in RUNS:
             paths = [self._folder / f"{name}{end}.json" for end in ("", "-after")]
             own = [json.loads(p.read_text(encoding="utf-8")) for p in paths if p.exists()]
@@ -206,9 +238,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.folder = args.folder.resolve()
     args.folder.mkdir(parents=True, exist_ok=True)
     driver = Driver(args)
-    if not driver.prepared():
-        return 1
     names = args.runs.split(",")
+    if not driver.prepared(names):
+        return 1
     with ThreadPoolExecutor(len(names)) as pool:
         done = list(pool.map(driver.ran, range(len(names)), names))
     driver.finish()

@@ -1,10 +1,11 @@
-"""Six kinds of word problems in four levels: problems, worked solutions, the reward, a run's rows.
+"""Word problems of seven kinds in four levels, worked solutions, the reward, the rows of a run.
 
     python -m infra.examples.pretrained.tasks --out runs/pretrained-base --of runs/warm.json
 
 Numbers, names and words are drawn, so that no template gives an answer away. `--of` names a result
 of `evaluate`: rows are of those kinds and levels in which that model is right in 5 to 50 % of its
-answers. What a problem is, how it is held out and how rows are drawn are the reasoner's.
+answers; `--only` names the kinds. What a problem is, how it is held out and how rows are drawn are
+the reasoner's.
 """
 
 from __future__ import annotations
@@ -209,14 +210,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/pretrained-base"))
     parser.add_argument("--of", type=Path, help="a result of evaluate; without: all levels")
+    parser.add_argument("--only", default=",".join(TASKS), help="kinds, with commas")
     parser.add_argument("--rows", type=int, default=9_000)
     parser.add_argument("--held-out-each", type=int, default=20, help="rows of a kind and level")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    of = cells(LEVELS, TASKS)
+    only = args.only.split(",")
+    if unknown := set(only) - TASKS.keys():
+        parser.error(f"--only {', '.join(sorted(unknown))}: there are {', '.join(TASKS)}")
+    of = cells(LEVELS, {name: TASKS[name] for name in only})
     if args.of:
-        of = between(json.loads(args.of.read_text(encoding="utf-8"))["accuracy"])
-    if len({task for task, _ in of}) < 3:
+        found = between(json.loads(args.of.read_text(encoding="utf-8"))["accuracy"])
+        of = [cell for cell in found if cell in of]
+    if args.of and len({task for task, _ in of}) < 3:
         said = ", ".join(f"{task} {level}" for task, level in of) or "no kind"
         sys.stderr.write(
             f"{args.of}: right in {LOW:.0%} to {HIGH:.0%} of the cases is the model in {said}, not "

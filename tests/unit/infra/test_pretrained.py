@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import re
 import subprocess
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from infra.examples.pretrained import forgotten, model, tasks, warm_up
+from infra.examples.pretrained import forgotten, model, solver, tasks, warm_up
 from infra.examples.reasoner import evaluate
 from infra.examples.reasoner.tasks import Problem
 from rlstreams.check.doctor.check import Level
@@ -21,6 +25,8 @@ from rlstreams.check.doctor.devices import Gpu, memory_checks, placements
 from rlstreams.check.doctor.model import read_model
 from rlstreams.workers.config.across import check_start
 from rlstreams.workers.config.load import load
+from rlstreams.workers.gateway.template import TemplateRenderer
+from rlstreams.workers.model.tokenizer import Tokenizer
 from tests import families
 from tests.gpu import pretrained, pretrained_picture, reasoner
 
@@ -33,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = ["<pad>", "<bos>", "<eos>", *letters]
-    core = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, []))
+    core = tokenizers.Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens(pieces[:3])
@@ -164,17 +170,73 @@ def test_loss_is_on_the_solution_and_its_end(folder: Path, tmp_path: Path) -> No
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = warm_up.TEMPLATE.read_text("utf-8").strip()
     problem = Problem("2 + 3?", ["2 + 3 = 5"], "5")
-    prompt, answer = warm_up.demonstration(tokenizer, problem)
+    messages = warm_up.dialogue(problem, is_asking=False)
+    prompt, answer = warm_up.demonstration(tokenizer, messages)
     asked = tokenizer.apply_chat_template([{"role": "user", "content": "2 + 3?"}])["input_ids"]
     assert asked == prompt
     assert tokenizer.decode(prompt) == "<bos>Question: 2 + 3?\nSolution:\n"
     assert tokenizer.decode(answer) == "2 + 3 = 5\nAnswer: 5<eos>"
     tokenizer.chat_template = "{{ messages | length }}"
     with pytest.raises(SystemExit, match=r"'2' does not continue '1' up to '<eos>'"):
-        warm_up.demonstration(tokenizer, problem)
+        warm_up.demonstration(tokenizer, messages)
 
 
-@pytest.mark.parametrize("overlays", [(), ("one-gpu.toml",)])
+class Says:
+    """A client whose model says these answers; it keeps what it was asked with."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._said, self.asked = said, list[list[dict[str, str]]]()
+        self.chat = self.completions = self
+
+    async def create(self, *, model: str, messages: list[dict[str, str]]) -> SimpleNamespace:
+        """The next one."""
+        assert model
+        self.asked.append([*messages])
+        said = SimpleNamespace(content=self._said[len(self.asked) - 1])
+        return SimpleNamespace(choices=[SimpleNamespace(message=said)])
+
+
+@pytest.mark.parametrize("task", tasks.TASKS)
+def test_the_agent_holds_the_dialogues_that_the_warm_up_shows(task: str) -> None:
+    """Message by message; put together they are the worked solution, and no line asks in vain."""
+    for level in tasks.LEVELS:
+        problem = tasks.TASKS[task](random.Random(level), level)
+        shown = warm_up.dialogue(problem, is_asking=True)
+        client = Says([one["content"] for one in shown if one["role"] == "assistant"])
+        asyncio.run(solver.solve({"prompt": problem.prompt}, client))
+        assert client.asked == [shown[:at] for at in range(1, len(shown), 2)]
+        texts = [one["content"] for one in shown[1:]]
+        whole = "".join(f" {text}\n" if n % 2 else text for n, text in enumerate(texts))
+        assert whole == problem.solution()
+        sums = [line for line in problem.working if re.search(r"\d [-+*] \d+ = \d+$", line)]
+        assert len(client.asked) == len(sums) + 1
+        assert client.asked[1:] or task not in pretrained.KINDS.split(",")
+
+
+@pytest.mark.parametrize("said", ["3 * 4", "3 * 4 = 12", "x * 4 =", "3 / 4 =", "9" * 10 + " * 4 ="])
+def test_what_asks_for_nothing_is_an_answer(said: str) -> None:
+    """Numbers have nine digits at most."""
+    assert solver.calculated(said) is None
+
+
+def test_the_gateway_makes_the_tokens_that_the_warm_up_shows(folder: Path, tmp_path: Path) -> None:
+    """Each call's prompt begins with the tokens of the one before and its answer."""
+    warm = tmp_path / "warm"
+    words = ["--model", str(folder), "--device", "cpu", "--batch", "2", "--micro", "2"]
+    assert warm_up.main([*words, "--calculator", "--steps", "1", "--out", str(warm)]) == 0
+    problem = Problem("2 + 3 * 4?", ["3 * 4 = 12", "Then", "2 + 12 = 14"], "14")
+    messages = warm_up.dialogue(problem, is_asking=True)
+    pieces = warm_up.demonstration(AutoTokenizer.from_pretrained(warm), messages)
+    renderer = TemplateRenderer(Tokenizer(warm), frozenset())
+    ids = renderer.render(messages[:1])
+    assert ids == pieces[0]
+    for at in (2, 4):
+        assert renderer.parse(pieces[at - 1]).content == messages[at - 1]["content"]
+        assert pieces[at] == renderer.bridge(ids, pieces[at - 1], messages[at : at + 1])
+        ids += pieces[at - 1] + pieces[at]
+
+
+@pytest.mark.parametrize("overlays", [(), ("one-gpu.toml",), ("one-gpu.toml", "agent.toml")])
 def test_the_runs_configuration_is_valid(overlays: tuple[str, ...]) -> None:
     """Its verifier judges as the tasks do, and what it samples fits the server."""
     config = load([EXAMPLE / name for name in ("run.toml", *overlays)])
