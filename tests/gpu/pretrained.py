@@ -72,13 +72,13 @@ class Driver:
         """Run a module unless its result is there; whether it is there now. Its log is NAME.log."""
         if result.exists():
             return True
-        device = "cpu" if self._args.cpu else "cuda"
+        device, visible = "cpu" if self._args.cpu else "cuda", self._args.first_gpu + gpu
         given = [device if word == "DEVICE" else str(word) for word in words]
         with (self._folder / f"{name}.log").open("w", encoding="utf-8") as log:
             try:
                 status = subprocess.run(
                     [sys.executable, "-m", module, *given], stdout=log, stderr=subprocess.STDOUT,
-                    env=os.environ | {"PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": str(gpu)},
+                    env=os.environ | {"PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": str(visible)},
                     timeout=self._args.limit_s + STAGE_S, check=False,
                 ).returncode  # fmt: skip
             except subprocess.TimeoutExpired:
@@ -151,7 +151,7 @@ class Driver:
             time.sleep(wait_s)
         words = [f"--run.id={name}", *(f"--{word}" for word in RUNS[name])]
         if not self._args.cpu:  # `cuda:0` is then that GPU to the roles; its server has the number
-            words += [f"--engine.env.CUDA_VISIBLE_DEVICES={gpu}"]
+            words += [f"--engine.env.CUDA_VISIBLE_DEVICES={self._args.first_gpu + gpu}"]
         base, more = self._base, list[object]()
         if name in AGENT:
             samples = GROUP * load([OVERLAYS / "run.toml", OF_AGENT]).trainer.groups_per_step
@@ -215,6 +215,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="runs/pretrained-base/gemma", help="or hf:ORG/NAME")
     parser.add_argument("--runs", default=",".join(RESULT), help="in the order of their worth")
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--first-gpu", type=int, default=0, help="number of the first of them")
     parser.add_argument("--stagger-s", type=float, default=100.0)
     parser.add_argument("--limit-s", type=float, default=420.0, help="of a run, its start included")
     parser.add_argument("--warm-up", type=int, default=100, help="steps")
