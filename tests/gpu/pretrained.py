@@ -74,12 +74,12 @@ class Driver:
             return True
         device, visible = "cpu" if self._args.cpu else "cuda", self._args.first_gpu + gpu
         given = [device if word == "DEVICE" else str(word) for word in words]
+        environment = {"PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": str(visible)}
         with (self._folder / f"{name}.log").open("w", encoding="utf-8") as log:
             try:
                 status = subprocess.run(
                     [sys.executable, "-m", module, *given], stdout=log, stderr=subprocess.STDOUT,
-                    env=os.environ | {"PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": str(visible)},
-                    timeout=self._args.limit_s + STAGE_S, check=False,
+                    env=os.environ | environment, timeout=self._args.limit_s + STAGE_S, check=False,
                 ).returncode  # fmt: skip
             except subprocess.TimeoutExpired:
                 status = 124
