@@ -1,6 +1,7 @@
 """How far the gradient of documents in one row is from that of padded rows, plain and compiled.
 
     python -m tests.gpu.document_gradients FOLDER [--tokens 8192] [--device cuda:0] [--out FILE]
+    python -m tests.gpu.document_gradients --shared [--heads 64,128,256] [--out FILE]
 
 One loss, sums of log-probs weighted by -1 and 1 as advantages are, over sequences of many lengths.
 The reference is computed in float32 of padded rows. Of padded rows and of documents in bfloat16
@@ -8,6 +9,13 @@ the file has the norm of the gradient's difference by the reference's norm, of a
 and of the five worst tensors. `lengths` has the norm of the gradient for each length of row that
 steps can have: by the layers as they are, and twice by compiled ones, with and without fused
 kernels. `not_compiled` is what a trainer's start says of the model; empty: it compiles the layers.
+
+With `--shared`, made-up models, by head's width and window: groups of eight with a prompt each, and
+turns of a dialogue, in a row where each has all of its tokens (`whole`) and in one where they lie
+once (`shared`), plain and compiled. `relative` is the gradient's difference from the reference's,
+`logprobs` the largest difference of a log-prob from the reference's; `same_bits`: log-probs and
+gradients of a second pass are the first one's, to the bit. It ends with 1 where bits differ, or
+`shared` is further off than twice what `whole` is.
 """
 
 from __future__ import annotations
@@ -15,6 +23,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +38,9 @@ from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.cut import bin_sizes
 from rlstreams.workers.model.documents import Documents, use_documents
 from rlstreams.workers.model.model import configure_torch, load_model, right_padded
+from rlstreams.workers.model.prefixes import Prefixes, Taken, Tokens
 from rlstreams.workers.model.token_scores import TokenScorer
+from tests import families
 from tests.documents_on_cpu import take_documents_on_cpu
 
 Gradients = dict[str, Tensor]
@@ -46,11 +58,20 @@ def sequences_of(num_tokens: int, vocab_size: int, seed: int) -> list[list[int]]
 class Case:
     """A model, and one loss of it computed in several ways."""
 
-    def __init__(self, folder: Path, dtype: str, device: str, tokens: int, seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        device: str,
+        tokens: int,
+        seed: int,
+        sequences: list[list[int]] | None = None,
+    ) -> None:
         self.model: Any = load_model(folder, dtype).to(device).requires_grad_(True)
         self.scorer = TokenScorer(self.model, attention_of(self.model).right_padded)
         self.device, self.tokens = device, tokens
-        self.sequences = sequences_of(tokens, self.scorer.vocab_size, seed)
+        self.sequences = sequences or sequences_of(tokens, self.scorer.vocab_size, seed)
+        self.logprobs_N = torch.zeros(0)  # of the last pass
         weights = np.random.default_rng(seed + 1).choice([-1.0, 1.0], len(self.sequences))
         each = [w for w, s in zip(weights, self.sequences, strict=True) for _ in s[1:]]
         self.weights_N = torch.tensor(each, device=device)
@@ -58,7 +79,7 @@ class Case:
     def padded(self) -> tuple[float, Gradients]:
         """A row a sequence, two at a time."""
         self.model.zero_grad(set_to_none=True)
-        total, at = 0.0, 0
+        total, at, parts = 0.0, 0, []
         for first in range(0, len(self.sequences), 2):
             some = self.sequences[first : first + 2]
             ids_BT, real_BT = (t.to(self.device) for t in right_padded(some, 0))
@@ -68,20 +89,27 @@ class Case:
             weights_n = self.weights_N[at : at + num]
             found = self.scorer(ids_BT, real_BT, chosen_BT, torch.ones_like(weights_n))
             total += self._backward(found.logprobs_N, weights_n)
+            parts.append(found.logprobs_N.detach())
             at += num
+        self.logprobs_N = torch.cat(parts)
         return total, self._gradients()
 
-    def documents(self) -> tuple[float, Gradients]:
-        """One row of documents."""
+    def documents(
+        self, num_tokens: int = 0, taken: Sequence[Taken] | None = None
+    ) -> tuple[float, Gradients]:
+        """One row of documents, of so many tokens (0: `tokens`), of which they share some."""
         self.model.zero_grad(set_to_none=True)
-        flat = [token for sequence in self.sequences for token in sequence]
-        ids_1T = torch.tensor([flat + [0] * (self.tokens - len(flat))], device=self.device)
-        is_chosen = [at > 0 for sequence in self.sequences for at in range(len(sequence))]
-        chosen_N = torch.tensor(is_chosen).nonzero()[:, 0].to(self.device)
         lengths = [len(sequence) for sequence in self.sequences]
-        row = Documents.of(lengths, self.tokens).to(self.device)
+        row = Documents.of(lengths, num_tokens or self.tokens, taken)
+        flat = torch.tensor([token for sequence in self.sequences for token in sequence])
+        places = torch.from_numpy(row.places(len(flat)))
+        ids_1T = torch.zeros(1, num_tokens or self.tokens, dtype=torch.int64)
+        ids_1T[0, places] = flat
+        is_chosen = [at > 0 for sequence in self.sequences for at in range(len(sequence))]
+        chosen_N = places[torch.tensor(is_chosen)].to(self.device)
         ones_N = torch.ones_like(self.weights_N)
-        found = self.scorer(ids_1T, None, chosen_N, ones_N, row)
+        found = self.scorer(ids_1T.to(self.device), None, chosen_N, ones_N, row.to(self.device))
+        self.logprobs_N = found.logprobs_N.detach()
         total = self._backward(found.logprobs_N, self.weights_N)
         return total, self._gradients()
 
@@ -157,6 +185,87 @@ def by_length(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     return found
 
 
+def shared_cases(args: argparse.Namespace) -> dict[str, Any]:
+    """By head's width and window, see the module."""
+    found: dict[str, Any] = {"device": args.device, "torch": torch.__version__}
+    if args.device != "cpu":
+        found["device"] = torch.cuda.get_device_name()
+    for width in args.heads.split(","):
+        for name, window in (("Qwen3ForCausalLM", None), ("MistralForCausalLM", 100)):
+            told = found[f"{width} {window or 'all'}"] = shared_case(args, name, int(width), window)
+            say(f"heads of {width}, window {window}", told)
+    found["is_right"] = all(one["is_right"] for one in found.values() if isinstance(one, dict))
+    return found
+
+
+def shared_case(
+    args: argparse.Namespace, name: str, width: int, window: int | None
+) -> dict[str, Any]:
+    """One model in float32 of padded rows, and in bfloat16 of both kinds of rows."""
+    sequences = related(args.shared_tokens, args.seed)
+    rows = Prefixes([Tokens(np.array(sequence)) for sequence in sequences])
+    taken = rows.taken(range(len(sequences)))
+    whole = sum(map(len, sequences))
+    once = whole - sum(own.tokens for own in taken)
+    told: dict[str, Any] = {"sequences": len(sequences), "tokens": whole, "computed": once}
+    changes = {
+        "head_dim": width, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256,
+        "intermediate_size": 512, "num_hidden_layers": 3, "max_position_embeddings": 8192,
+        "sliding_window": window,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        families.make(name, Path(folder), **changes)
+        given = (args.device, -(-whole // 128) * 128, args.seed, sequences)
+        case = Case(Path(folder), "float32", *given)
+        _, reference = case.padded()
+        expected_N = case.logprobs_N
+        case = Case(Path(folder), "bfloat16", *given)
+    use_documents(case.model)
+    size = -(-once // 128) * 128
+    ways = {"whole": (0, None), "shared": (size, taken)}
+    for compiles in (False, True)[: 1 + (args.device != "cpu")]:
+        if compiles:
+            told["not_compiled"] = bins.compile_for_bins(case.scorer, size, shares=True)
+        for way, row in ways.items():
+            _, gradients = case.documents(*row)
+            logprobs_N = case.logprobs_N
+            _, again = case.documents(*row)
+            same = torch.equal(logprobs_N, case.logprobs_N)
+            same = same and all(torch.equal(g, again[n]) for n, g in gradients.items())
+            told[f"{way}{' compiled' * compiles}"] = {
+                "logprobs": float((logprobs_N - expected_N).abs().max()),
+                "relative": difference(gradients, reference)["relative"],
+                "same_bits": same,
+            }
+    of = {name: one for name, one in told.items() if isinstance(one, dict)}
+    told["is_right"] = all(one["same_bits"] for one in of.values()) and all(
+        of[name][figure] <= 2 * of[name.replace("shared", "whole")][figure]
+        for name in of
+        for figure in ("logprobs", "relative")
+    )
+    return told
+
+
+def related(num_tokens: int, seed: int) -> list[list[int]]:
+    """Two groups of eight, and six turns of a dialogue; of that many tokens or so."""
+    random = np.random.default_rng(seed)
+    unit = num_tokens // 40
+
+    def drawn(longest: int) -> list[int]:
+        num = int(random.integers(longest // 2, longest))
+        return random.integers(3, families.VOCABULARY, num).tolist()
+
+    found: list[list[int]] = []
+    for _ in range(2):
+        prompt = drawn(unit)
+        found += [prompt + drawn(2 * unit) for _ in range(8)]
+    turn = drawn(unit)
+    for _ in range(6):
+        turn = turn + drawn(unit)
+        found.append(turn)
+    return [found[index] for index in random.permutation(len(found))]
+
+
 def norm_of(case: Case) -> float:
     """Of the whole gradient of documents."""
     return float(np.sqrt(sum(float(g.norm()) ** 2 for g in case.documents()[1].values())))
@@ -170,7 +279,10 @@ def say(name: str, value: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--shared", action="store_true")
+    parser.add_argument("--heads", default="64,128,256")
+    parser.add_argument("--shared-tokens", type=int, default=12_000)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--seed", type=int, default=0)
@@ -179,9 +291,13 @@ def main() -> None:
     configure_torch(8, args.device, fused=True)
     if args.device == "cpu":
         take_documents_on_cpu(setattr)
-    told = measured(args)
+    if not args.shared and args.folder is None:
+        parser.error("FOLDER or --shared")
+    told = shared_cases(args) if args.shared else measured(args)
     if args.out:
         args.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    if not told.get("is_right", True):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 
 from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.model.cut import Cut
+from rlstreams.workers.model.prefixes import Prefixes
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 
 # As published for Qwen3: layers, hidden, heads, MLP, whether embeddings are tied.
@@ -45,8 +46,32 @@ def model_of(args: argparse.Namespace) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def batch_of(args: argparse.Namespace, lengths: list[int], cut: Cut, seed: int = 2) -> Batch:
-    """Made-up samples; the scores of other policies are filled in later."""
+def grouped(args: argparse.Namespace, lengths: list[int], size: int, seed: int = 3) -> Any:
+    """Made-up tokens of samples, of which groups of that size have one prompt."""
+    random = np.random.default_rng(seed)
+    found, prompt = [], np.zeros(0, np.int64)
+    for index, length in enumerate(lengths):
+        if index % size == 0:
+            prompt = random.integers(0, args.vocabulary, args.prompt)
+        answer = random.integers(0, args.vocabulary, length - args.prompt)
+        found.append(np.concatenate([prompt, answer]))
+    return found
+
+
+def batch_of(
+    args: argparse.Namespace,
+    lengths: list[int],
+    cut: Cut,
+    seed: int = 2,
+    samples: Any = None,
+    prefixes: Prefixes | None = None,
+) -> Batch:
+    """Made-up samples; the scores of other policies are filled in later.
+
+    Args:
+        samples: their tokens; None: random ones.
+        prefixes: theirs, if bins share tokens.
+    """
     random = np.random.default_rng(seed)
     num_loss_tokens = sum(lengths) - args.prompt * len(lengths)
     rows = []
@@ -57,9 +82,12 @@ def batch_of(args: argparse.Namespace, lengths: list[int], cut: Cut, seed: int =
         real_BT = at_T < np.array(own)[:, None]
         loss_mask_BT = real_BT & (at_T >= args.prompt)
         zeros_BT = np.zeros(shape, np.float32)
+        token_ids_BT = random.integers(0, args.vocabulary, shape) * real_BT
+        for row, index in enumerate(members if samples else ()):
+            token_ids_BT[row, : lengths[index]] = samples[index]
         rows.append(
             MicroBatch(
-                token_ids_BT=random.integers(0, args.vocabulary, shape) * real_BT,
+                token_ids_BT=token_ids_BT,
                 real_BT=real_BT,
                 loss_mask_BT=loss_mask_BT,
                 behavior_logprobs_BT=zeros_BT,
@@ -74,6 +102,7 @@ def batch_of(args: argparse.Namespace, lengths: list[int], cut: Cut, seed: int =
                 num_batch_samples=len(lengths),
                 trajectories=(),
                 bin_tokens=cut.bins[number] if cut.bins else 0,
+                taken=prefixes.taken(members) if prefixes else None,
             )
         )
     return Batch(

@@ -26,11 +26,11 @@ import torch
 
 from rlstreams.workers.engines.base import TokenSequence
 from rlstreams.workers.engines.builtin import BuiltinEngine
+from rlstreams.workers.engines.routing_check import check_replay
 from rlstreams.workers.engines.selfcheck import check_scoring
 from rlstreams.workers.model.model import configure_torch, load_model, right_padded, weights_of
 from rlstreams.workers.model.routes import padded_routes
 from rlstreams.workers.model.routing import RouterCapture, Routes
-from rlstreams.workers.model.routing_check import check_replay
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.trajectory import stitch_experts

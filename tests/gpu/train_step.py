@@ -3,11 +3,14 @@
     python -m tests.gpu.train_step --out result.json                          # 1.7B, an H200
     python -m tests.gpu.train_step --shape 0.6b --bin 8192 --samples 64       # 24 GB
     python -m tests.gpu.train_step --cases bins-compiled --profile
+    python -m tests.gpu.train_step --group 8 --lengths constant --cases bins-compiled,bins-shared
 
 A Qwen3 of a published shape with random weights, made on the device; nothing is downloaded. A step
 has `--samples` of `--length` tokens, or lognormal lengths of that mean and at most 8,192; all but
 the prompt is learnt from. `padded`: rows, layers as they are; `bins`: packed; `bins-compiled`: what
-a trainer does; `plain`: a torch loop with compiled layers, without ratios, entropy or one order.
+a trainer does of samples without a common prompt; `bins-shared`: and of groups of `--group`, whose
+prompts a bin has once; `plain`: a torch loop with compiled layers, without ratios, entropy or one
+order. With `--group` all cases have the same tokens; rates count those of whole samples.
 FLOPs: 6 a matmul weight and token (head: learnt tokens), causal attention; no recomputation.
 """
 
@@ -20,6 +23,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +38,14 @@ from rlstreams.workers.model import bins
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.cut import cut_bins, cut_rows
 from rlstreams.workers.model.model import configure_torch
+from rlstreams.workers.model.prefixes import Prefixes, Tokens
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.weights.layout import weight_hash
-from tests.gpu.qwen3 import SHAPES, batch_of, model_of, on_policy
+from tests.gpu.qwen3 import SHAPES, batch_of, grouped, model_of, on_policy
 
 PEAK = 989e12  # H100 and H200, bf16
-CASES = ("padded", "bins", "bins-compiled", "plain")
+CASES = ("padded", "bins", "bins-compiled", "plain")  # and `bins-shared`, with `--group`
 
 
 def lengths_of(args: argparse.Namespace, kind: str) -> list[int]:
@@ -74,8 +79,11 @@ def learner_of(args: argparse.Namespace, model: Any, case: str, told: dict[str, 
         why_padded = bins.take_documents(scorer, args.device)
         scorer.head.holds_logits = True
         told["why_padded"] = why_padded
-    if case == "bins-compiled":
-        why, seconds = timed(lambda: bins.compile_for_bins(scorer, args.bin))
+    if is_shared := case == "bins-shared":
+        told["why_unshared"] = bins.why_unshared(scorer)
+    if case in ("bins-compiled", "bins-shared"):
+        work = partial(bins.compile_for_bins, scorer, args.bin, shares=is_shared)
+        why, seconds = timed(work)
         told |= {"why_eager": why, "compile_s": round(seconds, 1)}
     if args.checkpointing:
         scorer.head.holds_logits = False
@@ -89,8 +97,17 @@ def ours(args: argparse.Namespace, case: str, lengths: list[int], told: dict[str
     model = model_of(args)
     learner = learner_of(args, model, case, told)
     start = {n: t.to("cpu", copy=True) for n, t in learner.weights().items()}
-    cut = (cut_rows if learner.why_padded else cut_bins)(lengths, args.bin)
-    batch = on_policy(learner, batch_of(args, lengths, cut))
+    samples = grouped(args, lengths, args.group) if args.group else None
+    prefixes = None
+    if case == "bins-shared":
+        families = [index // args.group for index in range(len(lengths))]
+        prefixes = Prefixes([Tokens(sample) for sample in samples], families)
+    if learner.why_padded:
+        cut = cut_rows(lengths, args.bin)
+    else:
+        cut = cut_bins(lengths, args.bin, prefixes)
+    told["bins"] = list(cut.bins)
+    batch = on_policy(learner, batch_of(args, lengths, cut, 2, samples, prefixes))
     hashes = []
     for _ in range(2):
         learner.load(start, {}, 0)
@@ -104,6 +121,9 @@ def ours(args: argparse.Namespace, case: str, lengths: list[int], told: dict[str
         hash_s.append(timed(lambda: weight_hash(learner.weights()))[1])
     computed, real = result.metrics["tokens_computed"], result.metrics["tokens_real"]
     told |= {
+        "tokens_shared": result.metrics["tokens_shared"],
+        "tokens_computed": computed,
+        "grad_norm": result.metrics["grad_norm"],
         "micro_batches": len(batch.micro_batches),
         "padding": round(computed / real, 4),
         "hash_s": round(float(np.median(hash_s)), 3),
@@ -202,6 +222,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1224)
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--bin", type=int, default=16384)
+    parser.add_argument("--group", type=int, default=0, help="samples with one prompt; 0: none")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--lengths", default="constant,lognormal")

@@ -58,7 +58,8 @@ def _steps_of(args: Namespace) -> Iterator[tuple[NamedRun, RunConfig, list[Path]
     metavar="NAME=VALUE",
     multiple=True,
     help="re-run it a second time with this changed: trainer.loss.*, trainer.optimizer.*, "
-    "trainer.micro_batch_tokens, trainer.minibatches, trainer.batch_epochs, trainer.control",
+    "trainer.micro_batch_tokens, trainer.shared_prefixes, trainer.minibatches, "
+    "trainer.batch_epochs, trainer.control",
 )
 @option("--json", is_flag=True, help="print what was compared as one JSON object")
 @_looked_into

@@ -19,7 +19,7 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.intake.admission import Admission, Plan
 from rlstreams.workers.trainer.intake.groups import DeadSample, SeenSample
 from rlstreams.workers.trainer.intake.payloads import Payload
-from rlstreams.workers.trainer.learn.packing import num_tokens, planned_cut
+from rlstreams.workers.trainer.learn.cutting import num_tokens, planned_cut
 from rlstreams.workers.trainer.redo.redo import RedoneStep
 from rlstreams.workers.trainer.training.training import Trained
 from rlstreams.workers.weights.file import file_name

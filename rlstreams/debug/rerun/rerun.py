@@ -89,6 +89,7 @@ def profile(
 CHANGEABLE = ("trainer.loss.", "trainer.optimizer.")
 ALSO = (
     "trainer.micro_batch_tokens",
+    "trainer.shared_prefixes",
     "trainer.minibatches",
     "trainer.batch_epochs",
     "trainer.control",

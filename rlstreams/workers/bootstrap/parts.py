@@ -227,6 +227,8 @@ def _logprob(context: Context) -> Pausable:
     scorer, reference = make_scorers(config, turns.run if turns else None)
     if config.logprob.device != CPU:
         reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
+        if config.logprob.shared_prefixes and not scorer.why_padded:
+            reasons["prefixes_not_shared"] = scorer.why_unshared
         log = context.log
         for what, why in reasons.items():
             if why:
@@ -256,6 +258,7 @@ def make_scorers(config: RunConfig, run: Run | None = None) -> tuple[MeshScorer,
         "backend": section.backend,
         "layout": section.layout,
         "token_budget": section.token_budget,
+        "shared_prefixes": section.shared_prefixes,
         "pull_deadline_s": config.weights.pull_deadline_s,
         "threads": config.model.threads,
         "device": device,

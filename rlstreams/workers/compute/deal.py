@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlstreams.workers.model.prefixes import NOTHING_TAKEN
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 
 
@@ -43,7 +44,7 @@ def deal(batch: Batch, ranks: int, *, alone: bool = False) -> list[list[Task]]:
                 hand.append(Task(index=index, micro_batch=batch.micro_batches[index]))
             else:
                 widest = of_round[0]
-                nothing = empty(batch.micro_batches[widest].bin_tokens)
+                nothing = empty(batch.micro_batches[widest])
                 hand.append(Task(index=widest, micro_batch=nothing, is_empty=True))
     return hands
 
@@ -73,11 +74,11 @@ def _small(part: MicroBatch) -> MicroBatch:
     return replace(part, routed_experts_BTLK=None, top_ids_BTK=None, top_logprobs_BTK=None)
 
 
-def empty(bin_tokens: int) -> MicroBatch:
+def empty(like: MicroBatch) -> MicroBatch:
     """One token to score, so that every parameter gets a gradient; the caller makes it zeros.
 
     Args:
-        bin_tokens: of the others' bins: layers are compiled for that size already.
+        like: another's: layers are compiled for its bin already.
     """
     zeros_BT, mask_BT = np.zeros((1, 2), np.float32), np.array([[False, True]])
     return MicroBatch(
@@ -95,5 +96,6 @@ def empty(bin_tokens: int) -> MicroBatch:
         num_batch_rows=1,
         num_batch_samples=1,
         trajectories=(),
-        bin_tokens=bin_tokens,
+        bin_tokens=like.bin_tokens,
+        taken=None if like.taken is None else (NOTHING_TAKEN,),
     )

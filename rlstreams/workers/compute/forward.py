@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +20,18 @@ from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
 from rlstreams.workers.model.device import on_device
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import right_padded
+from rlstreams.workers.model.prefixes import Prefixes, Taken, Tokens, own_tokens
 from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.token_scores import Score
 
-Part = tuple[Sequence[TokenSequence], int]  # of one forward; tokens of its bin, or 0: padded rows
+
+class Part(NamedTuple):
+    """The sequences of one forward."""
+
+    sequences: Sequence[TokenSequence]
+    bin_tokens: int = 0  # 0: padded rows
+    taken: Sequence[Taken] | None = None  # by sequence, what of a bin another has; None: nothing
 
 
 class Forward:
@@ -47,29 +54,35 @@ class Forward:
     def __call__(self, part: Part, temperature: float) -> tuple[Tensor, ...]:
         """See the class; behind them log-probs and ids of the likeliest tokens, if asked for. A
         temperature of 0 counts as 1."""
-        sequences, bin_tokens = part
+        sequences, bin_tokens, taken = part
         ids_BT, real_BT = (t.numpy() for t in right_padded([s.token_ids for s in sequences], 0))
         chosen_BT = real_BT.copy()
         chosen_BT[:, :1] = False
         arrays = [ids_BT, chosen_BT, *self._routes(sequences, ids_BT.shape[1])]
-        documents = None
+        documents, back_N = None, None
         if bin_tokens:
-            lengths = [len(s.token_ids) for s in sequences]
-            documents = Documents.of(lengths, bin_tokens).to(self._device)
-            arrays = [one_row(array, real_BT, bin_tokens) for array in arrays]
+            documents = Documents.of(real_BT.sum(1).tolist(), bin_tokens, taken)
+            own_BT = own_tokens(real_BT, taken)
+            if own_BT.sum() < real_BT.sum():  # each token is scored once
+                places_N = documents.places(int(real_BT.sum()))[chosen_BT[real_BT]]
+                back_N = np.unique(places_N, return_inverse=True)[1]
+            documents = documents.to(self._device)
+            arrays = [one_row(array, own_BT, bin_tokens) for array in arrays]
         ids, chosen, *routes = arrays
         chosen_N = self._tensor(np.flatnonzero(chosen))
         temperature_N = torch.full((len(chosen_N),), temperature or 1.0, device=self._device)
         is_real = None if bin_tokens else self._tensor(real_BT)
-        taken = Routes(*map(self._tensor, routes)) if routes else None
-        with self._score.routing.replaying(taken):
+        followed = Routes(*map(self._tensor, routes)) if routes else None
+        with self._score.routing.replaying(followed):
             scores = self._score(
                 self._tensor(ids), is_real, chosen_N, temperature_N, documents, *self._top
             )
-        found = (scores.logprobs_N, scores.entropy_N)
-        if scores.top_NK is None or scores.top_ids_NK is None:
-            return found
-        return *found, scores.top_NK, scores.top_ids_NK.int()
+        found = [scores.logprobs_N, scores.entropy_N]
+        if scores.top_NK is not None and scores.top_ids_NK is not None:
+            found += [scores.top_NK, scores.top_ids_NK.int()]
+        if back_N is not None:
+            found = [column[self._tensor(back_N)] for column in found]
+        return tuple(found)
 
     def _routes(self, sequences: Sequence[TokenSequence], width: int) -> tuple[Any, ...]:
         if self._routers is None:
@@ -99,16 +112,37 @@ def check_all(
                 raise EngineError(f"sequence {index}: {err}") from err
 
 
-def cut_of(sequences: Sequence[TokenSequence], token_budget: int, *, in_bins: bool) -> Cut:
-    """Which sequences pass the model together; it follows from their order and lengths."""
+def prefixes_of(sequences: Sequence[TokenSequence]) -> Prefixes:
+    """What they begin with in common; those of one group are laid down together."""
+    tokens = [Tokens(s.token_ids, s.routed_experts, s.routed_experts_mask) for s in sequences]
+    return Prefixes(tokens, [sequence.group_id for sequence in sequences])
+
+
+def cut_of(
+    sequences: Sequence[TokenSequence],
+    token_budget: int,
+    *,
+    in_bins: bool,
+    prefixes: Prefixes | None = None,
+) -> Cut:
+    """Which sequences pass the model together; it follows from the sequences and their order.
+
+    Args:
+        prefixes: theirs, where bins share tokens.
+    """
     lengths = [len(sequence.token_ids) for sequence in sequences]
-    return (cut_bins if in_bins else cut_rows)(lengths, token_budget)
+    return cut_bins(lengths, token_budget, prefixes) if in_bins else cut_rows(lengths, token_budget)
 
 
-def parts_of(cut: Cut, sequences: Sequence[TokenSequence]) -> list[Part]:
+def parts_of(
+    cut: Cut, sequences: Sequence[TokenSequence], prefixes: Prefixes | None = None
+) -> list[Part]:
     """The forwards of a cut, in its order."""
     bins = cut.bins or (0,) * len(cut.sizes)
-    return [([sequences[i] for i in own], n) for own, n in zip(cut.members, bins, strict=True)]
+    return [
+        Part([sequences[i] for i in own], num, prefixes.taken(own) if prefixes and num else None)
+        for own, num in zip(cut.members, bins, strict=True)
+    ]
 
 
 def in_order(

@@ -18,7 +18,7 @@ from rlstreams.workers.compute.spec import Layers, ModelSpec
 from rlstreams.workers.config.trainer import MEGATRON, LoraSection
 from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import CPU
-from rlstreams.workers.model.bins import take_documents, use_bins
+from rlstreams.workers.model.bins import Reasons, take_documents, use_bins
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer, ValueHead
 from rlstreams.workers.trainer.learn.trainable import trainable_of
@@ -49,24 +49,23 @@ def layers_of(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer | None = None) ->
     if spec.has_values:
         scorer.value_head = _value_head(scorer, mesh.device)
     plan = plan_of(scorer.model, trainable, scorer.value_head)
-    shards, why_padded, why_eager = (_alone if mesh.size == 1 else _shared)(spec, mesh, scorer)
+    shards, why_not = (_alone if mesh.size == 1 else _shared)(spec, mesh, scorer)
     if scorer.value_head is not None:
         shards.add_head(scorer.value_head)
-    scorer.head.holds_logits = spec.learns and not (why_padded or spec.recomputes)
+    scorer.head.holds_logits = spec.learns and not (why_not.why_padded or spec.recomputes)
     if spec.recomputes:
         recompute_activations(scorer.model)
     shards.reshard()
-    return Layers(
-        plan=plan, shards=shards, routers=routers, why_padded=why_padded, why_eager=why_eager
-    )
+    return Layers(plan=plan, shards=shards, routers=routers, **why_not._asdict())
 
 
-def _alone(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedModel, str, str]:
-    why = use_bins(scorer, mesh.device, spec.bin_tokens, learns=spec.learns)
-    return Whole(scorer.model, scorer), *why
+def _alone(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedModel, Reasons]:
+    tokens, learns, shares = spec.bin_tokens, spec.learns, spec.shares
+    why_not = use_bins(scorer, mesh.device, tokens, learns=learns, shares=shares)
+    return Whole(scorer.model, scorer), why_not
 
 
-def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedModel, str, str]:
+def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedModel, Reasons]:
     # torch.distributed's tensors and FSDP2: five seconds, which one rank need not wait for.
     from rlstreams.workers.compute.fsdp2 import Shards
     from rlstreams.workers.model.context import SlicedScores, check_slices
@@ -76,11 +75,14 @@ def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedMo
     sliced = SlicedScores(scorer, cp, spec.asked_by) if cp > 1 else None
     shards = Shards(sliced or scorer, mesh.devices, f"{spec.asked_by}.ranks", cp=cp)
     if sliced is None:
-        tokens, learns = spec.bin_tokens, spec.learns
-        return shards, *use_bins(scorer, mesh.device, tokens, learns=learns, root=shards.root)
+        tokens, learns, shares = spec.bin_tokens, spec.learns, spec.shares
+        return shards, use_bins(
+            scorer, mesh.device, tokens, learns=learns, shares=shares, root=shards.root
+        )
     why_padded = take_documents(scorer, mesh.device, shards.root)
     check_slices(sliced, shards.root, shards.device)
-    return shards, why_padded, "the ranks that share a row meet in the middle of each layer"
+    meet = "the ranks that share a row meet in the middle of each layer"
+    return shards, Reasons(why_padded, meet, "ranks share each row")
 
 
 def _value_head(scorer: TokenScorer, device: str) -> ValueHead:
@@ -99,7 +101,7 @@ def _value_head(scorer: TokenScorer, device: str) -> ValueHead:
 
 
 def whole_layers(
-    model: nn.Module, scorer: TokenScorer, *, lora: LoraSection, why_padded: str
+    model: nn.Module, scorer: TokenScorer, *, lora: LoraSection, why_padded: str, why_unshared: str
 ) -> Layers:
     """Of a model that this process has whole, as it is."""
     plan = plan_of(model, trainable_of(model.eval(), lora))
@@ -110,4 +112,5 @@ def whole_layers(
         routers=None,
         why_padded=why_padded,
         why_eager="not asked for",
+        why_unshared=why_unshared,
     )

@@ -61,6 +61,7 @@ class LearnerSpec:
             layout=section.layout,
             bin_tokens=section.micro_batch_tokens,
             asked_by="trainer",
+            shares=section.shared_prefixes,
             recomputes=section.activation_checkpointing,
             has_values=section.loss.advantage == "gae",
             lora=section.lora,
@@ -118,15 +119,18 @@ class Learner(State):
         lora: LoraSection = LoraSection(),  # noqa: B008  (frozen)
         scorer: TokenScorer | None = None,
         why_padded: str = "not asked for",
+        why_unshared: str = "not asked for",
     ) -> Self:
         """Of one rank, which has the model as it is.
 
         Args:
             scorer: of the same model; None makes one, with this `mask`.
             why_padded: "": it takes documents (`bins.py`).
+            why_unshared: "": bins of a batch may share tokens.
         """
         scorer = TokenScorer(model, mask) if scorer is None else scorer
-        layers = whole_layers(model, scorer, lora=lora, why_padded=why_padded)
+        why_not = {"why_padded": why_padded, "why_unshared": why_unshared}
+        layers = whole_layers(model, scorer, lora=lora, **why_not)
         device = layers.shards.device.type
         return cls(layers, optimizer, loss, lora, Mesh(device=device), step=step)
 

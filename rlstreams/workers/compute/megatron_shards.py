@@ -71,6 +71,7 @@ def megatron_layers(spec: ModelSpec, mesh: Mesh) -> Layers:
         routers=routers_of(spec.folder) if spec.replay_routes else None,
         why_padded=WHY_PADDED,
         why_eager=WHY_EAGER,
+        why_unshared=WHY_PADDED,
     )
 
 

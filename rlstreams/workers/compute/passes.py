@@ -51,8 +51,8 @@ class Passes:
         if micro_batch.is_routed_BT is not None:
             sums.add_routes(
                 num_layers=self._scorer.routing.num_layers,
-                recorded=int(micro_batch.is_routed_BT.sum()),
-                forwarded=int(micro_batch.real_BT[:, 1:].sum()),
+                recorded=int((micro_batch.is_routed_BT & micro_batch.own_BT).sum()),
+                forwarded=int(micro_batch.own_BT[:, 1:].sum()),
                 flips=counted.num_flips,
             )
 
@@ -130,11 +130,11 @@ class Passes:
             chosen_N = self._tensor(np.flatnonzero(mask_BT))
             padded = self._tensor(ids_BT), self._tensor(real_BT), chosen_N, temperature_N
             return self._scorer(*padded, None, *top)
-        documents = Documents.of(real_BT.sum(1).tolist(), micro_batch.bin_tokens)
+        documents = Documents.of(real_BT.sum(1).tolist(), micro_batch.bin_tokens, micro_batch.taken)
         return self._scorer(
             self._tensor(micro_batch.in_bin(ids_BT)),
             None,
-            self._tensor(np.flatnonzero(micro_batch.in_bin(mask_BT))),
+            self._tensor(documents.places(int(real_BT.sum()))[mask_BT[real_BT]]),
             temperature_N,
             documents.to(self._device),
             *top,

@@ -23,7 +23,15 @@ import torch
 from torch import Tensor
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.compute.forward import Forward, Part, check_all, cut_of, in_order, parts_of
+from rlstreams.workers.compute.forward import (
+    Forward,
+    Part,
+    check_all,
+    cut_of,
+    in_order,
+    parts_of,
+    prefixes_of,
+)
 from rlstreams.workers.compute.layers import layers_of
 from rlstreams.workers.compute.mesh import ByRank, Mesh, by_all, on_all
 from rlstreams.workers.compute.shards import Version
@@ -41,7 +49,7 @@ from rlstreams.workers.weights.layout import layout_difference, layout_of, size_
 
 TOKEN_BUDGET = 16384
 BUCKET_BYTES = 256_000_000  # of weights that are given out between two windows
-_NOTHING: Part = ([TokenSequence(token_ids=np.zeros(2, np.int32))], 0)
+_NOTHING = Part([TokenSequence(token_ids=np.zeros(2, np.int32))])
 T = TypeVar("T")
 Found = tuple[np.ndarray[Any, Any], ...]  # of a forward, column by column
 
@@ -63,6 +71,7 @@ class ScorerSpec:
     backend: str = "builtin"  # or megatron
     layout: LayoutSection = field(default_factory=LayoutSection)
     token_budget: int = TOKEN_BUDGET
+    shared_prefixes: bool = True
     replay_routes: bool = False
     top_k: int = 0
     pull_deadline_s: float = 300.0
@@ -120,10 +129,12 @@ class MeshScorer:
             bin_tokens=spec.token_budget,
             asked_by="logprob",
             learns=False,
+            shares=spec.shared_prefixes,
             replay_routes=spec.replay_routes,
         )
         layers = layers_of(model, mesh)
         self.why_padded, self.why_eager = layers.why_padded, layers.why_eager
+        self.why_unshared = layers.why_unshared
         self._plan, self._shards, self._routers = layers.plan, layers.shards, layers.routers
         self._layout = layout_of(self._plan.facts)
         self._device = self._shards.device
@@ -263,8 +274,11 @@ class MeshScorer:
         check_all(sequences, self.vocab_size, self.max_tokens, self._routers)
         if not sequences:
             return []
-        cut = cut_of(sequences, self._spec.token_budget, in_bins=not self.why_padded)
-        parts: list[Part | None] = [*parts_of(cut, sequences)]
+        in_bins, budget = not self.why_padded, self._spec.token_budget
+        shares = self._spec.shared_prefixes and not self.why_unshared
+        prefixes = prefixes_of(sequences) if shares else None
+        cut = cut_of(sequences, budget, in_bins=in_bins, prefixes=prefixes)
+        parts: list[Part | None] = [*parts_of(cut, sequences, prefixes)]
         of_rank, num = self._shards.hands, max(self._shards.hands) + 1
         parts += [None] * (-len(parts) % num)
         hands = ByRank([parts[hand::num] for hand in of_rank])

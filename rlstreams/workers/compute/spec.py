@@ -21,6 +21,7 @@ class ModelSpec:
     bin_tokens: int  # of a bin, or of padded rows that pass together
     asked_by: str  # the section, for messages
     learns: bool = True
+    shares: bool = True  # bins are to have tokens once that several sequences begin with
     recomputes: bool = False
     replay_routes: bool = False  # a mixture whose routers cannot be told is refused
     has_values: bool = False
@@ -36,3 +37,4 @@ class Layers:
     routers: RouterShape | None  # that routes must fit; None: none are replayed
     why_padded: str  # why sequences are not packed into bins; "": they are
     why_eager: str  # why layers are not compiled; "": they are
+    why_unshared: str  # why a bin has the tokens that several sequences begin with several times

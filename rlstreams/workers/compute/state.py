@@ -92,6 +92,7 @@ class State:
     def _use(self, layers: Layers) -> None:
         self._plan, self._shards = layers.plan, layers.shards
         self.why_padded, self.why_eager = layers.why_padded, layers.why_eager
+        self.why_unshared = layers.why_unshared
 
     @property
     def states(self) -> dict[str, Tensor]:

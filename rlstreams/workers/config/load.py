@@ -33,7 +33,12 @@ from rlstreams.workers.config.run import RunConfig
 # Of fields whose default is not what was computed before they existed.
 # What a recorded configuration may name and nothing reads any more.
 REMOVED = ("weights.hold_s", "engine.routers")
-BEFORE: Mapping[str, Any] = {"trainer.loss.clip_dual": 0.0, "trainer.loss.lone": "reward"}
+BEFORE: Mapping[str, Any] = {
+    "trainer.loss.clip_dual": 0.0,
+    "trainer.loss.lone": "reward",
+    "trainer.shared_prefixes": False,
+    "logprob.shared_prefixes": False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

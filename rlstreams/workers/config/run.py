@@ -196,6 +196,8 @@ class LogprobSection(Section, section="logprob"):
     """Tokens of a forward pass, of a bin or of padded rows; a window closes with so many ..."""
     window_s: PositiveFloat = 0.1
     """... or this long after its first record, once nothing else is being scored."""
+    shared_prefixes: bool = True
+    """Tokens that several samples of a bin begin with are computed once: as in `[trainer]`."""
     versions_held: NonNegativeInt = 0
     """Weight versions kept in memory; 0: all that may be in use, `trainer.max_staleness` + 1."""
     reference: str = START

@@ -144,6 +144,9 @@ class TrainerSection(Section, section="trainer"):
     `rollout.sample_deadline_s`."""
     micro_batch_tokens: PositiveInt = 16384
     """Tokens (padding included) per forward and backward pass."""
+    shared_prefixes: bool = True
+    """Tokens that several samples of a bin begin with, such as a group's prompt, are computed once;
+    where bins are filled at all, and not with `layout.cp` or backend `megatron`."""
     activation_checkpointing: bool = False
     """Keep each layer's input alone and compute the rest again: a third more time."""
     routing_replay: bool = False

@@ -192,6 +192,7 @@ class TokenSequence:
     token_ids: Int32s  # [tokens]
     routed_experts: Experts | None = None  # [tokens - 1, layers, top_k]
     routed_experts_mask: npt.NDArray[np.uint8] | None = None  # [tokens - 1]; None: all recorded
+    group_id: str = ""  # sequences of one begin alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

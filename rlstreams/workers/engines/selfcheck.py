@@ -16,13 +16,13 @@ import torch
 
 from rlstreams.workers.engines.base import SampleRequest, Sampling
 from rlstreams.workers.engines.decode import CacheDecoder, Generation
+from rlstreams.workers.engines.routing_check import check_replay
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import CPU, REFUSALS, EngineError
 from rlstreams.workers.model.families import LINEAR
 from rlstreams.workers.model.folder import read_config, vocab_size_of
 from rlstreams.workers.model.model import load_model, right_padded
 from rlstreams.workers.model.routes import RouterShape
-from rlstreams.workers.model.routing_check import check_replay
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 
 TOLERANCE = 1e-3  # nats; float32 differs by 1e-5, a wrong mask by 0.1 and more

@@ -226,9 +226,10 @@ def _sequence(trajectory: Trajectory, replay_routes: bool) -> TokenSequence:
     ids = np.concatenate([segment.token_ids.numpy() for segment in trajectory.segments])
     experts, mask = trajectory.routed_experts, trajectory.routed_experts_mask
     if not replay_routes or experts is None:
-        return TokenSequence(token_ids=ids)
+        return TokenSequence(token_ids=ids, group_id=trajectory.group_id)
     return TokenSequence(
         token_ids=ids,
+        group_id=trajectory.group_id,
         routed_experts=experts.numpy(),
         routed_experts_mask=None if mask is None else mask.numpy(),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from rlstreams.workers.model.documents import Documents, use_documents
 from rlstreams.workers.model.families import SDPA
 from rlstreams.workers.model.head import chunk_gradient, chunk_scores
 from rlstreams.workers.model.model import right_padded
+from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Taken
 from rlstreams.workers.model.token_scores import Score, TokenScorer
 
 TOLERANCE = 1e-3  # nats, float32
@@ -27,8 +28,17 @@ TOLERANCE_LOW = 0.2  # the same in 16 bits
 LAYER_TOLERANCE = 0.05  # of a layer's largest number, and of its norm
 LARGER_CHUNK = 8  # compiled, a chunk's logits stay in 16 bits
 _LENGTHS = (5, 70, 2, 33)
+_TAKEN = (NOTHING_TAKEN, Taken(0, 3), NOTHING_TAKEN, Taken(1, 30))
 _FUSED = 64  # operations; the compiler's own bound
 _SHAPES = 64  # recompilations: bins of other sizes, and scoring without a gradient
+
+
+class Reasons(NamedTuple):
+    """Why a model computes the slower way; "": it does not."""
+
+    why_padded: str  # rows
+    why_eager: str  # layers
+    why_unshared: str  # tokens that sequences of a bin begin with
 
 
 def use_bins(
@@ -37,16 +47,20 @@ def use_bins(
     bin_tokens: int,
     *,
     learns: bool = True,
+    shares: bool = True,
     root: Score | None = None,
-) -> tuple[str, str]:
-    """Call `take_documents` and, if the model takes them, `compile_for_bins`.
+) -> Reasons:
+    """Call `take_documents` and, if the model takes them, `why_unshared` and `compile_for_bins`.
 
-    Returns:
-        Why rows are padded, and why layers are not compiled; "" where they are not, and are.
+    Args:
+        shares: documents are to have tokens in common, if they can.
     """
     if why_padded := take_documents(scorer, device, root):
-        return why_padded, "rows are padded, to lengths of many kinds"
-    return "", compile_for_bins(scorer, bin_tokens, learns=learns, root=root)
+        return Reasons(why_padded, "rows are padded, to lengths of many kinds", "rows are padded")
+    unshared = why_unshared(scorer, root)
+    shares = shares and not unshared
+    why_eager = compile_for_bins(scorer, bin_tokens, learns=learns, shares=shares, root=root)
+    return Reasons("", why_eager, unshared)
 
 
 def take_documents(scorer: TokenScorer, device: str, root: Score | None = None) -> str:
@@ -77,6 +91,17 @@ def take_documents(scorer: TokenScorer, device: str, root: Score | None = None) 
     return reason
 
 
+def why_unshared(scorer: TokenScorer, root: Score | None = None) -> str:
+    """Why documents of a model that takes them cannot have tokens in common; "": they can."""
+    try:
+        found = _difference(root or scorer, scorer, _TAKEN)
+    except REFUSALS as err:
+        return f"{type(err).__name__}: {str(err)[:200]}"
+    if found <= tolerance_of(scorer.model):
+        return ""
+    return f"log-probs of documents that share tokens are {found:.2g} nats off"
+
+
 def _try_kernel(model: Any, device: str) -> None:  # noqa: ANN401
     config = model.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -86,7 +111,12 @@ def _try_kernel(model: Any, device: str) -> None:  # noqa: ANN401
 
 
 def compile_for_bins(
-    scorer: TokenScorer, bin_tokens: int, *, learns: bool = True, root: Score | None = None
+    scorer: TokenScorer,
+    bin_tokens: int,
+    *,
+    learns: bool = True,
+    shares: bool = False,
+    root: Score | None = None,
 ) -> str:
     """Compile layers and the head's functions for rows of that size; why not, or "".
 
@@ -94,6 +124,7 @@ def compile_for_bins(
         learns: there will be backwards, and the weights that are learnt ask for their gradient
             already. Else forwards alone, in inference mode, and of all `bin_sizes` now: a window is
             not to wait for a compiler.
+        shares: documents have tokens in common.
         root: as for `take_documents`.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -115,11 +146,11 @@ def compile_for_bins(
                     torch.inference_mode(not learns),
                     torch.no_grad(),
                 ):
-                    _score(score, scorer, _thirds(size), size)
+                    _score(score, scorer, *_thirds(size, shares))
             _compile_head(scorer, bin_tokens, learns)
             with torch.inference_mode():
                 for size in () if learns else bin_sizes(bin_tokens):
-                    _score(score, scorer, _thirds(size), size)
+                    _score(score, scorer, *_thirds(size, shares))
         except (*REFUSALS, EngineError) as err:
             for layer, forward in zip(layers, plain, strict=True):
                 layer.forward = forward
@@ -236,17 +267,17 @@ def _compile_head(scorer: TokenScorer, bin_tokens: int, learns: bool) -> None:
 
 
 @torch.no_grad()
-def _difference(score: Score, scorer: TokenScorer) -> float:
+def _difference(score: Score, scorer: TokenScorer, taken: Sequence[Taken] | None = None) -> float:
     """Largest, between log-probs of documents and of padded rows, nats."""
     device = next(scorer.model.parameters()).device
     padded_N = score_padded(score, scorer.vocab_size, device)
-    found_N = _score(score, scorer, _LENGTHS, sum(_LENGTHS) + 9)
+    found_N = _score(score, scorer, _LENGTHS, sum(_LENGTHS) + 9, taken)
     return float((padded_N - found_N).abs().max())
 
 
 def score_padded(score: Score, vocab_size: int, device: torch.device) -> Tensor:
     """Log-probs of made-up sequences in padded rows, all but their first tokens."""
-    sequences = _sequences(_LENGTHS, vocab_size)
+    sequences = _sequences(_LENGTHS, vocab_size, _TAKEN)
     ids_BT, real_BT = (t.to(device) for t in right_padded(sequences, 0))
     chosen_BT = real_BT.clone()
     chosen_BT[:, 0] = False
@@ -254,25 +285,42 @@ def score_padded(score: Score, vocab_size: int, device: torch.device) -> Tensor:
     return score(ids_BT, real_BT, chosen_BT, ones_N).logprobs_N
 
 
-def _score(score: Score, scorer: TokenScorer, lengths: Sequence[int], num_tokens: int) -> Tensor:
+def _score(
+    score: Score,
+    scorer: TokenScorer,
+    lengths: Sequence[int],
+    num_tokens: int,
+    taken: Sequence[Taken] | None = None,
+) -> Tensor:
     """Log-probs of made-up documents in one row, all but their first tokens."""
-    sequences = _sequences(lengths, scorer.vocab_size)
+    documents = Documents.of(lengths, num_tokens, taken)
+    sequences = _sequences(lengths, scorer.vocab_size, taken or _TAKEN[: len(lengths)])
     device = next(scorer.model.parameters()).device
-    flat = [token for sequence in sequences for token in sequence]
-    ids_1T = torch.tensor([flat + [0] * (num_tokens - len(flat))], device=device)
-    is_chosen = [at > 0 for sequence in sequences for at in range(len(sequence))]
-    chosen_N = torch.tensor(is_chosen).nonzero()[:, 0].to(device)
-    documents = Documents.of(lengths, num_tokens).to(device)
+    flat = torch.tensor([token for sequence in sequences for token in sequence])
+    places = torch.from_numpy(documents.places(len(flat)))
+    ids_1T = torch.zeros(1, num_tokens, dtype=torch.int64)
+    ids_1T[0, places] = flat
+    is_chosen = torch.tensor([at > 0 for sequence in sequences for at in range(len(sequence))])
+    chosen_N = places[is_chosen].to(device)
     ones_N = torch.ones(len(chosen_N), device=device)
-    return score(ids_1T, None, chosen_N, ones_N, documents).logprobs_N
+    given = ids_1T.to(device), None, chosen_N, ones_N, documents.to(device)
+    return score(*given).logprobs_N
 
 
-def _thirds(num_tokens: int) -> list[int]:
-    return [num_tokens - num_tokens // 3, num_tokens // 3]
+def _thirds(num_tokens: int, shares: bool) -> tuple[list[int], int, Sequence[Taken] | None]:
+    """Lengths of two documents, of the row that they fill, and what they share."""
+    third, common = num_tokens // 3, num_tokens // 6 if shares else 0
+    taken = (NOTHING_TAKEN, Taken(0, common)) if shares else None
+    return [num_tokens - third, third + common], num_tokens, taken
 
 
-def _sequences(lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
-    return [[(3 + 7 * at + length) % vocab_size for at in range(length)] for length in lengths]
+def _sequences(lengths: Sequence[int], vocab_size: int, taken: Sequence[Taken]) -> list[list[int]]:
+    """Made-up tokens; each begins with what it takes over."""
+    found: list[list[int]] = []
+    for length, (of, num) in zip(lengths, taken, strict=True):
+        own = [(3 + 7 * at + length) % vocab_size for at in range(num, length)]
+        found.append([*found[of][:num], *own] if num else own)
+    return found
 
 
 def tolerance_of(model: nn.Module) -> float:

@@ -1,15 +1,19 @@
-"""Which sequences share a forward pass, in which order. Pure: it follows from their lengths alone.
+"""Which sequences share a forward pass, in which order. Pure: it follows from the sequences alone.
 
 Trainer and log-prob worker cut alike. A trainer's cut is in the ledger with every step; a scorer's
 follows from the order of the window that it recorded. Rows are padded to the longest of their
 micro-batch, so neighbours in length share one. Bins are rows of one size in which samples lie one
 behind another: first-fit-decreasing, whose bins are at most 11/9 of the fewest (Johnson 1973). A
 bin that is not needed whole is cut at a quarter: few sizes, for layers are compiled for each.
+
+With `Prefixes` a sequence takes the tokens that it begins with over from one before it in its bin,
+of which it then needs room for the others alone. A group is laid down together, in the bin where
+it takes most over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import StepCompleted
+from rlstreams.workers.model.prefixes import KEYS, Prefixes, Row
 
 _ALIGNED = 128  # tokens: what the kernels take at a time
 
@@ -76,8 +81,14 @@ def cut_rows(lengths: Sequence[int], budget: int) -> Cut:
     return Cut(order=order, sizes=tuple(sizes))
 
 
-def cut_bins(lengths: Sequence[int], bin_tokens: int) -> Cut:
-    """Bins of that size; a longer sample has one of its own."""
+def cut_bins(lengths: Sequence[int], bin_tokens: int, prefixes: Prefixes | None = None) -> Cut:
+    """Bins of that size; a longer sample has one of its own.
+
+    Args:
+        prefixes: of the same sequences, which share tokens; None: they do not.
+    """
+    if prefixes is not None:
+        return _cut_shared(prefixes, bin_tokens)
     members: list[list[int]] = []
     left: list[int] = []
     for index in _longest_first(lengths):
@@ -92,30 +103,83 @@ def cut_bins(lengths: Sequence[int], bin_tokens: int) -> Cut:
     return _binned(members, lengths, bin_tokens)
 
 
-def cut_evenly(lengths: Sequence[int], budget: int, hands: int, *, in_bins: bool) -> Cut:
+def _cut_shared(prefixes: Prefixes, bin_tokens: int) -> Cut:
+    """Family by family, each sample into the bin where it takes most over, else the first."""
+    lengths, families = prefixes.lengths, prefixes.families
+    longest: dict[Hashable, tuple[int, int]] = {}
+    for place, index in enumerate(_longest_first(lengths)):
+        longest.setdefault(families[index], (-lengths[index], place))
+    order = sorted(
+        range(len(lengths)), key=lambda index: (*longest[families[index]], -lengths[index], index)
+    )
+    members: list[list[int]] = []
+    rows: list[Row] = []
+    for index in order:
+        takes = [row.takes(index, bin_tokens) for row in rows]
+        most = max((tokens for tokens in takes if tokens is not None), default=None)
+        if most is None:
+            members.append([])
+            rows.append(Row(prefixes))
+        place = len(rows) - 1 if most is None else takes.index(most)
+        members[place].append(index)
+        rows[place].add(index)
+    return _binned(members, lengths, bin_tokens, prefixes)
+
+
+def cut_evenly(
+    lengths: Sequence[int],
+    budget: int,
+    hands: int,
+    *,
+    in_bins: bool,
+    prefixes: Prefixes | None = None,
+) -> Cut:
     """`cut_bins` or `cut_rows`, in rounds of `hands` micro-batches that are computed side by side.
 
     What a last round has too few of is cut smaller, so that all compute a share of it.
+
+    Args:
+        prefixes: see `cut_bins`.
     """
-    cut_by = cut_bins if in_bins else cut_rows
-    whole = cut_by(lengths, budget)
+
+    def cut_by(places: Sequence[int], size: int) -> Cut:
+        own = [lengths[place] for place in places]
+        if not in_bins:
+            return cut_rows(own, size)
+        return cut_bins(own, size, prefixes and prefixes.some(places))
+
+    whole = cut_by(range(len(lengths)), budget)
     if not (rest := len(whole.sizes) % hands):
         return whole
     members = whole.members
     last = sorted(index for own in members[-rest:] for index in own)
     for size in reversed(bin_sizes(budget)):  # the budget, tried last, gives `rest` of them
-        shares = cut_by([lengths[index] for index in last], size).members
+        shares = cut_by(last, size).members
         if len(shares) <= hands:
             break
     members[-rest:] = [tuple(last[place] for place in share) for share in shares]
     if in_bins:
-        return _binned(members, lengths, budget)
+        return _binned(members, lengths, budget, prefixes)
     order = tuple(index for own in members for index in own)
     return Cut(order=order, sizes=tuple(len(own) for own in members))
 
 
-def cut_smaller(cut: Cut, lengths: Sequence[int], bin_tokens: int, failed: int) -> Cut:
+def unshared(cut: Cut, lengths: Sequence[int], bin_tokens: int) -> Cut:
+    """The same bins, where each sample needs room for all of its tokens."""
+    return _binned(cut.members, lengths, bin_tokens) if cut.bins else cut
+
+
+def cut_smaller(
+    cut: Cut,
+    lengths: Sequence[int],
+    bin_tokens: int,
+    failed: int,
+    prefixes: Prefixes | None = None,
+) -> Cut:
     """Where the failed micro-batch and every one at least as large are halved.
+
+    Args:
+        prefixes: see `cut_bins`.
 
     Returns:
         The same cut if the failed one holds a single sample.
@@ -134,7 +198,7 @@ def cut_smaller(cut: Cut, lengths: Sequence[int], bin_tokens: int, failed: int) 
         is_cut = len(own) > 1 and tokens(number) >= tokens(failed)
         halved += [list(own[:half]), list(own[half:])] if is_cut else [list(own)]
     if cut.bins:
-        return _binned(halved, lengths, bin_tokens)
+        return _binned(halved, lengths, bin_tokens, prefixes)
     return Cut(
         order=tuple(index for own in halved for index in own),
         sizes=tuple(len(own) for own in halved),
@@ -165,11 +229,21 @@ def _quarter(bin_tokens: int) -> int:
     return -(-bin_tokens // (4 * _ALIGNED)) * _ALIGNED
 
 
-def _binned(members: Sequence[Sequence[int]], lengths: Sequence[int], bin_tokens: int) -> Cut:
+def _binned(
+    members: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    bin_tokens: int,
+    prefixes: Prefixes | None = None,
+) -> Cut:
     quarter = _quarter(bin_tokens)
     bins = []
     for own in members:
         tokens = sum(lengths[index] for index in own)
+        if prefixes is not None:
+            row = Row(prefixes)
+            for index in own:
+                row.add(index)
+            tokens = max(row.num_tokens, -(-row.num_keys // KEYS))
         whole = -(-tokens // quarter) * quarter
         bins.append(bin_tokens if tokens <= bin_tokens < whole else whole)
     return Cut(

@@ -4,7 +4,12 @@ Nothing is padded but the row's end. The kernel is FlashAttention's for sequence
 whose backward adds up in one order where torch is asked for that. It stands behind the library's
 own hook for attention functions, so layers are the library's. That a family computes so what it
 computes of padded rows is measured when a trainer starts (`bins.py`).
-Axes: `T` token of the row, `D` of a head.
+
+A document may begin with tokens of one before it (`cut.py` says which): these lie in the row once.
+Its queries are then its own tokens, its keys those of all. The kernel lets the last query see the
+last key, so each sees what it would alone. What its keys add to the gradient of tokens that are
+another's is summed in float32, document by document from the last: in one order.
+Axes: `T` token of the row, `K` key, `D` of a head.
 """
 
 from __future__ import annotations
@@ -14,10 +19,65 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rlstreams.workers.model.prefixes import KEYS, NOTHING_TAKEN, Taken
+
 ATTENTION = "documents"  # its name among the library's implementations
+_EXACT = 4  # bytes of a number that sums are taken in
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Where the keys of a row's sequences lie, of which several have some in common."""
+
+    keys: Tensor  # int32 (KEYS * T,): place in the row of each key, sequence by sequence; then 0
+    starts: Tensor  # int32 (T + 1,): first key of each sequence; from entry `number` on, K
+    own: Tensor  # int32 (T,): which key each token of the row is, in its own sequence
+    before: Tensor  # int64 (T,): place of the token before each; of a first token, 0
+    # int64 (T + 1, 3) on the host: (K, keys of the longest, sequences that take tokens over), then
+    # of each of these its first key, the first key of those it takes over, and how many.
+    tree: Tensor
+
+    @classmethod
+    def of(cls, own: Sequence[int], taken: Sequence[Taken], num_tokens: int) -> Shared:
+        """
+        Args:
+            own: tokens that each sequence has in the row, the rest of the row included.
+            taken: by sequence; (): none takes any over.
+        """
+        places: list[npt.NDArray[np.int32]] = []
+        starts = np.zeros(num_tokens + 1, np.int32)
+        own_T, before_T = np.zeros(num_tokens, np.int32), np.zeros(num_tokens, np.int64)
+        tree = np.zeros((num_tokens + 1, 3), np.int64)
+        takes = 0
+        first = place = 0  # key, token
+        for number, (length, (of, num)) in enumerate(zip(own, taken, strict=True)):
+            its_own = np.arange(place, place + length, dtype=np.int32)
+            its = np.concatenate([places[of][:num], its_own]) if num else its_own
+            places.append(its)
+            own_T[its_own] = np.arange(first + num, first + num + length)
+            before_T[its[1:]] = its[:-1]
+            if num:
+                takes += 1
+                tree[takes] = first, starts[of], num
+            starts[number] = first
+            first, place = first + len(its), place + length
+        if first > KEYS * num_tokens:
+            raise ValueError(f"{first} keys of {num_tokens} tokens; {KEYS} a token at most")
+        starts[len(own) :] = first
+        tree[0] = first, max(map(len, places)), takes
+        keys = np.zeros(KEYS * num_tokens, np.int32)
+        keys[:first] = np.concatenate(places)
+        arrays = (keys, starts, own_T, before_T, tree)
+        return cls(*map(torch.from_numpy, arrays))
+
+    def to(self, device: torch.device | str) -> Shared:
+        """The same there, but for what stays on the host."""
+        moved = (self.keys, self.starts, self.own, self.before)
+        return Shared(*(t.to(device, non_blocking=True) for t in moved), self.tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +89,37 @@ class Documents:
 
     positions_1T: Tensor  # int64, from 0 in each sequence
     starts: Tensor  # int32 (T + 1,): first token of each; from entry `number` on, T
-    extent: Tensor  # int64 (2,) on the host: number of sequences, tokens of the longest
+    extent: Tensor  # int64 (2,) on the host: number of sequences, most tokens that one has here
+    shared: Shared | None = None  # None: sequences have no tokens in common
 
     @classmethod
-    def of(cls, lengths: Sequence[int], num_tokens: int) -> Documents:
-        """On the host. What the sequences leave of the row is one more."""
-        rest = num_tokens - sum(lengths)
-        if rest < 0 or min(lengths) < 1:
-            raise ValueError(f"sequences of {list(lengths)} tokens in a row of {num_tokens}")
-        every = [*lengths, rest] if rest else list(lengths)
+    def of(
+        cls, lengths: Sequence[int], num_tokens: int, taken: Sequence[Taken] | None = None
+    ) -> Documents:
+        """On the host. What the sequences leave of the row is one more.
+
+        Args:
+            lengths: tokens of each sequence, also those that lie in the row with another.
+            taken: what each takes over; None: shapes are those of rows without.
+        """
+        over = [NOTHING_TAKEN] * len(lengths) if taken is None else list(taken)
+        own = [length - num for length, (_, num) in zip(lengths, over, strict=True)]
+        rest = num_tokens - sum(own)
+        fits = all(not n or (of < i and n <= lengths[of]) for i, (of, n) in enumerate(over))
+        if rest < 0 or min(own) < 1 or not fits:
+            told = "" if taken is None else f", of which they take over {[n for _, n in over]},"
+            raise ValueError(f"sequences of {list(lengths)} tokens{told} in a row of {num_tokens}")
+        if rest:
+            own, over = [*own, rest], [*over, NOTHING_TAKEN]
         starts = np.full(num_tokens + 1, num_tokens, np.int32)
-        starts[: len(every)] = np.cumsum([0, *every[:-1]])
-        positions = np.concatenate([np.arange(length) for length in every])
+        starts[: len(own)] = np.cumsum([0, *own[:-1]])
+        spans = zip(own, over, strict=True)
+        positions = np.concatenate([np.arange(num, num + length) for length, (_, num) in spans])
         return cls(
             torch.from_numpy(positions[None]),
             torch.from_numpy(starts),
-            torch.tensor([len(every), max(every)]),
+            torch.tensor([len(own), max(own)]),
+            None if taken is None else Shared.of(own, over, num_tokens),
         )
 
     def to(self, device: torch.device | str) -> Documents:
@@ -53,10 +128,22 @@ class Documents:
             self.positions_1T.to(device, non_blocking=True),
             self.starts.to(device, non_blocking=True),
             self.extent,
+            None if self.shared is None else self.shared.to(device),
         )
+
+    def places(self, num: int) -> npt.NDArray[np.int64]:
+        """On the host: where each of the sequences' `num` tokens lies, sequence by sequence."""
+        if self.shared is None:
+            return np.arange(num)
+        return self.shared.keys[:num].numpy().astype(np.int64)
+
+    def before(self, places_N: Tensor) -> Tensor:
+        """Places of the tokens before these."""
+        return places_N - 1 if self.shared is None else self.shared.before[places_N]
 
     def longer(self, num: int) -> Documents:
         """With so many more tokens behind the row, which are a document of their own."""
+        assert self.shared is None, "ranks that share a row do not share tokens"
         if not num:
             return self
         number, longest = self.extent.tolist()
@@ -73,11 +160,19 @@ class Documents:
 
     def inputs(self) -> dict[str, Any]:
         """For the library's forward."""
-        return {
+        inputs = {
             "position_ids": self.positions_1T,
             "attention_mask": None,
             "document_starts": self.starts,
             "document_extent": self.extent,
+        }
+        if (shared := self.shared) is None:
+            return inputs
+        return inputs | {
+            "document_keys": shared.keys,
+            "document_key_starts": shared.starts,
+            "document_own_keys": shared.own,
+            "document_tree": shared.tree,
         }
 
 
@@ -118,11 +213,62 @@ def attend(
     query, key, value = (
         t_1hTD[0].transpose(0, 1).contiguous() for t_1hTD in (query_1hTD, key_1hTD, value_1hTD)
     )
-    output_ThD, _ = _fused(query, key, value, document_starts, document_extent, scale, window)
+    shared = (kwargs.get(name) for name in _SHARED)
+    output_ThD, _ = _fused(
+        query, key, value, document_starts, document_extent, scale, window, *shared
+    )
     return output_ThD[None], None
 
 
 _UNKNOWN = ("s_aux", "softcap", "position_bias")
+_SHARED = ("document_keys", "document_key_starts", "document_own_keys", "document_tree")
+
+
+def _kernel(
+    query_ThD: Tensor,
+    key_KhD: Tensor,
+    value_KhD: Tensor,
+    starts: Tensor,
+    key_starts: Tensor,
+    longest: Sequence[int],
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    """Output (T, heads, D) and log-sums (heads, T) of a GPU.
+
+    Args:
+        starts: of queries; behind the last sequence T.
+        longest: most queries and keys of a sequence.
+    """
+    output_ThD, log_sums_hT, *_ = torch.ops.aten._flash_attention_forward(
+        query_ThD, key_KhD, value_KhD, starts, key_starts, *longest, 0.0, True, False,
+        scale=scale, window_size_left=window, window_size_right=-1,
+    )  # fmt: skip
+    return output_ThD, log_sums_hT
+
+
+def _kernel_backward(
+    gradient_ThD: Tensor,
+    query_ThD: Tensor,
+    key_KhD: Tensor,
+    value_KhD: Tensor,
+    output_ThD: Tensor,
+    log_sums_hT: Tensor,
+    starts: Tensor,
+    key_starts: Tensor,
+    longest: Sequence[int],
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values."""
+    device = query_ThD.device
+    no_dropout = torch.zeros(2, dtype=torch.uint64, device=device)
+    query, key, value = torch.ops.aten._flash_attention_backward(
+        gradient_ThD, query_ThD, key_KhD, value_KhD, output_ThD, log_sums_hT, starts, key_starts,
+        *longest, 0.0, True, no_dropout, torch.empty(0, device=device),
+        scale=scale, window_size_left=window, window_size_right=-1,
+    )  # fmt: skip
+    return query, key, value
 
 
 @torch.library.custom_op("rlstreams::attend", mutates_args=())
@@ -134,30 +280,40 @@ def _fused(
     extent: Tensor,
     scale: float,
     window: int,
+    keys: Tensor | None = None,
+    key_starts: Tensor | None = None,
+    own: Tensor | None = None,
+    tree: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output (T, heads, D) and log-sums (heads, T) of a GPU."""
-    number, longest = extent.tolist()
-    starts = starts[: number + 1]
-    output_ThD, log_sums_hT, *_ = torch.ops.aten._flash_attention_forward(
-        query_ThD, key_ThD, value_ThD, starts, starts, longest, longest, 0.0, True, False,
-        scale=scale, window_size_left=window, window_size_right=-1,
-    )  # fmt: skip
-    return output_ThD, log_sums_hT
+    """Output (T, heads, D) and log-sums (heads, T)."""
+    given = _laid_out(key_ThD, value_ThD, starts, extent, keys, key_starts, tree)
+    return _kernel(query_ThD, *given, scale, window)
 
 
 @_fused.register_fake
-def _(
-    query_ThD: Tensor,
+def _(query_ThD: Tensor, *_more: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    num_tokens, heads, _ = query_ThD.shape
+    sums_hT = query_ThD.new_empty(heads, num_tokens, dtype=torch.float32)
+    return torch.empty_like(query_ThD), sums_hT
+
+
+def _laid_out(
     key_ThD: Tensor,
     value_ThD: Tensor,
     starts: Tensor,
     extent: Tensor,
-    scale: float,
-    window: int,
-) -> tuple[Tensor, Tensor]:
-    num_tokens, heads, _ = query_ThD.shape
-    sums_hT = query_ThD.new_empty(heads, num_tokens, dtype=torch.float32)
-    return torch.empty_like(query_ThD), sums_hT
+    keys: Tensor | None,
+    key_starts: Tensor | None,
+    tree: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[int, int]]:
+    """What the kernel takes behind the queries: a sequence's keys and values lie together."""
+    number, longest = extent.tolist()
+    starts = starts[: number + 1]
+    if tree is None or keys is None or key_starts is None or not tree[0, 2]:
+        return key_ThD, value_ThD, starts, starts, (longest, longest)
+    num_keys, most_keys, _ = tree[0].tolist()
+    key, value = (t_ThD.index_select(0, keys[:num_keys]) for t_ThD in (key_ThD, value_ThD))
+    return key, value, starts, key_starts[: number + 1], (longest, most_keys)
 
 
 @torch.library.custom_op("rlstreams::attend_backward", mutates_args=())
@@ -172,17 +328,24 @@ def _fused_backward(
     extent: Tensor,
     scale: float,
     window: int,
+    keys: Tensor | None = None,
+    key_starts: Tensor | None = None,
+    own: Tensor | None = None,
+    tree: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    number, longest = extent.tolist()
-    starts = starts[: number + 1]
-    device = query_ThD.device
-    no_dropout = torch.zeros(2, dtype=torch.uint64, device=device)
-    query, key, value = torch.ops.aten._flash_attention_backward(
-        gradient_ThD, query_ThD, key_ThD, value_ThD, output_ThD, log_sums_hT, starts, starts,
-        longest, longest, 0.0, True, no_dropout, torch.empty(0, device=device),
-        scale=scale, window_size_left=window, window_size_right=-1,
-    )  # fmt: skip
-    return query, key, value
+    key, value, *given = _laid_out(key_ThD, value_ThD, starts, extent, keys, key_starts, tree)
+    of_query, of_key, of_value = _kernel_backward(
+        gradient_ThD, query_ThD, key, value, output_ThD, log_sums_hT, *given, scale, window
+    )
+    if tree is None or own is None or not tree[0, 2]:
+        return of_query, of_key, of_value
+    both_2KhD = torch.stack([of_key, of_value])
+    summed_2KhD = both_2KhD.float() if both_2KhD.itemsize < _EXACT else both_2KhD
+    # From the last: what it gives to another, that one has before it gives to a third.
+    for first, taken, num in reversed(tree[1 : 1 + int(tree[0, 2])].tolist()):
+        summed_2KhD[:, taken : taken + num] += summed_2KhD[:, first : first + num]
+    key, value = (t_KhD.index_select(0, own).to(of_key.dtype) for t_KhD in summed_2KhD)
+    return of_query, key, value
 
 
 @_fused_backward.register_fake
@@ -197,18 +360,18 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
-    *tensors, ctx.scale, ctx.window = inputs
+    *tensors, ctx.scale, ctx.window = inputs[:7]
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*tensors, *output)
+    ctx.save_for_backward(*tensors, *output, *inputs[7:])
 
 
 def _backward(ctx: Any, gradient_ThD: Tensor, _sums_hT: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    query, key, value, starts, extent, output, sums = ctx.saved_tensors
+    query, key, value, starts, extent, output, sums, *shared = ctx.saved_tensors
     found = torch.ops.rlstreams.attend_backward(
         gradient_ThD.contiguous(), query, key, value, output, sums, starts, extent,
-        ctx.scale, ctx.window,
+        ctx.scale, ctx.window, *shared,
     )  # fmt: skip
-    return (*found, None, None, None, None)
+    return (*found, *[None] * 8)
 
 
 _fused.register_autograd(_backward, setup_context=_keep)

@@ -4,7 +4,7 @@ Every family of mixtures makes weights of its scores in its own way: softmax bef
 behind it, sigmoids with a bias, scaling. So no formula is written down here. What is replaced is
 the one call in a router that chooses, `topk` over its experts: it answers the recorded experts and
 the live scores *at them*, and the family's own code makes the weights, with their gradient. A
-family that chooses in another way is refused: `routing_check.py` measures it at load.
+family that chooses in another way is refused: `engines/routing_check.py` measures it at load.
 Source: rollout routing replay (R3), https://arxiv.org/abs/2510.11370.
 Routers of transformers 5 (`...mlp.gate`) return logits (N, E), scores (N, K) and indices (N, K), in
 this order or another; a layer calls its router once per forward. Which experts it chose is seen by

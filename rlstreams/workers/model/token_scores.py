@@ -167,8 +167,9 @@ class TokenScorer:
         Args:
             ids_BT: int64.
             real_BT: bool, False is padding at the end of a row; None: rows are `documents`.
-            chosen: (B, T) bool, or int64 places (N,) in B x T; never the first token of a row or a
-                document, which nothing predicts.
+            chosen: (B, T) bool, or int64 places (N,) in B x T, of a token that several documents
+                have also several times; never the first token of a row or a document, which
+                nothing predicts.
             temperature_N: of the chosen tokens, row by row.
             documents: of the one row that there is then (`documents.use_documents`).
             top: how many of the likeliest tokens, or ids (N, K), to score as well.
@@ -176,7 +177,8 @@ class TokenScorer:
         chosen_N = places_of(chosen)
         inputs = self.inputs(ids_BT, real_BT, documents)
         # A token's logits predict the next.
-        return self.score(inputs, chosen_N - 1, ids_BT.flatten()[chosen_N], temperature_N, top)
+        before_N = chosen_N - 1 if documents is None else documents.before(chosen_N)
+        return self.score(inputs, before_N, ids_BT.flatten()[chosen_N], temperature_N, top)
 
     def inputs(
         self, ids_BT: Tensor, real_BT: Tensor | None, documents: Documents | None
@@ -200,7 +202,7 @@ class TokenScorer:
             logits_NV = self.model(**inputs).logits.flatten(0, 1)[before_N]
             return scores_of(scored(logits_NV, ids_N, temperature_N, top))
         output = self._body(**inputs)
-        hidden_NH = output.last_hidden_state.flatten(0, 1)[before_N]
+        hidden_NH = _Rows.apply(output.last_hidden_state.flatten(0, 1), before_N)
         scores = self._headed(type(output), hidden_NH, ids_N, temperature_N, top)
         if self.value_head is None:
             return scores
@@ -297,6 +299,24 @@ class TokenScorer:
         if type(model.get_output_embeddings()) is not nn.Linear:
             return False
         return _is_alike(hidden_NH @ self._matrix().T, expected_NV, tolerance)
+
+
+class _Rows(torch.autograd.Function):
+    """Some rows, of which one may be taken several times: its gradient is a sum in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, values_TH: Tensor, places_N: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(places_N)
+        ctx.like = torch.empty_like(values_TH, device="meta")
+        return values_TH[places_N]
+
+    @staticmethod
+    def backward(ctx: Any, gradient_NH: Tensor) -> Any:  # noqa: ANN401
+        (places_N,) = ctx.saved_tensors
+        dtype = torch.promote_types(gradient_NH.dtype, torch.float32)
+        total_TH = torch.zeros(ctx.like.shape, dtype=dtype, device=gradient_NH.device)
+        total_TH.index_put_((places_N,), gradient_NH.to(dtype), accumulate=True)
+        return total_TH.to(ctx.like.dtype), None
 
 
 def _is_alike(found: Tensor, expected: Tensor, tolerance: float) -> bool:

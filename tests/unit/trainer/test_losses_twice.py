@@ -18,10 +18,10 @@ from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
 from rlstreams.workers.trainer.learn.adam import lr_at
 from rlstreams.workers.trainer.learn.advantage import advantages_by, overlong_penalty
 from rlstreams.workers.trainer.learn.batch_factors import entropy_mask, second_moment_mask
+from rlstreams.workers.trainer.learn.cutting import minibatch_of, planned_cut
 from rlstreams.workers.trainer.learn.distill import sampled_gains
 from rlstreams.workers.trainer.learn.kl import kl_terms, with_entropy, with_kl
 from rlstreams.workers.trainer.learn.loss import LOSSES, policy_losses, proximal_of, reduced
-from rlstreams.workers.trainer.learn.packing import minibatch_of, planned_cut
 from tests.reference import losses as reference
 
 KINDS, ADVANTAGES = get_args(Kind), get_args(Advantage)

@@ -15,8 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment, Trajectory
-from rlstreams.workers.model.cut import Cut, cut_evenly, one_row
+from rlstreams.workers.model.cut import Cut, one_row
+from rlstreams.workers.model.prefixes import Prefixes, Taken, own_tokens
 from rlstreams.workers.model.routes import padded_routes
+from rlstreams.workers.trainer.learn.cutting import (
+    minibatch_of,
+    num_tokens,
+    planned_cut,
+    recorded_routes,
+)
 
 Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -45,6 +52,7 @@ class MicroBatch:
     num_batch_samples: int  # of the whole batch, also those that are masked whole
     trajectories: tuple[Trajectory, ...]  # by row
     bin_tokens: int = 0  # rows are computed one behind another in a bin of so many; 0: padded
+    taken: tuple[Taken, ...] | None = None  # by row, what of a bin another has; None: nothing
     reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no samples
     # A teacher's likeliest tokens, int32, and their log-probs (`distill.py`); None: not asked for.
     top_ids_BTK: npt.NDArray[np.int32] | None = None
@@ -73,9 +81,14 @@ class MicroBatch:
         """Tokens that pass the model, padding included."""
         return self.bin_tokens or self.token_ids_BT.size
 
+    @property
+    def own_BT(self) -> Bools:
+        """Real tokens, but for those that a row takes over: what passes the model."""
+        return own_tokens(self.real_BT, self.taken)
+
     def in_bin(self, values_BT: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What rows have of real tokens, one behind another: (1, `bin_tokens`, ...)."""
-        return one_row(values_BT, self.real_BT, self.bin_tokens)
+        """What rows have of their own, one behind another: (1, `bin_tokens`, ...)."""
+        return one_row(values_BT, self.own_BT, self.bin_tokens)
 
     @property
     def num_loss_tokens(self) -> int:
@@ -120,41 +133,9 @@ class Batch:
         return {
             "num_loss_tokens": float(self.num_loss_tokens),
             "tokens_real": float(sum(int(part.real_BT.sum()) for part in parts)),
+            "tokens_shared": float(sum(t.tokens for p in parts for t in p.taken or ())),
             "tokens_computed": float(sum(part.num_computed_tokens for part in parts)),
         }
-
-
-def planned_cut(
-    lengths: Sequence[int],
-    group_ids: Sequence[str],
-    token_budget: int,
-    minibatches: int = 1,
-    *,
-    in_bins: bool = False,
-    hands: int = 1,
-) -> Cut:
-    """Micro-batches of samples in batch order, each within one mini-batch.
-
-    Args:
-        hands: micro-batches that are computed side by side.
-    """
-    of_sample = minibatch_of(group_ids, minibatches)
-    members: list[tuple[int, ...]] = []
-    bins: list[int] = []
-    for number in range(minibatches):
-        places = [place for place, own in enumerate(of_sample) if own == number]
-        own_lengths = [lengths[place] for place in places]
-        cut = cut_evenly(own_lengths, token_budget, hands, in_bins=in_bins)
-        members += [tuple(places[index] for index in own) for own in cut.members]
-        bins += cut.bins
-    order = tuple(index for own in members for index in own)
-    return Cut(order=order, sizes=tuple(len(own) for own in members), bins=tuple(bins))
-
-
-def minibatch_of(group_ids: Sequence[str], minibatches: int) -> list[int]:
-    """The mini-batch of each sample: whole groups, in batch order, as equal as may be."""
-    places = {group_id: place for place, group_id in enumerate(dict.fromkeys(group_ids))}
-    return [places[group_id] * minibatches // len(places) for group_id in group_ids]
 
 
 def pack(
@@ -170,6 +151,7 @@ def pack(
     minibatches: int = 1,
     epochs: int = 1,
     left_out: Collection[tuple[str, int]] = (),
+    prefixes: Prefixes | None = None,
 ) -> Batch:
     """The batch of a plan. Deterministic; samples have passed `validate`.
 
@@ -180,6 +162,7 @@ def pack(
         cut: exactly so (a redo), whatever the budget.
         minibatches: optimizer steps that it is split into; each divides by its own sums.
         left_out: samples that nothing is learnt from, see `_kept`.
+        prefixes: as in `planned_cut`; with a cut, those that it was planned with.
 
     Raises:
         ValueError: lengths or a cut that do not fit, a masked segment of no sample, no token left.
@@ -194,7 +177,9 @@ def pack(
     group_ids = [s.trajectory.group_id for s in samples]
     if cut is None:
         lengths = [num_tokens(s.trajectory) for s in samples]
-        cut = planned_cut(lengths, group_ids, token_budget, minibatches, in_bins=in_bins)
+        cut = planned_cut(
+            lengths, group_ids, token_budget, minibatches, in_bins=in_bins, prefixes=prefixes
+        )
     cut.check(len(samples))
     of_sample = minibatch_of(group_ids, minibatches)
     sums = _sums(of_sample, _policy_tokens(samples, planned), tokens)
@@ -208,6 +193,7 @@ def pack(
                 policy_version,
                 replay_routes,
                 cut.bins[number] if cut.bins else 0,
+                prefixes.taken(members) if prefixes and cut.bins else None,
             )
             for number, members in enumerate(cut.members)
         ),
@@ -270,11 +256,6 @@ def _kept(
     ]
 
 
-def num_tokens(trajectory: Trajectory) -> int:
-    """Of all its segments."""
-    return sum(len(segment.token_ids) for segment in trajectory.segments)
-
-
 def _policy_tokens(
     samples: Sequence[ScoredTrajectory], kept: Sequence[frozenset[int]]
 ) -> list[int]:
@@ -293,6 +274,7 @@ def _micro_batch(
     policy_version: int,
     replay_routes: bool,
     bin_tokens: int,
+    taken: tuple[Taken, ...] | None,
 ) -> MicroBatch:
     shape = (len(samples), max(num_tokens(s.trajectory) for s in samples))
     routes = padded_routes([recorded_routes(s) for s in samples] if replay_routes else [], shape[1])
@@ -312,6 +294,7 @@ def _micro_batch(
         num_batch_samples=of_batch[2],
         trajectories=tuple(s.trajectory for s in samples),
         bin_tokens=bin_tokens,
+        taken=taken,
         reference_logprobs_BT=np.zeros(shape, np.float32),
         routed_experts_BTLK=None if routes is None else routes[0],
         is_routed_BT=None if routes is None else routes[1],
@@ -320,16 +303,6 @@ def _micro_batch(
     for row, (scored, segments) in enumerate(zip(samples, kept, strict=True)):
         _fill_row(batch, row, scored, segments, policy_version)
     return batch
-
-
-def recorded_routes(
-    scored: ScoredTrajectory,
-) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
-    """Its experts [tokens - 1, layers, top_k] and which rows of them are recorded, if any are."""
-    experts, mask = scored.trajectory.routed_experts, scored.trajectory.routed_experts_mask
-    if experts is None:
-        return None, None
-    return experts.numpy(), None if mask is None else mask.numpy()
 
 
 def is_sampled(segment: Segment) -> bool:

@@ -145,10 +145,7 @@ def redo_steps(
         section = from_json(ledger.claims[fact.epoch].config).trainer
         event, payloads = read_step(bus, fact, while_waiting)
         cut: Cut | None = recorded_cut(event)
-        if change and (change.micro_batch_tokens, change.minibatches) != (
-            section.micro_batch_tokens,
-            section.minibatches,
-        ):
+        if change and _cut_by(change) != _cut_by(section):
             cut = None
         given = (training, change or section, event, payloads, cut)
         again: Trained = yield compute(train_recorded, *given)
@@ -158,6 +155,11 @@ def redo_steps(
         yield None  # before the next step's are read, also who drives us lets go of these
         if goes_on is False:
             return
+
+
+def _cut_by(section: TrainerSection) -> tuple[object, ...]:
+    """What decides the micro-batches of a batch."""
+    return section.micro_batch_tokens, section.minibatches, section.shared_prefixes
 
 
 def train_recorded(

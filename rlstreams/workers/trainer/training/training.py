@@ -22,23 +22,18 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.loop.dead_letters import Reason
 from rlstreams.workers.model.base import CPU
-from rlstreams.workers.model.cut import Cut, cut_smaller
+from rlstreams.workers.model.cut import Cut, cut_smaller, unshared
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.model.one_order import NoOrderError
+from rlstreams.workers.model.prefixes import Prefixes
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
 from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted, shaped_rewards
+from rlstreams.workers.trainer.learn.cutting import num_tokens, planned_cut, prefixes_of
 from rlstreams.workers.trainer.learn.distill import with_teacher
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
-from rlstreams.workers.trainer.learn.packing import (
-    Batch,
-    Float32s,
-    is_sampled,
-    num_tokens,
-    pack,
-    planned_cut,
-)
+from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, pack
 from rlstreams.workers.trainer.learn.step import NumericsError, StepResult
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
@@ -118,6 +113,8 @@ class Training:
     def slower(self) -> dict[str, str]:
         """What a GPU does the slower way, and why; nothing is missing where it computes."""
         reasons = {"rows_padded": self.learner.why_padded, "layers_not_compiled": self.why_eager}
+        if self._section.shared_prefixes and not self.learner.why_padded:
+            reasons["prefixes_not_shared"] = self.learner.why_unshared
         return {w: why for w, why in reasons.items() if why and self.numerics.device != CPU}
 
     def check(self) -> None:
@@ -238,6 +235,7 @@ class Training:
                 token_budget=self._section.micro_batch_tokens,
                 in_bins=not self.learner.why_padded,
                 replay_routes=self._section.routing_replay,
+                prefixes=self._prefixes([sample]),
             )
             batch = with_teacher(batch, [sample], self._section.loss.distill_top_k)
             try:
@@ -269,16 +267,20 @@ class Training:
         left_out: Collection[tuple[str, int]],
     ) -> tuple[Batch, StepResult]:
         """The step, cut so that it fits in memory."""
+        lengths = [num_tokens(sample.trajectory) for sample in samples]
+        section, prefixes = self._section, self._prefixes(samples)
         if cut is not None and self.learner.why_padded:
             cut = replace(cut, bins=())  # recorded where documents were taken
-        lengths = [num_tokens(sample.trajectory) for sample in samples]
+        elif cut is not None and section.shared_prefixes and prefixes is None:
+            cut = unshared(cut, lengths, section.micro_batch_tokens)  # recorded where they were
         cut = cut or planned_cut(
             lengths,
             [sample.trajectory.group_id for sample in samples],
-            self._section.micro_batch_tokens,
-            self._section.minibatches,
+            section.micro_batch_tokens,
+            section.minibatches,
             in_bins=not self.learner.why_padded,
-            hands=self._section.hands,
+            hands=section.hands,
+            prefixes=prefixes,
         )
         while True:
             batch = pack(
@@ -286,26 +288,32 @@ class Training:
                 advantages,
                 masked,
                 policy_version=policy_version,
-                token_budget=self._section.micro_batch_tokens,
+                token_budget=section.micro_batch_tokens,
                 cut=cut,
-                replay_routes=self._section.routing_replay,
-                minibatches=self._section.minibatches,
-                epochs=self._section.batch_epochs,
+                replay_routes=section.routing_replay,
+                minibatches=section.minibatches,
+                epochs=section.batch_epochs,
                 left_out=left_out,
+                prefixes=prefixes,
             )
-            batch = with_teacher(batch, samples, self._section.loss.distill_top_k)
+            batch = with_teacher(batch, samples, section.loss.distill_top_k)
             try:
                 return batch, self.learner.step(batch)
             except NoOrderError as err:
                 raise ConfigError(
-                    f"trainer.redo is {self._section.redo!r}, but {str(err)[:200]}: "
-                    'set it to "tolerate"'
+                    f'trainer.redo is {section.redo!r}, but {str(err)[:200]}: set it to "tolerate"'
                 ) from err
             except OutOfMemoryError as err:
                 failed, told = err.index, err.told
-            cut = cut_smaller(batch.cut, lengths, self._section.micro_batch_tokens, failed)
+            cut = cut_smaller(batch.cut, lengths, section.micro_batch_tokens, failed, prefixes)
             if cut == batch.cut:
                 raise SampleTooLargeError(cut.members[failed][0], told)
+
+    def _prefixes(self, samples: Sequence[ScoredTrajectory]) -> Prefixes | None:
+        """What they share where they share a bin; None: nothing."""
+        if self.learner.why_unshared or not self._section.shared_prefixes:
+            return None
+        return prefixes_of(samples, replay_routes=self._section.routing_replay)
 
     def save(self, store: CheckpointStore, manifest: Manifest) -> None:
         """Write a checkpoint of the present state."""

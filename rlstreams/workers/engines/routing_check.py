@@ -1,7 +1,8 @@
 """Whether a model's routers can be told what to choose: measured when it is taken up.
 
 A few tokens pass along the model's own routes, which must give its own logits to the bit, and along
-others, which must reach the experts (decision 0020). Axes: as in `routing.py`; `V` vocabulary.
+others, which must reach the experts (decision 0020). Axes: as in `model/routing.py`; `V`
+vocabulary.
 """
 
 from __future__ import annotations

@@ -1,0 +1,164 @@
+"""Tokens that several sequences begin with, which one row needs once. Pure.
+
+A sequence takes the tokens that it begins with over from one before it in its row: the most that
+any has in common with it. So prompts of a group are computed once, and turns of a dialogue, each of
+which begins with all before it. What a model makes of a token follows from the tokens up to it, and
+from the experts that it is sent to where these are recorded; so both have to be the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect, insort
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+KEYS = 16  # a token of a bin, at most: a sequence has keys of its own for what it takes over
+
+
+class Taken(NamedTuple):
+    """What a sequence of a bin begins with, and another has."""
+
+    of: int  # which, of those of the bin; it comes before
+    tokens: int  # so many of its first ones
+
+
+NOTHING_TAKEN = Taken(0, 0)
+
+
+class Tokens(NamedTuple):
+    """A sequence, and what else of it decides what a model computes."""
+
+    token_ids: npt.NDArray[Any]  # integers (T,)
+    experts: npt.NDArray[Any] | None = None  # (T - 1, ...): to be replayed
+    recorded: npt.NDArray[Any] | None = None  # (T - 1,), 0: none are; None: all
+
+
+class Prefixes:
+    """How many tokens sequences begin with in common, and may share."""
+
+    def __init__(self, sequences: Sequence[Tokens], families: Sequence[Hashable] = ()) -> None:
+        """
+        Args:
+            families: of each sequence: those of one are laid down together. (): all are of one.
+        """
+        ids = [np.ascontiguousarray(one.token_ids, np.int32) for one in sequences]
+        order = sorted(range(len(ids)), key=lambda index: ids[index].tobytes())
+        # Sorted, of two sequences all between begin with what these have in common.
+        links = [0, *(_common(sequences[a], sequences[b]) for a, b in pairwise(order))]
+        self._links = np.array(links)
+        ranks = {index: rank for rank, index in enumerate(order)}
+        self._ranks = [ranks[index] for index in range(len(ids))]
+        self.lengths = [len(own) for own in ids]
+        self.families = tuple(families) or (0,) * len(ids)
+
+    def some(self, places: Sequence[int]) -> Prefixes:
+        """Of the sequences at these places alone."""
+        found: Prefixes = Prefixes.__new__(Prefixes)
+        found._links, found._ranks = self._links, [self._ranks[place] for place in places]
+        found.lengths = [self.lengths[place] for place in places]
+        found.families = tuple(self.families[place] for place in places)
+        return found
+
+    def rank(self, index: int) -> int:
+        """Its place among all, by their tokens."""
+        return self._ranks[index]
+
+    def common(self, index: int, rank: int) -> int:
+        """Tokens that it may take over from the one of that rank: never its last one."""
+        low, high = sorted((self._ranks[index], rank))
+        return min(int(self._links[low + 1 : high + 1].min()), self.lengths[index] - 1)
+
+    def most(self, index: int) -> int:
+        """Tokens that it takes over at most, from whichever."""
+        rank = self._ranks[index]
+        return min(int(self._links[rank : rank + 2].max()), self.lengths[index] - 1)
+
+    def taken(self, members: Sequence[int]) -> tuple[Taken, ...]:
+        """What each of these takes over, laid down in this order."""
+        row = Row(self)
+        return tuple(row.add(index) for index in members)
+
+
+class Row:
+    """Sequences that are laid down one behind another."""
+
+    def __init__(self, prefixes: Prefixes) -> None:
+        self._prefixes = prefixes
+        self._places: dict[int, int] = {}  # by rank
+        self._ranks: list[int] = []  # rising
+        self.num_tokens = self.num_keys = 0
+
+    def taken(self, index: int) -> Taken:
+        """What the next one would take over; of several that have as much, from the first rank."""
+        at = bisect(self._ranks, self._prefixes.rank(index))
+        found = NOTHING_TAKEN
+        for rank in self._ranks[max(0, at - 1) : at + 1]:
+            tokens = self._prefixes.common(index, rank)
+            if tokens > found.tokens:
+                found = Taken(self._places[rank], tokens)
+        return found
+
+    def add(self, index: int) -> Taken:
+        """Lay it down; what it takes over."""
+        found, rank = self.taken(index), self._prefixes.rank(index)
+        self._places[rank] = len(self._places)
+        insort(self._ranks, rank)
+        self.num_tokens += self._prefixes.lengths[index] - found.tokens
+        self.num_keys += self._prefixes.lengths[index]
+        return found
+
+    def takes(self, index: int, bin_tokens: int) -> int | None:
+        """Tokens that the next one would take over; None: a bin of that size has no room for it."""
+        length = self._prefixes.lengths[index]
+        room = bin_tokens - self.num_tokens
+        if length - self._prefixes.most(index) > room:
+            return None
+        if self.num_keys + length > KEYS * bin_tokens:
+            return None
+        tokens = self.taken(index).tokens
+        return tokens if length - tokens <= room else None
+
+
+def _common(one: Tokens, other: Tokens) -> int:
+    """First tokens that are the same, and go to the same experts where these are replayed."""
+    num = min(len(one.token_ids), len(other.token_ids))
+    num = _alike(one.token_ids[:num], other.token_ids[:num])
+    if one.experts is None and other.experts is None:
+        return num
+    is_routed = [_is_routed(sequence, num) for sequence in (one, other)]
+    num = _alike(*is_routed)
+    if one.experts is None or other.experts is None:
+        return num
+    rows = int(is_routed[0][:num].nonzero()[0].max(initial=-1)) + 1
+    is_other = (one.experts[:rows] != other.experts[:rows]).reshape(rows, -1).any(1)
+    differs = is_other & is_routed[0][:rows]
+    return int(differs.argmax()) if differs.any() else num
+
+
+def _alike(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
+    """How many of their first values are the same."""
+    differs = one != other
+    return int(differs.argmax()) if differs.any() else len(differs)
+
+
+def _is_routed(sequence: Tokens, num: int) -> npt.NDArray[np.bool_]:
+    """Which of the first `num` tokens go to recorded experts; a last one has none."""
+    found = np.zeros(num, np.bool_)
+    if sequence.experts is not None:
+        rows = len(sequence.experts[:num])
+        found[:rows] = True if sequence.recorded is None else sequence.recorded[:num] != 0
+    return found
+
+
+def own_tokens(
+    real_BT: npt.NDArray[np.bool_], taken: Sequence[Taken] | None
+) -> npt.NDArray[np.bool_]:
+    """Which of padded rows' real tokens are laid down with them, not with another."""
+    if taken is None:
+        return real_BT
+    tokens_B = np.array([num for _, num in taken])
+    return real_BT & (np.arange(real_BT.shape[1]) >= tokens_B[:, None])
