@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from infra.examples.pretrained import forgotten, model, tasks, warm_up
 from infra.examples.reasoner import evaluate
@@ -23,7 +22,9 @@ from rlstreams.workers.config.across import check_start
 from rlstreams.workers.config.load import load
 from tests import families
 from tests.gpu import pretrained, pretrained_picture, reasoner
+from tests.late import Late
 
+transformers = Late("transformers")
 EXAMPLE = Path(tasks.__file__).parent
 
 
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"vocab_size": len(pieces), "max_position_embeddings": 1024}
     families.make("Gemma3ForCausalLM", made, **sizes)
     names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
-    PreTrainedTokenizerFast(tokenizer_object=core, **names).save_pretrained(made)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=core, **names).save_pretrained(made)
     return made
 
 
@@ -143,7 +144,7 @@ def test_a_base_model_learns_the_form_and_is_evaluated(folder: Path, tmp_path: P
     assert warm_up.main([*words, "--steps", "12", "--out", str(warm)]) == 0
     losses = json.loads((warm / "warm_up.json").read_text("utf-8"))["losses"]
     assert sum(losses[-3:]) < sum(losses[:3])
-    assert AutoTokenizer.from_pretrained(warm).chat_template
+    assert transformers.AutoTokenizer.from_pretrained(warm).chat_template
 
     words = ["--tasks", "infra.examples.pretrained.tasks", "--rows", "1", "--samples", "2"]
     words += ["--levels", "2", "--max-new-tokens", "4", "--shots", "1", "--device", "cpu"]
@@ -161,7 +162,7 @@ def test_a_base_model_learns_the_form_and_is_evaluated(folder: Path, tmp_path: P
 
 def test_loss_is_on_the_solution_and_its_end(folder: Path, tmp_path: Path) -> None:
     """And a template that continues otherwise than it asks is refused by its texts."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = warm_up.TEMPLATE.read_text("utf-8").strip()
     problem = Problem("2 + 3?", ["2 + 3 = 5"], "5")
     prompt, answer = warm_up.demonstration(tokenizer, problem)
