@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.run.place import RunPlace
@@ -93,45 +94,62 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(marker)
         if _BROKERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.broker)
-    items.sort(key=_turn)
-
-
-def _turn(item: pytest.Item) -> tuple[bool, ...]:
-    """Longest first: the finished run, whole runs. A model server and a cluster cost CPU while they
-    idle: they start when all else is done."""
-    is_last = [item.get_closest_marker(marker) is not None for marker in ("vllm", "docker")]
-    shares = _SHARED.get(item.nodeid.partition("::")[0]) == "a finished run"
-    return (*is_last, item.get_closest_marker("e2e") is None, not shares)
+    items.sort(key=lambda item: _turn(_scope(item.nodeid)))
 
 
 # What shares a run or a model server shares a worker of pytest-xdist; all else goes by the file.
 _SHARES = {
-    "a finished run": (
-        "e2e/test_demo.py",
-        "e2e/test_demo_log.py",
-        "e2e/test_replay.py",
-        "test_readme.py",
-    ),
     "a model server": (
         "contract/test_engine.py",
         "contract/test_engine_control.py",
         "contract/test_vllm_logprobs.py",
         "contract/test_vllm_records.py",
     ),
+    "a finished run": (
+        "e2e/test_demo.py",
+        "e2e/test_demo_log.py",
+        "e2e/test_replay.py",
+        "test_readme.py",
+    ),
 }
 _SHARED = {f"tests/{file}": shared for shared, files in _SHARES.items() for file in files}
+# Longest first, so that workers end together. The first of these wait for processes.
+_WAITING = (*_SHARES, *(f"tests/{name}/" for name in ("e2e", "integration", "faults", "contract")))
+_TURNS = (*_WAITING, *(f"tests/{name}/" for name in ("heavy", "processes", "chaos", "served", "")))
+_LAST = ("tests/cluster/", "tests/hosts/")  # they cost CPU while they idle
+_NUM_WAITING = 2  # workers that begin with what waits
 
 
-class _ByWhatIsShared(LoadFileScheduling):
+def _scope(nodeid: str) -> str:
+    """What stays on one worker."""
+    file = nodeid.partition("::")[0]
+    return _SHARED.get(file, file)
+
+
+def _turn(scope: str) -> int:
+    if scope.startswith(_LAST):
+        return len(_TURNS)
+    return next((n for n, begin in enumerate(_TURNS) if scope.startswith(begin)), len(_TURNS))
+
+
+class _TwoWait(LoadFileScheduling):
+    """Two workers take what waits first, all others what computes."""
+
     def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return _SHARED.get(file, file)
+        return _scope(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if int(node.gateway.id.removeprefix("gw")) >= _NUM_WAITING:
+            computes = (scope for scope in self.workqueue if not scope.startswith(_WAITING))
+            if first := next(computes, ""):
+                self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """For the parts that are dealt out by the file."""
-    return _ByWhatIsShared(config, log) if config.option.dist == "loadfile" else None
+    """For tests that are dealt out by the file."""
+    return _TwoWait(config, log) if config.option.dist == "loadfile" else None
 
 
 # Two log-prob workers: one of them is killed, the other takes its partitions over.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -115,10 +116,17 @@ _._kernel = _where_it_lies(documents._kernel, _kernel)
 _._kernel_backward = _where_it_lies(documents._kernel_backward, _kernel_backward)
 
 
-def take_documents_on_cpu(replace: Callable[[object, str, object], object]) -> None:
-    """Let the CPU pack and compile, as a GPU would.
+def take_documents_on_cpu(
+    replace: Callable[[object, str, object], object], compiler: str = "aot_eager"
+) -> None:
+    """Let the CPU pack and trace layers, as a GPU would.
+
+    What was traced is computed operation by operation: to compile it to C++ takes half a minute,
+    and gives kernels that are no GPU's.
 
     Args:
         replace: `setattr`, or a test's `monkeypatch.setattr`.
+        compiler: "inductor": compile it.
     """
     replace(bins, "CPU", "none")
+    replace(torch, "compile", partial(torch.compile, backend=compiler))

@@ -1,10 +1,9 @@
 """What a call costs in a dialogue that is sent again with each turn, as agents do.
 
-    python tests/bench/agent_turns.py [--save]
+    python tests/bench/agent_turns.py [--sessions 16] [--turns 20] [--save]
 
-Sessions of 20 turns. The figure is the CPU of the thread that gateway, engine and agents share,
-from the bytes of a body to the answer, without HTTP; `of_the_engine` is what the engine takes of it
-for the same answers.
+The figure is the CPU of the thread that gateway, engine and agents share, from the bytes of a body
+to the answer, without HTTP; `of_the_engine` is what the engine takes of it for the same answers.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tests.unit.roles.stand import Stand
 class Turns:
     """Dialogues of so many turns, as fast as they go."""
 
-    def __init__(self, num: int = 16, turns: int = 20) -> None:
+    def __init__(self, num: int, turns: int) -> None:
         self._num, self._turns = num, turns
         self._begun_s = self._ended_s = 0.0  # of the CPU of the loop's thread
         self._left = num
@@ -95,22 +94,24 @@ def _engine_cpu_s(stand: Stand, asked: Sequence[SampleRequest]) -> float:
     return took_s
 
 
-def of_turns() -> dict[str, Any]:
+def of_turns(sessions: int, turns: int) -> dict[str, Any]:
     """Over a log in memory: threads of the broker's client would change no figure of it."""
     with tempfile.TemporaryDirectory() as folder:
         stand = Stand(Path(folder))
         stand.publish(0)
-        Turns(num=4, turns=5).measured(stand)  # what is imported and compiled at the first call
-        return Turns().measured(stand)
+        Turns(4, 5).measured(stand)  # what is imported and compiled at the first call
+        return Turns(sessions, turns).measured(stand)
 
 
 def main() -> None:
     """Measure, print, and save if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sessions", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     started = hardware()
-    row = of_turns()
+    row = of_turns(args.sessions, args.turns)
     print(json.dumps(row))  # noqa: T201
     if args.save:
         file = Path(__file__).with_name("results") / f"agent_turns-{time.strftime('%Y-%m-%d')}.json"

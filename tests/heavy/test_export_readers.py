@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from rlstreams.show.export.sample_table import SCHEMA, sample_rows, write
 from tests.heavy.test_export import FATES, SPELLING
+from tests.late import Late
 from tests.unit.inspect import told_run
+
+pl = Late("polars")
 
 
 @pytest.fixture(scope="module")

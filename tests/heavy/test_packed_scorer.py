@@ -42,10 +42,19 @@ def scores(scorer: MeshScorer, channel: FolderChannel, sequences: Any) -> list[A
 
 
 @pytest.mark.parametrize(
-    ("name", "routes"), [("Qwen3ForCausalLM", None), ("MixtralForCausalLM", (2, 2))]
+    ("name", "routes", "compiler"),
+    [
+        ("Qwen3ForCausalLM", None, "aot_eager"),
+        pytest.param("Qwen3ForCausalLM", None, "inductor", marks=pytest.mark.slow),
+        ("MixtralForCausalLM", (2, 2), "aot_eager"),
+    ],
 )
 def test_bins_give_what_padded_rows_give(
-    name: str, routes: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    routes: tuple[int, int] | None,
+    compiler: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sequences of one token too, and experts that are replayed; the same call, the same bits."""
     folder = families.make(name, tmp_path)
@@ -55,7 +64,7 @@ def test_bins_give_what_padded_rows_give(
     padded = scorer_of(folder, **along)  # type: ignore[arg-type]
     assert padded.why_padded == "a CPU computes padded rows"
     expected = scores(padded, channel, sequences)
-    take_documents_on_cpu(monkeypatch.setattr)
+    take_documents_on_cpu(monkeypatch.setattr, compiler)
     packed = scorer_of(folder, **along)  # type: ignore[arg-type]
     assert not packed.why_padded
     assert bool(packed.why_eager) == (routes is not None)  # experts are not compiled

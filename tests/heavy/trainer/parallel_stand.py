@@ -35,15 +35,21 @@ def make_model(folder: Path) -> Path:
 
 
 def two_ranks(
-    folder: Path, *, program: str = PROGRAM, hosts: Hosts | None = None, **changes: object
+    folder: Path,
+    *,
+    program: str = PROGRAM,
+    hosts: Hosts | None = None,
+    team: Team | None = None,
+    **changes: object,
 ) -> Training:
     """In bfloat16: the smallest numbers, and the most state beside them.
 
     Args:
         hosts: one, which has the second rank.
+        team: that has it already.
     """
     section = replace(SECTION, ranks=2, **changes)  # type: ignore[arg-type]
-    team = Team([] if hosts else [""], program=program, hosts=hosts)
+    team = team or Team([] if hosts else [""], program=program, hosts=hosts)
     return Training(folder, section, threads=1, dtype="bfloat16", team=team)
 
 

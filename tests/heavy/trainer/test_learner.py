@@ -98,15 +98,18 @@ def test_a_checkpoint_of_another_model_is_refused():
 
 
 def test_memory_that_ran_out_without_a_word_is_no_step():
-    """Python's own error says nothing; the micro-batch is not left out in silence."""
-    short = learner()
+    """Python's own error says nothing; the micro-batch is not left out in silence, nor is the
+    gradient of the one before it left in."""
+    short, forwards = learner(), []
     before = weight_hash(short.weights())
 
-    def allocate(_module: object, _args: object) -> None:
-        raise MemoryError
+    def allocate(module: object, _args: object) -> None:
+        forwards.append(module)
+        if len(forwards) == 2:
+            raise MemoryError
 
     hook = short._shards.model.embed.register_forward_pre_hook(allocate)
-    with pytest.raises(OutOfMemoryError, match="micro-batch 0: MemoryError"):
+    with pytest.raises(OutOfMemoryError, match="micro-batch 1: MemoryError"):
         short.step(made())
     assert (0, before) == (short.step_number, weight_hash(short.weights()))
     hook.remove()

@@ -1,4 +1,4 @@
-"""Two ranks that train adapters take a checkpoint of other hardware, as one process does."""
+"""Two ranks that train adapters: a checkpoint of other hardware, one process's bits, a refusal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.trainer import LoraSection, TrainerSection
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training
@@ -59,3 +60,9 @@ def test_two_ranks_round_as_one_process_does(tmp_path: Path) -> None:
     assert not one.learner._published
     assert weight_hash(one.learner.weights()) == weight_hash(own)
     assert one.learner.figures()["adapter_arrived"] == pytest.approx(share, rel=1e-9)
+
+
+def test_what_no_rank_can_train_is_refused_by_its_name(tmp_path: Path) -> None:
+    """As one process would say it: the field, not a dead rank."""
+    with pytest.raises(ConfigError, match=r"trainer\.lora\.targets 'nothing'"):
+        two_ranks(make_model(tmp_path / "model"), lora=LoraSection(rank=2, targets="nothing"))

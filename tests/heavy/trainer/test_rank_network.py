@@ -15,13 +15,19 @@ import pytest
 
 from rlstreams.workers.compute.hosts import Hosts, fingerprint, versions
 from rlstreams.workers.compute.link import CUT_OFF_S
-from rlstreams.workers.compute.team import FollowerError
+from rlstreams.workers.compute.team import FollowerError, Team
 from rlstreams.workers.config.trainer import LayoutSection
 from tests.containers import ROOT, wait_until
 from tests.e2e.command import CONFIG
-from tests.heavy.trainer.parallel_stand import SECRET, batch_of, hashes, make_model, two_ranks
+from tests.heavy.trainer.parallel_stand import (
+    SECRET,
+    batch_of,
+    hashes,
+    leave,
+    make_model,
+    two_ranks,
+)
 
-RANKS_OF_THEIR_OWN = True  # see `conftest.py`
 # Tests that run beside each other need networks of their own.
 NET = f"10.213.{100 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])}"
 OURS, THEIRS, PORT = f"{NET}.1", f"{NET}.2", 29400
@@ -86,23 +92,24 @@ def hosts(cable: str, folder: Path, log: Path) -> Iterator[Hosts]:
     serving.wait()
 
 
-MEGATRON = {"backend": "megatron", "layout": LayoutSection(ep=2)}
-needs_megatron = pytest.mark.skipif(
-    find_spec("megatron") is None, reason="megatron-core needs Python 3.12"
-)
+BACKENDS: list[dict[str, object]] = [{}]
+if find_spec("megatron"):  # which needs Python 3.12
+    BACKENDS.append({"backend": "megatron", "layout": LayoutSection(ep=2)})
 
 
-@pytest.mark.parametrize("asked", [{}, pytest.param(MEGATRON, marks=needs_megatron)])
-def test_a_rank_behind_a_network_gives_the_bits_of_one_here(
-    folder: Path, hosts: Hosts, asked: dict[str, object]
-) -> None:
-    """Each rank is found by the address of its own interface."""
+def test_a_rank_behind_a_network_gives_the_bits_of_one_here(folder: Path, hosts: Hosts) -> None:
+    """Each rank is found by the address of its own interface, whoever makes the groups."""
     found = []
-    for place in (None, hosts):
-        with closing(two_ranks(folder, hosts=place, **asked)) as two:
-            two.learner.step(batch_of(0))
-            found.append(hashes(two))
-    assert found[0] == found[1]
+    for here, there in (([""], None), ([], hosts)):
+        with closing(Team(here, hosts=there)) as team:
+            for asked in BACKENDS:
+                two = two_ranks(folder, team=team, **asked)
+                two.learner.step(batch_of(0))
+                found.append(hashes(two))
+                leave(two)
+    first, second = found[: len(BACKENDS)], found[len(BACKENDS) :]
+    assert first == second
+    assert len(set(first)) == len(BACKENDS)
 
 
 @pytest.mark.slow

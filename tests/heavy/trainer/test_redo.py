@@ -8,10 +8,12 @@ import pytest
 
 from rlstreams.debug.rerun.rebuilt import steps_again
 from rlstreams.schemas.events import PolicyPublished, RedoDrifted, StepsRedone
-from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import POLICY_VERSIONS, SCORED, STEPS
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit, exit_status
 from rlstreams.workers.trainer.redo.redo import RedoError, differences
+from rlstreams.workers.trainer.redo.retention import RetentionError
 from rlstreams.workers.trainer.worker import TrainerWorker
 from tests.heavy.trainer.trainer_stand import (
     OtherHardware,
@@ -120,6 +122,11 @@ def test_a_run_is_computed_again_without_a_claim(tmp_path: Path) -> None:
     assert [(True, [])] * 3 == [(step.is_equal, differences) for step, differences in again]
     ((last, _),) = steps_again(bus, config, first=3, checkpoints=[tmp_path / "checkpoints"])
     assert (3, recorded[2]) == (last.fact.step, last.again.weight_hash)
+    ((second, _),) = steps_again(bus, config, first=2, last=2)  # the first on the way
+    assert (2, recorded[1]) == (second.fact.step, second.again.weight_hash)
+    log.trim(Partition(f"demo.{SCORED.name}", 0), 4)  # of two steps
+    with pytest.raises(RetentionError, match=r"step 1 .*\[0\]@0, the first record kept is 4"):
+        next(steps_again(bus, config))
     assert before == read(log, STEPS.name)
 
 

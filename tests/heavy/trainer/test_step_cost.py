@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.trainer.training.step_cost import ModelFlops, StepCost, waits
 from tests.heavy.trainer.trainer_stand import scored
+from tests.late import Late
+
+qwen3, qwen3_moe = Late("transformers.models.qwen3"), Late("transformers.models.qwen3_moe")
 
 SHAPE = {
     "vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -20,7 +22,7 @@ ATTENTION = 8 * 4 * (2 * 4 + 2 * 2)  # weights of a layer: queries, output; keys
 
 def test_flops_are_those_of_the_mathematics() -> None:
     """Norms and embeddings need none; adapters no gradient of frozen weights."""
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True))
+    model = qwen3.Qwen3ForCausalLM(qwen3.Qwen3Config(**SHAPE, tie_word_embeddings=True))
     by_hand = 3 * (ATTENTION + 3 * 8 * 32)
     found = ModelFlops.of(model, has_adapters=False)
     assert (found.token, found.learnt, found.pair) == (6 * by_hand, 6 * 50 * 8, 12 * 3 * 16)
@@ -37,8 +39,10 @@ def test_flops_are_those_of_the_mathematics() -> None:
 
 def test_of_experts_the_chosen_share_counts() -> None:
     """Two of eight; the router whole."""
-    config = Qwen3MoeConfig(**SHAPE, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16)
-    found = ModelFlops.of(Qwen3MoeForCausalLM(config), has_adapters=False)
+    config = qwen3_moe.Qwen3MoeConfig(
+        **SHAPE, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16
+    )
+    found = ModelFlops.of(qwen3_moe.Qwen3MoeForCausalLM(config), has_adapters=False)
     assert found.token == 6 * 3 * (ATTENTION + 8 * 8 + 2 * 3 * 8 * 16)
 
 

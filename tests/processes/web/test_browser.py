@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 
 from rlstreams.show.report.page import render_report
 from tests.browser import CHROMIUM, Browser
@@ -159,6 +158,8 @@ def test_all_charts_are_in_a_picture_and_on_paper(tmp_path: Path) -> None:
 def painted(browser: Browser, folder: Path) -> dict[str, bool]:
     """By chart: whether the colour of its first line is in its box."""
     browser.screenshot(folder / "whole.png", whole=True)
+    from matplotlib.image import imread
+
     pixels = (imread(folder / "whole.png")[..., :3] * 255).round().astype(int)
     boxes = browser.run(
         "Object.fromEntries([...document.querySelectorAll('figure[data-chart]')]"

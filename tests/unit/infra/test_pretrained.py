@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from infra.examples.pretrained import forgotten, model, solver, tasks, warm_up
 from infra.examples.reasoner import evaluate
@@ -29,7 +28,9 @@ from rlstreams.workers.gateway.template import TemplateRenderer
 from rlstreams.workers.model.tokenizer import Tokenizer
 from tests import families
 from tests.gpu import pretrained, pretrained_picture, reasoner
+from tests.late import Late
 
+transformers = Late("transformers")
 EXAMPLE = Path(tasks.__file__).parent
 
 
@@ -46,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"vocab_size": len(pieces), "max_position_embeddings": 1024}
     families.make("Gemma3ForCausalLM", made, **sizes)
     names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
-    PreTrainedTokenizerFast(tokenizer_object=core, **names).save_pretrained(made)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=core, **names).save_pretrained(made)
     return made
 
 
@@ -149,7 +150,7 @@ def test_a_base_model_learns_the_form_and_is_evaluated(folder: Path, tmp_path: P
     assert warm_up.main([*words, "--steps", "12", "--out", str(warm)]) == 0
     losses = json.loads((warm / "warm_up.json").read_text("utf-8"))["losses"]
     assert sum(losses[-3:]) < sum(losses[:3])
-    assert AutoTokenizer.from_pretrained(warm).chat_template
+    assert transformers.AutoTokenizer.from_pretrained(warm).chat_template
 
     words = ["--tasks", "infra.examples.pretrained.tasks", "--rows", "1", "--samples", "2"]
     words += ["--levels", "2", "--max-new-tokens", "4", "--shots", "1", "--device", "cpu"]
@@ -167,7 +168,7 @@ def test_a_base_model_learns_the_form_and_is_evaluated(folder: Path, tmp_path: P
 
 def test_loss_is_on_the_solution_and_its_end(folder: Path, tmp_path: Path) -> None:
     """And a template that continues otherwise than it asks is refused by its texts."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = warm_up.TEMPLATE.read_text("utf-8").strip()
     problem = Problem("2 + 3?", ["2 + 3 = 5"], "5")
     messages = warm_up.dialogue(problem, is_asking=False)
@@ -226,7 +227,7 @@ def test_the_gateway_makes_the_tokens_that_the_warm_up_shows(folder: Path, tmp_p
     assert warm_up.main([*words, "--calculator", "--steps", "1", "--out", str(warm)]) == 0
     problem = Problem("2 + 3 * 4?", ["3 * 4 = 12", "Then", "2 + 12 = 14"], "14")
     messages = warm_up.dialogue(problem, is_asking=True)
-    pieces = warm_up.demonstration(AutoTokenizer.from_pretrained(warm), messages)
+    pieces = warm_up.demonstration(transformers.AutoTokenizer.from_pretrained(warm), messages)
     renderer = TemplateRenderer(Tokenizer(warm), frozenset())
     ids = renderer.render(messages[:1])
     assert ids == pieces[0]

@@ -8,7 +8,6 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-import polars
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,7 +21,10 @@ from rlstreams.streams.recording import (
 )
 from rlstreams.streams.recording.reader import verify
 from tests import factories
+from tests.late import Late
 from tests.unit.recording.recordings import change_manifest, manifest, raw_of, record, trajectories
+
+polars = Late("polars")
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import datasets
-import polars
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +21,7 @@ from rlstreams.streams.recording import (
 )
 from rlstreams.streams.recording.table import RECORD, RowGroup, read_group
 from tests import factories
+from tests.late import Late
 from tests.unit.recording.recordings import (
     manifest,
     opaque,
@@ -32,6 +31,8 @@ from tests.unit.recording.recordings import (
     trajectories,
 )
 from tests.unit.schemas.strategies import events
+
+datasets, polars = Late("datasets"), Late("polars")
 
 
 def one_of_each() -> list[RawRecord]:

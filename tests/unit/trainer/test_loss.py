@@ -6,8 +6,11 @@ import torch
 
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.model.token_scores import TokenScores, score_tokens
+from rlstreams.workers.trainer.learn.batch_factors import flat, with_factors
+from rlstreams.workers.trainer.learn.correction import correction_weights
 from rlstreams.workers.trainer.learn.loss import policy_losses
 from rlstreams.workers.trainer.learn.loss_totals import LossSums
+from tests.unit.trainer.trainer_builders import batch_of, random_samples
 
 SECTION = LossSection(clip_low=0.2, clip_high=0.28, weight_cap=2.0, clip_dual=0.0)
 
@@ -28,6 +31,22 @@ def random_tokens(num=200, seed=0, spread=0.5):
 
 def of(*arrays, dtype=torch.float64):
     return [torch.tensor(array, dtype=dtype) for array in arrays]
+
+
+def test_weights_have_a_mean_of_one_before_any_look():
+    """Asked for, they are divided by their mean over the batch; else the batch is as it was."""
+    batch, by = batch_of(random_samples(9)), LossSection(weight_normalize=True, weight_cap=1.0)
+    assert with_factors(batch, [], LossSection()) is batch
+    assert not by.looks_first
+    factors = flat(with_factors(batch, [], by), "factors_BT")
+    near, behavior = (
+        torch.from_numpy(flat(batch, f"{policy}_logprobs_BT"))
+        for policy in ("proximal", "behavior")
+    )
+    counts = [count for part in batch.micro_batches for count in part.loss_tokens_by_row]
+    weights = correction_weights(near, behavior, counts, by).numpy()
+    assert abs(weights.mean() - 1) > 0.01
+    assert (weights * factors).mean() == pytest.approx(1.0)
 
 
 def test_scores_are_those_of_the_tempered_softmax():

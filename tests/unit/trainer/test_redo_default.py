@@ -10,7 +10,7 @@ import pytest
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.model import Numerics
 from rlstreams.workers.trainer.facts import versions
-from rlstreams.workers.trainer.redo.redo import RedoneStep, differences
+from rlstreams.workers.trainer.redo.redo import Redone, RedoneStep, differences
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,16 @@ def test_a_claim_says_whether_layers_were_compiled(monkeypatch: pytest.MonkeyPat
         for compiled in (False, True)
     )
     assert "layers was as they are and is compiled by triton triton-9" == differences(before, now)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2])
+def test_a_redo_of_no_step_is_none(num_steps: int) -> None:
+    """A start that lacks none tells of none."""
+    redone = Redone(
+        first_step=4, last_step=3 + num_steps, num_equal=0, first_unequal=None, last_unequal=None,
+        seconds=0.0,
+    )  # fmt: skip
+    assert num_steps == redone.num_steps
 
 
 @pytest.mark.parametrize(

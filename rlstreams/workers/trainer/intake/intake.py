@@ -150,7 +150,7 @@ class Intake:
     def _open(self) -> None:
         """Let the samples in once the old dead letters are read."""
         read = self._reader.positions()
-        if self._later and all(read.get(p, 0) >= end for p, end in self._history.items()):
+        if self._later and all(read[p] >= end for p, end in self._history.items()):
             self._reader.seek({**read, **self._later})
             self._later = {}
 
