@@ -31,7 +31,8 @@ def run(args: Namespace) -> int:
     Shows each prompt as the model sees it, the model's answers, their rewards by part, how
     long each takes, and what a run would reject and why. Of agents it shows each session: what
     was said call by call, tools, how it ended, and the last output of one that failed. Samples
-    with the built-in engine. Exit status 0 if every answer was scored.
+    with the built-in engine, on the GPU that the run has for it or for its trainer. Exit status 0
+    if every answer was scored.
     """
     from rlstreams.workers.config.load import load
     from rlstreams.workers.rollout.verifiers import make_verifier

@@ -160,6 +160,7 @@ def trl(
         server = server_of_trl(command_line, port, samples[0], own / "trl-server.log")
     with server, (own / "trl.log").open("w") as log:
         environment = os.environ | SERVED_BY_TRL | {"CUDA_VISIBLE_DEVICES": trains}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
         process = subprocess.Popen(
             command,
             stdout=log,
@@ -173,9 +174,10 @@ def trl(
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
     text = (own / "trl.log").read_text(encoding="utf-8", errors="replace")
-    if not out.exists():
+    if not out.exists():  # its process may stay behind its last step
         ends = [float(at) for at in re.findall(r"step \d+ at ([\d.]+)", text)]
-        return gaps_of(ends, args) | {"error": text[-2000:], "ends_s": ends} | flags
+        end = {"is_whole": True} if len(ends) == args.steps else {"error": text[-2000:]}
+        return gaps_of(ends, args) | end | {"ends_s": ends} | flags
     found = json.loads(out.read_text(encoding="utf-8"))
     figures = {name: found[name] for name in ("peak_gb", "ends_s")} | {"is_whole": True}
     return gaps_of(found["ends_s"], args) | figures | flags
