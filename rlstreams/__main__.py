@@ -17,6 +17,7 @@ from typing import NoReturn
 import click
 
 from rlstreams.cli.options import meant, refuse_nothing, write_commands
+from rlstreams.streams.process.descriptors import raise_limit
 from rlstreams.workers.loop.ending import (
     release_output,
     speak_any_text,
@@ -176,6 +177,7 @@ def main(argv: Sequence[str] | None = None, program: click.Command = PROGRAM) ->
 def console(program: click.Command = PROGRAM) -> int:
     """What the installed script runs: `main`, and the process ends whatever still computes."""
     speak_any_text()
+    raise_limit()
     try:
         status = main(program=program)
         end_within(status)

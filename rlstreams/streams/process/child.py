@@ -241,8 +241,10 @@ def _begun(reaper: subprocess.Popen[bytes], told: int, argv: Sequence[str]) -> i
         OSError: it could not be started.
     """
     said, until_s = b"", time.monotonic() + BEGIN_S
+    waiting = select.poll()  # `select` takes no descriptor above 1023
+    waiting.register(told, select.POLLIN)
     while not said.endswith(b"\n"):
-        ready, _, _ = select.select([told], [], [], max(0.0, until_s - time.monotonic()))
+        ready = waiting.poll(1000 * max(0.0, until_s - time.monotonic()))
         more = os.read(told, 64) if ready else b""
         if not more:
             reaper.kill()
