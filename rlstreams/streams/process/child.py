@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -96,6 +96,7 @@ class Child:
         stdout: int | IO[bytes] | None = None,
         stderr: int | IO[bytes] | None = None,
         environment: Mapping[str, str] = _NOTHING,
+        without: Collection[str] = (),
         pass_fds: Sequence[int] = (),
         umask: int = -1,
     ) -> Self:
@@ -105,6 +106,7 @@ class Child:
             log: its output goes there, behind what is in it; instead of `stdout` and `stderr`,
                 which are those of `subprocess.Popen`.
             environment: beside ours.
+            without: variables of ours that it does not get.
             pass_fds: descriptors that it has under the same numbers.
             umask: of the files that it makes; -1: ours.
 
@@ -127,6 +129,7 @@ class Child:
                 fds = ",".join(map(str, (tell, *pass_fds)))
                 words = [sys.executable, "-I", "-S", str(_REAPER), fds, *words]
                 pass_fds = (tell, *pass_fds)
+            ours_left = {name: text for name, text in os.environ.items() if name not in without}
             log_start = 0
             if log is not None:
                 stdout = stderr = stack.enter_context(log.open("ab"))
@@ -134,7 +137,7 @@ class Child:
             with contextlib.closing(_Fd(tell)):
                 process = subprocess.Popen(
                     words, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds,
-                    umask=umask, env={**os.environ, **environment}, start_new_session=True,
+                    umask=umask, env={**ours_left, **environment}, start_new_session=True,
                 )  # fmt: skip
             program = _begun(process, told, words[5:]) if is_held else 0
             undo.pop_all()

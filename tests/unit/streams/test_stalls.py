@@ -100,6 +100,7 @@ class Run:
                     instance="r1" if role == "rollout" else "i", policy_version=3,
                 )  # fmt: skip
                 self.view.apply(report)
+        self.view.workers.passes(STALLED_MS)
         evidence = Evidence(
             now_ms=STALLED_MS, waited_s=60.0, committed=self.committed or {}, gone=self.gone,
             starting_s=self.starting_s,
