@@ -6,6 +6,7 @@ declared.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -156,6 +157,7 @@ def main(argv: Sequence[str] | None = None, program: click.Command = PROGRAM) ->
     try:
         with unwound_by_signals():
             context = program.make_context(program.name, words)
+            os.getcwd()  # of one that was deleted everything says something else
             with context:
                 status = int(program.invoke(context))
             sys.stdout.flush()

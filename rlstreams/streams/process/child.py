@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import IO, Protocol, Self
 
 from rlstreams.streams.log.text import tail
-from rlstreams.streams.process.cause import died, last_error
+from rlstreams.streams.process.cause import died, last_error, memory_kills
 
 TAIL_LINES = 12
 GONE_S = 10.0  # longest wait for a killed process: the kernel still frees its memory
@@ -78,6 +78,7 @@ class Child:
             log_start: bytes of the log before it.
         """
         self.started_s = time.monotonic()
+        self._memory_kills = memory_kills()
         self.log = log
         self._log_start = log_start
         self._handle = handle
@@ -207,6 +208,10 @@ class Child:
             return ""
         found = self.last_error()
         return died(status) + (f": {found}" if found else "")
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether it ended by SIGKILL, and the kernel has killed something for memory meanwhile."""
+        return self.poll() == -signal.SIGKILL and memory_kills() > self._memory_kills
 
     def last_error(self) -> str:
         """The last error that it wrote; empty if there is none, or no log."""

@@ -84,6 +84,9 @@ class Watcher:
 
     def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event of the feed."""
+        if isinstance(event, WorkerReport) and self._is_begun:
+            self.workers.passes(self._steady())  # the loop may have stood before it read this
+            self._note_clock(event)
         judges = self._views.judges
         self._views.apply(event, position)
         self._note_judges(judges)
@@ -95,8 +98,6 @@ class Watcher:
             self.wanted |= event.workers
             if event.reason:
                 self.say(f"{event.state} by {event.by}: {event.reason}")
-        if isinstance(event, WorkerReport) and self._is_begun:
-            self._note_clock(event)
         before = self._poison.news
         self._poison.apply(event)
         if self._poison.news != before:
