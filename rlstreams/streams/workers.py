@@ -168,6 +168,7 @@ class Workers:
         self.clock_ms = 0  # the fold's clock: silence, and how long something stands
         self._host_ms: dict[str, int] = {}  # its last report, by its own clock
         self._ahead_ms: dict[str, int] = {}  # a host's clock, of the first host's
+        self.apart_ms: dict[str, int] = {}  # a host's clock, of that of whoever follows the log
         self._live_ms: int | None = None  # the fold's clock, of that of whoever follows the log
         self._lives: dict[str, Life] = {}  # by instance
         self._worked: set[str] = set()  # instances
@@ -312,6 +313,7 @@ class Workers:
         told_ms = at_ms - self._ahead_ms[host]
         self.now_ms = max(self.now_ms, told_ms)
         if self._live_ms is not None:
+            self.apart_ms[host] = at_ms - (self.clock_ms - self._live_ms)
             return self.clock_ms
         self.clock_ms = max(self.clock_ms, told_ms)
         return told_ms

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlstreams.schemas.events import ControlState, Event, StepsRedone, WorkerReport
+from rlstreams.schemas.events import ControlState, Event, StepsRedone
 from rlstreams.show.health.poison import PoisonWatch
 from rlstreams.show.health.stall_watch import StallWatch, ask_facts
 from rlstreams.streams.ledger import Ledger
@@ -34,7 +34,7 @@ DRAW_S = 0.5
 LOOK_S = 5.0  # between two looks at the disk
 WARN_S = 600.0  # its warning is not repeated before
 LOW_BYTES = 1_000_000_000
-CLOCKS_S = 30.0  # by which clocks may differ, reports on their way included
+CLOCKS_MS = 30_000  # by which clocks may differ, reports on their way included
 CATCH_UP_S = 60.0  # longest wait for the next record of a history
 
 
@@ -84,9 +84,8 @@ class Watcher:
 
     def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event of the feed."""
-        if isinstance(event, WorkerReport) and self._is_begun:
+        if self._is_begun:
             self.workers.passes(self._steady())  # the loop may have stood before it read this
-            self._note_clock(event)
         judges = self._views.judges
         self._views.apply(event, position)
         self._note_judges(judges)
@@ -103,17 +102,17 @@ class Watcher:
         if self._poison.news != before:
             self.say(self._poison.news)
 
-    def _note_clock(self, report: WorkerReport) -> None:
+    def _note_clocks(self) -> None:
         """Say once of each host that its clock is not ours, or was set since we started."""
-        ahead_s = (report.at_ms - self._steady()) / 1000
-        if abs(ahead_s) > CLOCKS_S and report.host not in self._told_clocks:
-            self._told_clocks.add(report.host)
-            how = "ahead of" if ahead_s > 0 else "behind"
-            self.say(
-                f"warning: the clock of host {report.host or 'this one'} is {abs(ahead_s):,.0f} s "
-                f"{how} the one that this run is watched by: times in the log are off by it, and "
-                "agents' sessions whose worker dies may be sampled again; use NTP"
-            )
+        for host, apart_ms in self.workers.apart_ms.items():
+            if abs(apart_ms) > CLOCKS_MS and host not in self._told_clocks:
+                self._told_clocks.add(host)
+                how = "ahead of" if apart_ms > 0 else "behind"
+                self.say(
+                    f"warning: the clock of host {host or '?'} is {abs(apart_ms) / 1000:,.0f} s "
+                    f"{how} the one that this run is watched by: times in the log are off by it, "
+                    "and agents' sessions whose worker dies may be sampled again; use NTP"
+                )
 
     def _note_joined(self) -> None:
         """Say who came by itself, and who of them left."""
@@ -164,6 +163,7 @@ class Watcher:
         a schema of another release, which the broker is asked for once."""
         self._feed.poll(POLL_S)
         self._note_joined()
+        self._note_clocks()
         self.stall.note(self._processes)
         is_running = self.phase in ("running", "saving") and not self.is_broker_away
         self.stall.tick(is_running=is_running)
