@@ -156,15 +156,15 @@ class Inquiry:
 
     def _broker(self) -> Blocked | None:
         running = [w for w in self._state.workers.all if not self._is_starting(w)]
-        newest_ms = max((worker.heard_ms for worker in running), default=0)
-        is_silence = self._stood_s(newest_ms) > SILENT_S and len(running) > 1
+        silent_s = self._stood_s(max((worker.heard_ms for worker in running), default=0))
+        is_silence = silent_s > SILENT_S and len(running) > 1
         if not is_silence or self._evidence.gone:
             return None
         return Blocked(
             hop="broker",
             workers=(),
-            sentence=f"no worker has reported for {self._stood_s(newest_ms):.0f} s: the broker "
-            "does not accept or deliver records",
+            sentence=f"no worker has reported for {silent_s:.0f} s: the broker does not accept or "
+            "deliver records",
             is_overdue=True,
         )
 
@@ -198,13 +198,15 @@ class Inquiry:
         first, age_s = left[0], self._age_s(left[0].issued_at_ms)
         where = f"{first.name}{_at(PROMPTS, first.prompt)}, issued {age_s:.0f} s ago"
         text = f"{_trajectories(left)} missing: {where}{_and_more(left)}"
+        if self._is_past("rollout", PROMPTS, first.prompt):
+            text += "; the group's position lies behind it: another client moved it, set it back"
         wanted = min(sample.min_policy_version for sample in left)
         return self._blame("rollout", text, wanted=wanted)
 
     def _logprob(self) -> Blocked | None:
         known = self._evidence.committed.get("logprob")
         alive = (s for s in self._state.samples.open if s.is_rolled_out and not s.is_dead)
-        left = [s for s in alive if not self._is_covered(known, s.trajectory)]
+        left = [s for s in alive if not self._is_past("logprob", TRAJECTORIES, s.trajectory)]
         # Without the group's positions nobody can say who has it: then a trainer that works does.
         if not left or (known is None and self._trainer_works()):
             return None
@@ -219,8 +221,8 @@ class Inquiry:
         known = self._evidence.committed.get("logprob")
         sizes: Counter[int] = Counter()
         for s in self._state.samples.open:
-            is_scored = s.is_rolled_out and (known is None or self._is_covered(known, s.trajectory))
-            sizes[s.group.number or 0] += is_scored or s.is_dead
+            is_past = known is None or self._is_past("logprob", TRAJECTORIES, s.trajectory)
+            sizes[s.group.number or 0] += (s.is_rolled_out and is_past) or s.is_dead
         complete = [
             group for group, count in sizes.items() if count >= self._state.samples.group_size
         ]
@@ -309,8 +311,7 @@ class Inquiry:
         ) and worker.state != "working":
             limit_s = max(limit_s, self._limits.pull_s)
         # Nothing is counted while a checkpoint is written, and what was before is none of its time.
-        is_saving = worker.state == "saving"
-        since_ms = max(worker.moved_ms, worker.since_ms) if is_saving else worker.moved_ms
+        since_ms = max(worker.moved_ms, worker.since_ms * (worker.state == "saving"))
         stood_s = self._stood_s(max(since_ms, self._evidence.since_ms))
         return self._is_silent(worker) or stood_s >= limit_s
 
@@ -355,12 +356,11 @@ class Inquiry:
             for w in self._state.workers.of("trainer")
         )
 
-    @staticmethod
-    def _is_covered(known: Mapping[Partition, Committed] | None, trajectory: int) -> bool:
-        if known is None or trajectory == NO_PLACE:
-            return False
-        position = position_at(TRAJECTORIES.name, trajectory)
-        return covered(known.get(Partition(position.topic, position.partition)), position.offset)
+    def _is_past(self, group: str, topic: Topic, place: int) -> bool:
+        """Whether the group's position is behind a record; False: the broker did not say."""
+        known, at = self._evidence.committed.get(group, {}), position_at(topic.name, place)
+        there = known.get(Partition(at.topic, at.partition))
+        return place != NO_PLACE and covered(there, at.offset)
 
     def _stood_s(self, at_ms: int) -> float:
         return max(0, self._state.workers.clock_ms - at_ms) / 1000
