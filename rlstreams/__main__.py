@@ -6,6 +6,7 @@ declared.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import NoReturn
 import click
 
 from rlstreams.cli.options import meant, refuse_nothing, write_commands
+from rlstreams.streams.process.descriptors import raise_limit
 from rlstreams.workers.loop.ending import (
     release_output,
     speak_any_text,
@@ -155,6 +157,7 @@ def main(argv: Sequence[str] | None = None, program: click.Command = PROGRAM) ->
     try:
         with unwound_by_signals():
             context = program.make_context(program.name, words)
+            os.getcwd()  # of one that was deleted everything says something else
             with context:
                 status = int(program.invoke(context))
             sys.stdout.flush()
@@ -176,6 +179,7 @@ def main(argv: Sequence[str] | None = None, program: click.Command = PROGRAM) ->
 def console(program: click.Command = PROGRAM) -> int:
     """What the installed script runs: `main`, and the process ends whatever still computes."""
     speak_any_text()
+    raise_limit()
     try:
         status = main(program=program)
         end_within(status)

@@ -32,8 +32,8 @@ class Lease:
     state: str = FREE
     holder: str = ""  # worker; also of a lease that is free: who held it last
     instance: str = ""
-    since_ms: int = 0  # of this state
-    held_ms: int = 0  # since when the holder has its memory; 0: not yet
+    since_ms: int = 0  # of this state, by the reader's clock
+    held_ms: int = 0  # since when the holder has its memory, likewise; 0: not yet
     begun: set[str] = field(default_factory=set)  # processes that ever held it
     ended: str = ""  # how the last turn that is over ended: RELEASED or LOST
     is_torn: bool = False  # the first record that was read begins in the middle of a turn
@@ -57,8 +57,12 @@ class Leases:
     def __getitem__(self, device: str) -> Lease:
         return self._leases.setdefault(device, Lease())
 
-    def apply(self, event: Event) -> bool:
-        """Take one event in log order; False: it is void, or about something else."""
+    def apply(self, event: Event, read_ms: int = 0) -> bool:
+        """Take one event in log order; False: it is void, or about something else.
+
+        Args:
+            read_ms: the reader's clock; 0: it does not ask for times.
+        """
         if not isinstance(event, DeviceLease):
             return False
         lease = self[event.device]
@@ -71,12 +75,12 @@ class Leases:
         if not does_follow and lease.turn:
             return False
         lease.is_torn = not does_follow
-        lease.turn, lease.since_ms = event.turn, event.at_ms
+        lease.turn, lease.since_ms = event.turn, read_ms
         lease.holder, lease.instance = event.holder, event.instance
         lease.state = FREE if event.state in (RELEASED, LOST) else event.state
         lease.ended = event.state if lease.is_free else lease.ended
         if event.state == HELD:
-            lease.held_ms = event.at_ms
+            lease.held_ms = read_ms
             lease.begun.add(event.instance)
         elif event.state == GRANTED:
             lease.held_ms = 0

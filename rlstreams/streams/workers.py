@@ -5,8 +5,10 @@ first is the worker; what an older one still writes (a zombie woke up) changes i
 Reports of one instance older than its newest are passed by. A process that joins takes a name only
 if nobody has it (`is_taken`): of two that ask for one, the second is passed by.
 
-Clocks of hosts differ. Which worker is silent is asked of one clock, the first host's: another
-host's is put beside it by its first report, which was written when ours had come so far.
+Clocks of hosts differ, and step. Which worker is silent, and since when it stands, is asked of the
+fold's clock alone. Of a log that is read later that is the first host's: another host's is put
+beside it by its first report, which was written when ours had come so far, and a clock that was set
+back by the report behind. Who follows a live log says how time passes (`passes`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ JOIN_S = 600.0  # ... the next one once a model is loaded, this late at most
 STARTING = (JOINING, "starting")
 JOINED_FROM = 1000  # below it are the numbers of those that the configuration or `up` counts
 WINDOW_S = 10.0  # that rates are over
+STEP_MS = 60_000  # a report that is older than its host's last one by more: its clock was set back
 KEPT = 500  # marks of one kind
 # Counters that say that something was done; time spent or a pull that failed is no progress.
 PROGRESS = (
@@ -55,7 +58,8 @@ _WORK = ("samples", "evaluation_samples", "server_starts")
 
 @dataclass(slots=True, kw_only=True)
 class Life:
-    """One process of a worker, as of its newest report. Times are milliseconds since 1970."""
+    """One process of a worker, as of its newest report. Times are milliseconds since 1970, by the
+    clock of its host; `heard_ms`, `since_ms` and `moved_ms` by the fold's."""
 
     worker: str
     role: str
@@ -69,6 +73,7 @@ class Life:
     detail: str
     policy_version: int
     counters: Mapping[str, float]
+    heard_ms: int = 0  # its last report
     has_started: bool = False  # it reported that it does more than to start
 
     @property
@@ -159,8 +164,12 @@ class Workers:
         self.restarts: list[Restart] = []
         self.checkpoints: deque[tuple[str, int]] = deque(maxlen=KEPT)  # worker, ms
         self.num_results = 0  # trajectories and scores that were read
-        self.now_ms = 0  # newest report of all: the fold's clock
-        self._ahead_ms: dict[str, int] = {}  # a host's clock, of the fold's
+        self.now_ms = 0  # newest report of all, by the first host's clock
+        self.clock_ms = 0  # the fold's clock: silence, and how long something stands
+        self._host_ms: dict[str, int] = {}  # its last report, by its own clock
+        self._ahead_ms: dict[str, int] = {}  # a host's clock, of the first host's
+        self.apart_ms: dict[str, int] = {}  # a host's clock, of that of whoever follows the log
+        self._live_ms: int | None = None  # the fold's clock, of that of whoever follows the log
         self._lives: dict[str, Life] = {}  # by instance
         self._worked: set[str] = set()  # instances
         self._first_work_ms: dict[str, int] = {}  # by instance
@@ -181,7 +190,7 @@ class Workers:
                 self.pulling.pop(event.worker, None)
                 self._pulled(event)
             case DeviceLease():
-                self.leases.apply(event)
+                self.leases.apply(event, self.clock_ms)
 
     @property
     def all(self) -> Sequence[Life]:
@@ -244,16 +253,23 @@ class Workers:
         """This process has done work by then; of a step its ledger says so."""
         self._first_work_ms[instance] = min(at_ms, self._first_work_ms.get(instance, at_ms))
 
-    def idle_s(self, instance: str, since_ms: int, now_ms: int) -> float:
+    def passes(self, now_ms: int) -> None:
+        """Whoever has read a log to its end says how time goes on there, by a clock that does not
+        step; from the first call on that is the fold's clock, whatever the hosts' clocks say."""
+        if self._live_ms is None:
+            self._live_ms = max(0, self.clock_ms - now_ms)
+        self.clock_ms = max(self.clock_ms, now_ms + self._live_ms)
+
+    def idle_s(self, instance: str, since_ms: int) -> float:
         """How long a process has said that it waits, of the time since `since_ms`."""
         life = self._lives.get(instance)
         if life is None or life.state != "waiting":
             return 0.0
-        return (now_ms - max(life.since_ms, since_ms)) / 1000
+        return (self.clock_ms - max(life.since_ms, since_ms)) / 1000
 
     def is_silent(self, life: Life) -> bool:
         """Whether it should have reported by the fold's clock, and did not."""
-        age_ms = self.now_ms - (life.at_ms - self._ahead_ms[life.host])
+        age_ms = self.clock_ms - life.heard_ms
         limit_s = JOIN_S if life.state == JOINING else SILENT_S
         return age_ms > limit_s * 1000 and life.state != "stopped"
 
@@ -274,22 +290,35 @@ class Workers:
         return sum(life.counters.get(counter, 0.0) for life in of_role)
 
     def _report(self, event: WorkerReport) -> None:
-        self._tick(event)
+        heard_ms = self._tick(event)
         worker = self.by_name.setdefault(event.worker, Worker())
         life = worker.lives.get(event.instance)
         if life is None:
             if event.state != JOINING or not self.is_taken(event.worker):
-                self._begin(worker, event)
+                self._begin(worker, event, heard_ms)
         elif event.at_ms >= life.at_ms:
-            self._go_on(worker, life, event)
+            self._go_on(worker, life, event, heard_ms)
+        elif event.at_ms < life.at_ms - STEP_MS:
+            worker.window.clear()
+            self._go_on(worker, life, event, heard_ms)
 
-    def _tick(self, event: WorkerReport) -> None:
-        ahead_ms = self._ahead_ms.setdefault(
-            event.host, event.at_ms - self.now_ms if self._ahead_ms else 0
-        )
-        self.now_ms = max(self.now_ms, event.at_ms - ahead_ms)
+    def _tick(self, event: WorkerReport) -> int:
+        """When a report was written, by the fold's clock."""
+        host, at_ms = event.host, event.at_ms
+        if host not in self._ahead_ms:
+            self._ahead_ms[host] = at_ms - self.now_ms if self._ahead_ms else 0
+        elif at_ms < self._host_ms[host] - STEP_MS:
+            self._ahead_ms[host] += at_ms - self._host_ms[host]
+        self._host_ms[host] = at_ms
+        told_ms = at_ms - self._ahead_ms[host]
+        self.now_ms = max(self.now_ms, told_ms)
+        if self._live_ms is not None:
+            self.apart_ms[host] = at_ms - (self.clock_ms - self._live_ms)
+            return self.clock_ms
+        self.clock_ms = max(self.clock_ms, told_ms)
+        return told_ms
 
-    def _begin(self, worker: Worker, event: WorkerReport) -> None:
+    def _begin(self, worker: Worker, event: WorkerReport, heard_ms: int) -> None:
         if worker.lives:
             old = worker.newest
             restart = Restart(
@@ -302,30 +331,32 @@ class Workers:
                 del self.pulling[event.worker]  # its predecessor's: nobody waits for it
         life = Life(
             worker=event.worker, role=event.role, instance=event.instance, host=event.host,
-            from_ms=event.at_ms, at_ms=event.at_ms, since_ms=event.at_ms, moved_ms=event.at_ms,
+            from_ms=event.at_ms, at_ms=event.at_ms, since_ms=heard_ms, moved_ms=heard_ms,
             state=event.state, detail=event.detail, policy_version=event.policy_version,
             counters={},
         )  # fmt: skip
         worker.lives[event.instance] = self._lives[event.instance] = life
         worker.window.clear()
-        self._take(worker, life, event)
+        self._take(worker, life, event, heard_ms)
 
-    def _go_on(self, worker: Worker, life: Life, event: WorkerReport) -> None:
+    def _go_on(self, worker: Worker, life: Life, event: WorkerReport, heard_ms: int) -> None:
         if life is not worker.newest:  # what it counts now, it cannot have committed
             life.at_ms, life.state, life.detail = event.at_ms, event.state, event.detail
+            life.heard_ms = heard_ms
             return
-        passed_s = (event.at_ms - life.at_ms) / 1000
+        passed_s = max(0, event.at_ms - life.at_ms) / 1000
         worker.seconds[life.state] = worker.seconds.get(life.state, 0.0) + passed_s
         if event.state != life.state:
-            life.since_ms = event.at_ms
+            life.since_ms = heard_ms
         if _moved(life, event):
-            life.moved_ms = event.at_ms
-        self._take(worker, life, event)
+            life.moved_ms = heard_ms
+        self._take(worker, life, event, heard_ms)
 
-    def _take(self, worker: Worker, life: Life, event: WorkerReport) -> None:
+    def _take(self, worker: Worker, life: Life, event: WorkerReport, heard_ms: int) -> None:
         if event.counters.get("checkpoints", 0.0) > life.counters.get("checkpoints", 0.0):
             self.checkpoints.append((event.worker, event.at_ms))
         life.at_ms, life.state, life.detail = event.at_ms, event.state, event.detail
+        life.heard_ms = heard_ms
         life.policy_version, life.counters = event.policy_version, event.counters
         life.has_started |= event.state not in STARTING
         if life.role != "trainer" and any(

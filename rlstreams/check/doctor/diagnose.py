@@ -20,7 +20,7 @@ from rlstreams.check.doctor.devices import (
     placements,
 )
 from rlstreams.check.doctor.engines import BUILTIN, engine_checks, installed
-from rlstreams.check.doctor.machine import machine, port
+from rlstreams.check.doctor.machine import files, machine, port
 from rlstreams.check.doctor.model import (
     ModelFolder,
     check_layouts,
@@ -235,6 +235,11 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         ConfigError: data, model, verifier or engine cannot be used; names field and value.
         BrokerError: the broker that is named does not answer, or the port of ours is in use.
     """
+    if (opened := files(config)).level is not Level.OK:
+        told = f"{opened.found}; {opened.advice}"
+        if opened.level is Level.FAIL:
+            raise ConfigError(told)
+        progress(f"warning: {told}")
     _say_gpus(config, progress)
     model = read_model(config.model.path)
     checks = list(_of_model(config, model, progress=progress))

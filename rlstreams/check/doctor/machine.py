@@ -1,4 +1,4 @@
-"""Checks of the machine: Java and jars, disk, a free port."""
+"""Checks of the machine: Java and jars, disk, a free port, open files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import shutil
 from pathlib import Path
 
 from rlstreams.check.doctor.check import EVERYTHING, Check, Host, fail, ok, probed, warn
+from rlstreams.streams.log.topics import TOPICS
+from rlstreams.streams.process.descriptors import raise_limit
+from rlstreams.streams.views.stalls import ROLES
+from rlstreams.workers.bootstrap.parts import topic_plan
 from rlstreams.workers.config.run import RunConfig
 
 LOG_MB = 2000  # of a run on a small model; a log grows with its samples
+# Open at once in the broker's process, measured: its own, of a partition, of a worker's clients.
+_BROKER_FILES, _PARTITION_FILES, _WORKER_FILES = 100, 2, 4
+_ROLE_FILES = 128  # of `up`, and of any role
+_LONG_FILES = 4096  # each 64 MB of a partition are a file, which stays open
 _OR_YOURS = "or set broker.bootstrap to your own broker; then none is needed"
 
 
@@ -29,7 +37,7 @@ def machine(
             *probed("jars", lambda: jars(config.broker.jars_dir), _OR_YOURS),
             port(config.broker.port, is_broker_up=is_broker_up),
         ]
-    return [*checks, disk(config, weights_mb, host)]
+    return [*checks, files(config, host), disk(config, weights_mb, host)]
 
 
 def java() -> Check:
@@ -57,6 +65,24 @@ def jars(jars_dir: str) -> Check:
             "holds them in broker.jars_dir",
         )
     return ok("jars", f"Apache Kafka {KAFKA_VERSION}: all in {folder}")
+
+
+def files(config: RunConfig, host: Host = EVERYTHING) -> Check:
+    """How many files and sockets a process may have open, against what the broker will have."""
+    limit, needed, long = raise_limit(), _ROLE_FILES, 0
+    if not config.broker.bootstrap and not host.is_alone:
+        plan = topic_plan(config)
+        partitions = sum(plan.partitions(topic) for topic in TOPICS)
+        workers = sum(host.num_processes(config, role) for role in ROLES)
+        needed = _BROKER_FILES + _PARTITION_FILES * partitions + _WORKER_FILES * workers
+        needed, long = max(needed, _ROLE_FILES), _LONG_FILES
+    whose = "the broker has" if long else "a role has up to"
+    found = f"a process may have {limit} files open, and {whose} {needed} from its start on"
+    advice = f"raise the hard limit to {max(long, 1024)}: ulimit -Hn, LimitNOFILE, --ulimit nofile"
+    if limit < needed:
+        return fail("files", found, advice)
+    more = "; a long run more, one for each 64 MB of a partition"
+    return warn("files", found + more, advice) if limit < long else ok("files", found)
 
 
 def port(number: int, *, is_broker_up: bool) -> Check:

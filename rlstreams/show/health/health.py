@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlstreams.schemas import DecodeError, SchemaTexts
 from rlstreams.schemas.binary import NO_TEXTS
-from rlstreams.schemas.events import Event, WorkerReport
+from rlstreams.schemas.events import Event
 from rlstreams.show.health.poison import PoisonWatch
 from rlstreams.show.health.stall_watch import StallClock
-from rlstreams.streams.log.codec import decoded, now_ms
+from rlstreams.streams.log.codec import SteadyClock, decoded
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler, Message
 from rlstreams.streams.log.record import Partition
@@ -59,7 +59,7 @@ class HealthWatch:
     Args:
         config: of the run: its deadlines, and the share of dead letters that it allows.
         schemas: of the run's bus, for records of other releases.
-        clock_ms: this host's wall clock; what is live is dated by it.
+        clock_ms: this host's; what is live is dated by it. It must not step.
         monotonic_s: the clock that waiting is counted by.
     """
 
@@ -68,7 +68,7 @@ class HealthWatch:
         config: RunConfig,
         schemas: SchemaTexts = NO_TEXTS,
         *,
-        clock_ms: Callable[[], int] = now_ms,
+        clock_ms: Callable[[], int] | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits_of(config)
@@ -76,13 +76,13 @@ class HealthWatch:
         self._assembler = Assembler()
         self._next: dict[Partition, int] = {}
         self._num_unreadable = 0
-        self._clock_ms = clock_ms
+        self._clock_ms = clock_ms or SteadyClock()
         self._monotonic_s = monotonic_s
         self._folds = Folds(group_size=config.prompts.group_size)
         self._poison = PoisonWatch(config, self._folds)
         self._clock = StallClock()
         self._live_s: float | None = None  # since when the log is read to its end
-        self._live_ms = 0  # the same by the wall clock
+        self._live_ms = 0  # the same by the clock of the fold
         self._num_behind = -1  # offsets left of what lay there at the start; -1: not known
 
     def take(self, message: Message) -> None:
@@ -105,14 +105,9 @@ class HealthWatch:
             self.apply(event)
 
     def apply(self, event: Event) -> None:
-        """Take one event. A live report is dated by our clock, an old one by its writer's.
-
-        None is of later than now: a writer's clock that is ahead would outdate what is live.
-        """
-        if isinstance(event, WorkerReport):
-            at_ms = self._clock_ms()
-            is_old = self._live_s is None and event.at_ms < at_ms
-            event = event if is_old else replace(event, at_ms=at_ms)
+        """Take one event. A live report is dated by our clock, an old one by its writer's."""
+        if self._live_s is not None:
+            self._folds.workers.passes(self._clock_ms())
         self._folds.apply(event)
         self._poison.apply(event)
 
@@ -125,7 +120,9 @@ class HealthWatch:
         now_s = self._monotonic_s()
         self._num_behind = num_behind
         if self._live_s is None and num_behind == 0:
-            self._live_s, self._live_ms = now_s, self._clock_ms()
+            self._live_s = now_s
+            self._folds.workers.passes(self._clock_ms())
+            self._live_ms = self._folds.workers.clock_ms
         state = self._folds
         counts = self._live_s is not None and _expects_step(state)
         # Only a step begins anew: a trainer that crashes again and again claims the run each time.
@@ -147,14 +144,15 @@ class HealthWatch:
 
     def _silent_s(self) -> dict[str, float]:
         """How long ago the silent workers reported last, seconds."""
-        now = self._clock_ms()
         if self._live_s is None or self._monotonic_s() - self._live_s <= SILENT_S:
             return {}  # those that live have not had the time to say so
+        self._folds.workers.passes(self._clock_ms())
+        now = self._folds.workers.clock_ms
         return {
             worker.worker: age_s
             for worker in self._folds.workers.all
             if worker.state not in ("stopped", JOINING)
-            and (age_s := (now - worker.at_ms) / 1000) > SILENT_S
+            and (age_s := (now - worker.heard_ms) / 1000) > SILENT_S
         }
 
     def _problems(self, state: Folds) -> list[str]:

@@ -30,17 +30,17 @@ class PoisonWatch:
     Args:
         config: of the run.
         folds: which others feed, each event before it comes here.
-        since_ms: what was written before it is not looked at, so that a run which is resumed once
-            its verifier is mended begins with a clean window. Wall clock, ms since the epoch.
+        is_live: False: what is read is not looked at until this is set, so that a run which is
+            resumed once its verifier is mended begins with a clean window.
     """
 
-    def __init__(self, config: RunConfig, folds: Folds, since_ms: int = 0) -> None:
+    def __init__(self, config: RunConfig, folds: Folds, *, is_live: bool = True) -> None:
         self._max_share = config.dead_letters.max_share
         step_samples = config.trainer.groups_per_step * config.prompts.group_size
         size = config.dead_letters.window_samples or STEPS_WORTH * step_samples
         self._ended: deque[str] = deque(maxlen=size)  # per sample why it was set aside, or _FINE
         folds.samples.listen(self._add)
-        self._since_ms = since_ms
+        self.is_live = is_live
         self._examples: dict[str, str] = {}  # by reason: the newest
         self._told: dict[str, tuple[int, int]] = {}  # by reason: when, ms; dead letters since
         self._list = partial(list_command, config.folder)
@@ -48,12 +48,12 @@ class PoisonWatch:
 
     def apply(self, event: Event) -> None:
         """Take one event: a dead letter is news."""
-        if isinstance(event, DeadLetter) and event.at_ms >= self._since_ms:
+        if isinstance(event, DeadLetter) and self.is_live:
             self._tell(event)
 
     def _add(self, end: Ending) -> None:
         """Samples ended; a drop for a reason that is its own is no poison."""
-        if end.at_ms < self._since_ms:
+        if not self.is_live:
             return
         reason = end.reason if end.outcome in (Outcome.DEAD, Outcome.ABSENT) else _FINE
         if end.outcome is Outcome.DROPPED and end.reason in POISONED:

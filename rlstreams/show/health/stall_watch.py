@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.codec import SteadyClock, now_ms
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Committed, Partition
 from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
@@ -136,6 +136,7 @@ class StallWatch:
         folds: which others feed.
         ask: what only the broker knows; called in a thread.
         monotonic_s: the clock that time is counted by.
+        clock_ms: the clock that reports are dated by; it must not step. None: one of its own.
     """
 
     def __init__(
@@ -144,12 +145,14 @@ class StallWatch:
         folds: Folds,
         ask: Callable[[], Evidence],
         monotonic_s: Callable[[], float] = time.monotonic,
+        clock_ms: Callable[[], int] | None = None,
     ) -> None:
         self._limits = limits_of(config)
         self._ask = ask
         self._monotonic_s = monotonic_s
         self._folds = folds
         self._clock = StallClock()
+        self._steady = clock_ms or SteadyClock()
         self._call: _Question | None = None
         self._next_look_s = 0.0
         self._silent: frozenset[str] = frozenset()
@@ -177,6 +180,7 @@ class StallWatch:
         """
         now_s = self._monotonic_s()
         state = self._folds
+        state.workers.passes(self._steady())
         self._tell_silence(state)
         waited_s = self._clock.tick(
             now_s, mark_of(state), counts=is_running and _expects_step(state)
@@ -245,14 +249,14 @@ class StallWatch:
 
     def _tell_silence(self, state: Folds) -> None:
         """Once when a worker falls silent: a process that stands is not reaped."""
-        at_ms = now_ms()
+        clock_ms = state.workers.clock_ms
         silent = {
-            worker.worker: (at_ms - worker.at_ms) / 1000
+            worker.worker: (clock_ms - worker.heard_ms) / 1000
             for worker in state.workers.all
             if worker.worker not in self._gone
             and worker.worker not in self._starting
             and worker.state not in ("stopped", JOINING)
-            and at_ms - worker.at_ms > SILENT_S * 1000
+            and clock_ms - worker.heard_ms > SILENT_S * 1000
         }
         if new := sorted(silent.keys() - self._silent):
             self.news = "; ".join(f"no report from {w} for {silent[w]:.0f} s" for w in new)
@@ -264,5 +268,6 @@ def _expects_step(state: Folds) -> bool:
     if state.control != RUNNING:
         return False
     trainers = state.workers.of("trainer")
-    is_heard = any(now_ms() - trainer.at_ms <= SILENT_S * 1000 for trainer in trainers)
+    clock_ms = state.workers.clock_ms
+    is_heard = any(clock_ms - trainer.heard_ms <= SILENT_S * 1000 for trainer in trainers)
     return not (state.trainer_state == "redo" and is_heard)

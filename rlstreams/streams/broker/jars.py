@@ -129,7 +129,13 @@ def _sha256(path: Path) -> str:
 
 
 def _fetch(jars: Sequence[Jar], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise BrokerError(
+            f"the jars cannot be kept in {folder}: {err.strerror}; name a folder that you may "
+            "write in RLSTREAMS_CACHE, or one that holds them in broker.jars_dir"
+        ) from err
     # A download that breaks off leaves a short file under its final name, so each process
     # downloads into a folder of its own and renames what it has checked.
     staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix="staging-"))

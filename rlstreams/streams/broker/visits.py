@@ -7,14 +7,15 @@ under `turn.lock`. Locks go with their processes, however these end.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.streams.log.owner_lock import OwnedError, held
 
 if TYPE_CHECKING:
@@ -84,15 +85,29 @@ def _stop_unvisited(broker: EmbeddedBroker) -> None:
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Nobody else starts or stops the broker meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with held(folder / "turn.lock", wait_s=TURN_S):
-            yield
-    except OwnedError:
-        raise DeadlineError(
-            f"another process has been starting or stopping the broker in {folder} for {TURN_S:g} s"
-        ) from None
+    """Nobody else starts or stops the broker meanwhile.
+
+    Raises:
+        BrokerError: its folder cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(folder / "turn.lock", wait_s=TURN_S))
+        except OwnedError:
+            raise DeadlineError(
+                f"another process has been starting or stopping the broker in {folder} for "
+                f"{TURN_S:g} s"
+            ) from None
+        except OSError as err:
+            if err.errno not in (errno.EROFS, errno.EACCES):
+                raise
+            raise BrokerError(
+                f"a broker writes where its log is, and {folder} cannot be written "
+                f"({err.strerror}): copy the run's folder to where you may write, or look at a "
+                "recording of the run (`rlstreams record run`)"
+            ) from err
+        yield
 
 
 def _enter(folder: Path) -> int:

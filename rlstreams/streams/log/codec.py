@@ -70,3 +70,17 @@ def decoded(raw: RawRecord, schemas: SchemaTexts = NO_TEXTS) -> Record[Event]:
 def now_ms() -> int:
     """Wall clock, milliseconds since the epoch: for events; durations use the monotonic clock."""
     return time.time_ns() // 1_000_000
+
+
+class SteadyClock:
+    """Unix time in ms as it was at the start, and what passed since: no step of the clock is in it.
+
+    For whoever holds times of a live log against each other; `now_ms` is for events.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s = time.time() - time.monotonic()
+
+    def __call__(self) -> int:
+        """Milliseconds."""
+        return round(1000 * (self._ahead_s + time.monotonic()))

@@ -1,4 +1,9 @@
-"""Secrets are named in configuration and resolved on use; what is printed shows only the name."""
+"""Secrets are named in configuration and resolved on use; what is printed shows only the name.
+
+Variables that hold secrets of the run's own (its log, weights, data, servers) are withheld from
+processes of user code: a reward needs no password of the broker. What user code needs is named in
+its own options, or in a variable that the configuration does not name.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,14 @@ import os
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
+
+_OF_THE_RUN = ("broker.", "weights.", "data.", "engine.")  # sections, as fields begin
+_withheld: set[str] = set()  # names of variables, of this process
+
+
+def withheld() -> frozenset[str]:
+    """Environment variables of secrets that the run resolved here for itself."""
+    return frozenset(_withheld)
 
 
 def resolve_secret(value: str, field: str = "") -> str:
@@ -20,6 +33,8 @@ def resolve_secret(value: str, field: str = "") -> str:
     kind, _, name = value.partition(":")
     wanted_by = f"wanted by {field} = {value!r}" if field else f"wanted by {value!r}"
     if kind == "env":
+        if field.startswith(_OF_THE_RUN):
+            _withheld.add(name)
         if name not in os.environ:
             raise ConfigError(f"environment variable {name} is not set ({wanted_by})")
         return os.environ[name]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 LONGEST = 300  # characters of a cause
 FULL_BYTES = 1 << 20  # with less free nothing can be written that is worth it
+_KERNEL = Path("/proc/vmstat")
 _READ_BYTES = 1 << 16
 # `module.NameError: text`, as Python prints it and as `runtime.explain` does; or the interpreter.
 _ERROR = re.compile(r"^(Fatal Python error\b|[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b).*")
@@ -25,6 +26,19 @@ def died(status: int) -> str:
         return f"was ended by {signal.Signals(-status).name}"
     except ValueError:
         return f"was ended by signal {-status}"
+
+
+def memory_kills() -> int:
+    """Processes that this machine's kernel has killed for want of memory, also within a limit of a
+    control group; 0 where it does not count them.
+
+    Source: https://www.kernel.org/doc/html/latest/admin-guide/cgroup-v2.html (`oom_kill`).
+    """
+    try:
+        lines = _KERNEL.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 def last_error(log: Path, start: int = 0) -> str:

@@ -22,14 +22,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Protocol, Self
 
 from rlstreams.streams.log.text import tail
-from rlstreams.streams.process.cause import died, last_error
+from rlstreams.streams.process.cause import died, last_error, memory_kills
 
 TAIL_LINES = 12
 GONE_S = 10.0  # longest wait for a killed process: the kernel still frees its memory
@@ -78,6 +78,7 @@ class Child:
             log_start: bytes of the log before it.
         """
         self.started_s = time.monotonic()
+        self._memory_kills = memory_kills()
         self.log = log
         self._log_start = log_start
         self._handle = handle
@@ -96,6 +97,7 @@ class Child:
         stdout: int | IO[bytes] | None = None,
         stderr: int | IO[bytes] | None = None,
         environment: Mapping[str, str] = _NOTHING,
+        without: Collection[str] = (),
         pass_fds: Sequence[int] = (),
         umask: int = -1,
     ) -> Self:
@@ -105,6 +107,7 @@ class Child:
             log: its output goes there, behind what is in it; instead of `stdout` and `stderr`,
                 which are those of `subprocess.Popen`.
             environment: beside ours.
+            without: variables of ours that it does not get.
             pass_fds: descriptors that it has under the same numbers.
             umask: of the files that it makes; -1: ours.
 
@@ -127,6 +130,7 @@ class Child:
                 fds = ",".join(map(str, (tell, *pass_fds)))
                 words = [sys.executable, "-I", "-S", str(_REAPER), fds, *words]
                 pass_fds = (tell, *pass_fds)
+            ours_left = {name: text for name, text in os.environ.items() if name not in without}
             log_start = 0
             if log is not None:
                 stdout = stderr = stack.enter_context(log.open("ab"))
@@ -134,7 +138,7 @@ class Child:
             with contextlib.closing(_Fd(tell)):
                 process = subprocess.Popen(
                     words, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds,
-                    umask=umask, env={**os.environ, **environment}, start_new_session=True,
+                    umask=umask, env={**ours_left, **environment}, start_new_session=True,
                 )  # fmt: skip
             program = _begun(process, told, words[5:]) if is_held else 0
             undo.pop_all()
@@ -205,6 +209,10 @@ class Child:
         found = self.last_error()
         return died(status) + (f": {found}" if found else "")
 
+    def ran_out_of_memory(self) -> bool:
+        """Whether it ended by SIGKILL, and the kernel has killed something for memory meanwhile."""
+        return self.poll() == -signal.SIGKILL and memory_kills() > self._memory_kills
+
     def last_error(self) -> str:
         """The last error that it wrote; empty if there is none, or no log."""
         return "" if self.log is None else last_error(self.log, self._log_start)
@@ -241,8 +249,10 @@ def _begun(reaper: subprocess.Popen[bytes], told: int, argv: Sequence[str]) -> i
         OSError: it could not be started.
     """
     said, until_s = b"", time.monotonic() + BEGIN_S
+    waiting = select.poll()  # `select` takes no descriptor above 1023
+    waiting.register(told, select.POLLIN)
     while not said.endswith(b"\n"):
-        ready, _, _ = select.select([told], [], [], max(0.0, until_s - time.monotonic()))
+        ready = waiting.poll(1000 * max(0.0, until_s - time.monotonic()))
         more = os.read(told, 64) if ready else b""
         if not more:
             reaper.kill()

@@ -50,6 +50,7 @@ def main(fds: list[int], command: list[str]) -> None:
         signal.signal(number, lambda number, _frame: _send(pid, number))
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    os.write(wake, b"\0")  # a program that ended before: of that nothing more would be heard
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     os.write(tell, f"{pid} 0\n".encode())
     os.close(tell)

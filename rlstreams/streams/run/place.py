@@ -56,7 +56,10 @@ class RunPlace:
     @property
     def client_options(self) -> Mapping[str, str]:
         """The options, secrets resolved; with an embedded broker's password, once it started."""
-        options = {name: resolve_secret(value) for name, value in self.options.items()}
+        options = {
+            name: resolve_secret(value, f"broker.options.{name}")
+            for name, value in self.options.items()
+        }
         if self.bootstrap:
             return options
         return {**client_options((self.folder or Path()) / BROKER_FOLDER), **options}

@@ -70,9 +70,10 @@ def cost(run: RunState, samples: Samples, workers: Workers) -> CostState:
     end_ms = run.steps[-1].finished_at_ms if run.steps else 0
     if run.steps and not 0 < run.step_target <= run.step:
         end_ms = max(end_ms, workers.now_ms)
+    training_s = sum(step.finished_at_ms - step.started_at_ms for step in run.steps) / 1000
     return CostState(
-        training_s=sum(step.finished_at_ms - step.started_at_ms for step in run.steps) / 1000,
-        wall_s=(end_ms - begin_ms) / 1000,
+        training_s=training_s,
+        wall_s=max((end_ms - begin_ms) / 1000, training_s),  # less: the clock was set back
         sampled_tokens=int(workers.total("rollout", "sampled_tokens")),
         in_vain={name: num for name, num in _in_vain(samples, workers).items() if num > 0},
         deaths=tuple(workers.deaths),

@@ -50,8 +50,9 @@ def pace(steps: Sequence[StepPoint]) -> Pace | None:
     before, newest = (steps[0], steps[1:]) if len(steps) > 1 else (None, steps)
     if len(newest) > STEPS:
         before, newest = newest[-STEPS - 1], newest[-STEPS:]
-    started_ms = before.finished_at_ms if before else newest[0].started_at_ms
-    span_s = max(newest[-1].finished_at_ms - started_ms, 1) / 1000
+    starts = [before.finished_at_ms] if before else [newest[0].started_at_ms]
+    starts += [point.finished_at_ms for point in newest[:-1]]
+    span_s = max(sum(map(_span_ms, starts, newest)), 1) / 1000
 
     def mean(name: str) -> float:
         return sum(p.metrics.get(name, 0.0) for p in newest) / len(newest)
@@ -70,6 +71,15 @@ def pace(steps: Sequence[StepPoint]) -> Pace | None:
         mfu=mean("mfu"),
         dropped=dropped / max(1, dropped + sum(p.num_groups for p in newest)),
     )
+
+
+def _span_ms(start_ms: int, point: StepPoint) -> float:
+    """From the end of the step before to that of this one; where the clock was set back between
+    them, what the step waited and computed."""
+    if point.finished_at_ms >= start_ms:
+        return point.finished_at_ms - start_ms
+    waited_s = sum(point.metrics.get(name, 0.0) for name in ("wait_samples_s", "wait_scores_s"))
+    return 1000 * waited_s + point.finished_at_ms - point.started_at_ms
 
 
 def pace_line(steps: Sequence[StepPoint], ranks: int = 1) -> str:

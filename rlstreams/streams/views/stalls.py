@@ -77,7 +77,7 @@ class Held:
 class Evidence:
     """What the topics' events do not tell."""
 
-    now_ms: int
+    now_ms: int  # wall clock: for what samples and pulls are dated by; workers by the fold's
     waited_s: float  # since the last step, or since the start: what counts of it
     # By group ("rollout", "logprob"); without a group where the broker did not answer.
     committed: Mapping[str, Mapping[Partition, Committed]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Evidence:
     # before is a predecessor's. 0 while it is about to be started.
     starting_s: Mapping[str, float] = field(default_factory=dict)
     has_samples: bool = True  # False: prompts and trajectories were not read
-    since_ms: int = 0  # what was before is dated by clocks of others, and not counted
+    since_ms: int = 0  # by the fold's clock: what was before is not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,15 +156,15 @@ class Inquiry:
 
     def _broker(self) -> Blocked | None:
         running = [w for w in self._state.workers.all if not self._is_starting(w)]
-        newest_ms = max((worker.at_ms for worker in running), default=0)
-        is_silence = self._age_s(newest_ms) > SILENT_S and len(running) > 1
+        silent_s = self._stood_s(max((worker.heard_ms for worker in running), default=0))
+        is_silence = silent_s > SILENT_S and len(running) > 1
         if not is_silence or self._evidence.gone:
             return None
         return Blocked(
             hop="broker",
             workers=(),
-            sentence=f"no worker has reported for {self._age_s(newest_ms):.0f} s: the broker "
-            "does not accept or deliver records",
+            sentence=f"no worker has reported for {silent_s:.0f} s: the broker does not accept or "
+            "deliver records",
             is_overdue=True,
         )
 
@@ -184,11 +184,9 @@ class Inquiry:
         if whole >= self._limits.groups_per_step:
             return None
         torn = [group for group, count in sizes.items() if count < size]
-        text = f"{whole} whole groups are open, a step needs {self._limits.groups_per_step}; " + (
-            f"the last one is {last}"
-            if (last := self._state.samples.last_group) >= 0
-            else "none ever"
-        )
+        last = self._state.samples.last_group
+        text = f"{whole} whole groups are open, a step needs {self._limits.groups_per_step}; "
+        text += f"the last one is {last}" if last >= 0 else "none ever"
         if torn:
             text += f"; group {torn[0]} has {sizes[torn[0]]} of {size} samples"
         return self._blame("prompts", text)
@@ -200,13 +198,15 @@ class Inquiry:
         first, age_s = left[0], self._age_s(left[0].issued_at_ms)
         where = f"{first.name}{_at(PROMPTS, first.prompt)}, issued {age_s:.0f} s ago"
         text = f"{_trajectories(left)} missing: {where}{_and_more(left)}"
+        if self._is_past("rollout", PROMPTS, first.prompt):
+            text += "; the group's position lies behind it: another client moved it, set it back"
         wanted = min(sample.min_policy_version for sample in left)
         return self._blame("rollout", text, wanted=wanted)
 
     def _logprob(self) -> Blocked | None:
         known = self._evidence.committed.get("logprob")
         alive = (s for s in self._state.samples.open if s.is_rolled_out and not s.is_dead)
-        left = [s for s in alive if not self._is_covered(known, s.trajectory)]
+        left = [s for s in alive if not self._is_past("logprob", TRAJECTORIES, s.trajectory)]
         # Without the group's positions nobody can say who has it: then a trainer that works does.
         if not left or (known is None and self._trainer_works()):
             return None
@@ -221,8 +221,8 @@ class Inquiry:
         known = self._evidence.committed.get("logprob")
         sizes: Counter[int] = Counter()
         for s in self._state.samples.open:
-            is_scored = s.is_rolled_out and (known is None or self._is_covered(known, s.trajectory))
-            sizes[s.group.number or 0] += is_scored or s.is_dead
+            is_past = known is None or self._is_past("logprob", TRAJECTORIES, s.trajectory)
+            sizes[s.group.number or 0] += (s.is_rolled_out and is_past) or s.is_dead
         complete = [
             group for group, count in sizes.items() if count >= self._state.samples.group_size
         ]
@@ -288,7 +288,7 @@ class Inquiry:
 
     def _moves(self, worker: Life) -> bool:
         """Whether it finished something within the limit, and still reports."""
-        return not self._is_silent(worker) and self._age_s(worker.moved_ms) < self._limits.stall_s
+        return not self._is_silent(worker) and self._stood_s(worker.moved_ms) < self._limits.stall_s
 
     def _is_starting(self, worker: Life) -> bool:
         """Whether a new process of it was started, and has still time to load what it needs."""
@@ -298,7 +298,7 @@ class Inquiry:
     def _is_silent(self, worker: Life) -> bool:
         if self._is_starting(worker):
             return False
-        is_old = self._age_s(worker.at_ms) > SILENT_S
+        is_old = self._stood_s(worker.heard_ms) > SILENT_S
         return is_old or worker.worker in self._evidence.gone or worker.state == "stopped"
 
     def _is_overdue(self, worker: Life) -> bool:
@@ -311,9 +311,8 @@ class Inquiry:
         ) and worker.state != "working":
             limit_s = max(limit_s, self._limits.pull_s)
         # Nothing is counted while a checkpoint is written, and what was before is none of its time.
-        is_saving = worker.state == "saving"
-        since_ms = max(worker.moved_ms, worker.since_ms) if is_saving else worker.moved_ms
-        stood_s = self._age_s(max(since_ms, self._evidence.since_ms))
+        since_ms = max(worker.moved_ms, worker.since_ms * (worker.state == "saving"))
+        stood_s = self._stood_s(max(since_ms, self._evidence.since_ms))
         return self._is_silent(worker) or stood_s >= limit_s
 
     def told(self, role: str) -> str:
@@ -341,12 +340,11 @@ class Inquiry:
         if worker.worker in self._evidence.gone:
             return f"{worker.worker} is not running (last reported: {said})"
         if self._is_silent(worker):
-            silent_s = self._age_s(worker.at_ms)
+            silent_s = self._stood_s(worker.heard_ms)
             return f"no report from {worker.worker} for {silent_s:.0f} s (last reported: {said})"
-        text = f"{worker.worker} says {said!r}, no progress for "
-        text += f"{self._age_s(worker.moved_ms):.0f} s"
-        pull = self._state.workers.pulling.get(worker.worker)
-        if pull is not None:
+        stood_s = self._stood_s(worker.moved_ms)
+        text = f"{worker.worker} says {said!r}, no progress for {stood_s:.0f} s"
+        if (pull := self._state.workers.pulling.get(worker.worker)) is not None:
             asked_s = self._age_s(pull.requested_at_ms)
             text += f", asked for policy version {pull.policy_version} {asked_s:.0f} s ago"
             text += " and has not loaded it"
@@ -358,12 +356,14 @@ class Inquiry:
             for w in self._state.workers.of("trainer")
         )
 
-    @staticmethod
-    def _is_covered(known: Mapping[Partition, Committed] | None, trajectory: int) -> bool:
-        if known is None or trajectory == NO_PLACE:
-            return False
-        position = position_at(TRAJECTORIES.name, trajectory)
-        return covered(known.get(Partition(position.topic, position.partition)), position.offset)
+    def _is_past(self, group: str, topic: Topic, place: int) -> bool:
+        """Whether the group's position is behind a record; False: the broker did not say."""
+        known, at = self._evidence.committed.get(group, {}), position_at(topic.name, place)
+        there = known.get(Partition(at.topic, at.partition))
+        return place != NO_PLACE and covered(there, at.offset)
+
+    def _stood_s(self, at_ms: int) -> float:
+        return max(0, self._state.workers.clock_ms - at_ms) / 1000
 
     def _age_s(self, at_ms: int) -> float:
         return max(0, self._evidence.now_ms - at_ms) / 1000

@@ -75,7 +75,7 @@ class DeviceScheduler(Closing):
         if lease.is_free:
             return self._grant(device, lease, demands)
         role = lease.holder.rpartition("-")[0]
-        held_s = (now_ms() - lease.since_ms) / 1000
+        held_s = (self._watcher.workers.clock_ms - lease.since_ms) / 1000
         child = self._fleet.child_of(lease.instance)
         if child is None:
             if self._is_there(device, lease):
@@ -179,7 +179,7 @@ class DeviceScheduler(Closing):
 
     def _is_idle(self, lease: Lease) -> bool:
         """Whether its holder has had nothing to do for a while."""
-        idle_s = self._watcher.workers.idle_s(lease.instance, lease.held_ms, now_ms())
+        idle_s = self._watcher.workers.idle_s(lease.instance, lease.held_ms)
         return lease.state == HELD and idle_s >= IDLE_S
 
     def _was_idle(self, role: str, samples: int) -> bool:

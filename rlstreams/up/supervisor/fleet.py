@@ -24,6 +24,12 @@ from rlstreams.workers.loop.runtime import Exit
 DRAIN_ORDER = ("prompts", "rollout", "server", "logprob", "trainer")
 LOGS = "logs"  # folder of theirs, in that of the run
 RECENT = 16  # ends of a worker that its next process is told of
+LOWER = {  # what a role's memory grows with
+    "trainer": "lower trainer.micro_batch_tokens, or give it more memory",
+    "logprob": "lower logprob.micro_batch_tokens, or give it more memory",
+    "rollout": "lower rollout.slots, or give it more memory",
+}
+ELSE = "give it more memory"
 GRACE_S = 10.0  # beyond drain_s, for a role's last commit and its exit
 
 
@@ -294,6 +300,9 @@ class Fleet:
         # Its error may have had no room either.
         if not is_disk_full and not excuse and status > 0 and is_full(self._logs):
             is_disk_full, cause = True, f"{cause}; the disk under {self._logs} is full".lstrip("; ")
+        is_out_of_memory = not excuse and child.ran_out_of_memory()
+        if is_out_of_memory:
+            cause = f"the kernel ended it, memory ran out: {LOWER.get(spec.role, ELSE)}"
         return Exited(
             worker=spec.worker,
             instance=spec.instance,
@@ -305,6 +314,7 @@ class Fleet:
             has_started=self._progress.has_started(spec.instance),
             cause=cause,
             is_disk_full=is_disk_full,
+            is_out_of_memory=is_out_of_memory,
         )
 
     def _tell_start(self, worker: Worker) -> None:

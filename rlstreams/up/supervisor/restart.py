@@ -57,6 +57,7 @@ class Exited:
     has_started: bool = False  # it reported that it does more than to start
     cause: str = ""  # its last error, in a line
     is_disk_full: bool = False
+    is_out_of_memory: bool = False  # the kernel killed it
 
 
 class RestartPolicy:
@@ -142,7 +143,9 @@ def _ended(end: Exited) -> Ended:
         return Ended.EXCUSED
     if end.is_disk_full:
         return Ended.NO_ROOM
-    is_own = end.status > 0 or (not end.has_started and -end.status in _OWN_MISTAKES)
+    # Of what it needs it will need as much again: unlike any other kill, this is its own failure.
+    is_own = end.status > 0 or end.is_out_of_memory
+    is_own |= not end.has_started and -end.status in _OWN_MISTAKES
     return Ended.FAILED if is_own else Ended.KILLED
 
 

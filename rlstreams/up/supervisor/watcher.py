@@ -15,7 +15,7 @@ from rlstreams.show.health.poison import PoisonWatch
 from rlstreams.show.health.stall_watch import StallWatch, ask_facts
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.codec import SteadyClock, now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.streams.log.record import Partition, Position
 from rlstreams.streams.log.topics import CONTROL
@@ -34,6 +34,7 @@ DRAW_S = 0.5
 LOOK_S = 5.0  # between two looks at the disk
 WARN_S = 600.0  # its warning is not repeated before
 LOW_BYTES = 1_000_000_000
+CLOCKS_MS = 30_000  # by which clocks may differ, reports on their way included
 CATCH_UP_S = 60.0  # longest wait for the next record of a history
 
 
@@ -48,9 +49,14 @@ class Watcher:
         self._views = Views(folds=folds)
         self.workers = folds.workers
         self.progress = Progress(folds)
-        self._since_ms = now_ms()  # what was before is history
-        self._poison = PoisonWatch(config, folds, since_ms=self._since_ms)
-        self.stall = StallWatch(config, folds, lambda: ask_facts(bus, config))
+        self._is_begun = False  # until `begin` what is read is history, whatever clocks say
+        self._told_clocks: set[str] = set()  # hosts
+        self._since_ms = 0  # when it began, by the clock of the fold
+        self._poison = PoisonWatch(config, folds, is_live=False)
+        self._steady = SteadyClock()
+        self.stall = StallWatch(
+            config, folds, lambda: ask_facts(bus, config), clock_ms=self._steady
+        )
         self._next_look_s = 0.0
         self._feed = Feed(bus, self, (*WATCHED, CONTROL))
         self._processes: Sequence[ProcessInfo] = ()
@@ -78,13 +84,15 @@ class Watcher:
 
     def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event of the feed."""
+        if self._is_begun:
+            self.workers.passes(self._steady())  # the loop may have stood before it read this
         judges = self._views.judges
         self._views.apply(event, position)
         self._note_judges(judges)
-        if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
+        if isinstance(event, StepsRedone) and self._is_begun:
             for line in passed_over_lines([event]):
                 self.say(line)
-        if isinstance(event, ControlState) and event.at_ms >= self._since_ms:
+        if isinstance(event, ControlState) and self._is_begun:
             self.control = event.state
             self.wanted |= event.workers
             if event.reason:
@@ -94,14 +102,27 @@ class Watcher:
         if self._poison.news != before:
             self.say(self._poison.news)
 
+    def _note_clocks(self) -> None:
+        """Say once of each host that its clock is not ours, or was set since we started."""
+        for host, apart_ms in self.workers.apart_ms.items():
+            if abs(apart_ms) > CLOCKS_MS and host not in self._told_clocks:
+                self._told_clocks.add(host)
+                how = "ahead of" if apart_ms > 0 else "behind"
+                self.say(
+                    f"warning: the clock of host {host or '?'} is {abs(apart_ms) / 1000:,.0f} s "
+                    f"{how} the one that this run is watched by: times in the log are off by it, "
+                    "and agents' sessions whose worker dies may be sampled again; use NTP"
+                )
+
     def _note_joined(self) -> None:
         """Say who came by itself, and who of them left."""
         there = {life.instance: life for life in self.workers.lives if life.is_joined}
         for instance, life in there.items():
             has_left = life.state == "stopped"
-            if self._joined.get(instance) != has_left and life.at_ms >= self._since_ms:
+            is_new = self._joined.get(instance) != has_left
+            if is_new and self._is_begun and life.heard_ms > self._since_ms:
                 self.say(f"{life.worker} has {'left' if has_left else 'joined from'} {life.host}")
-            self._joined[instance] = has_left
+                self._joined[instance] = has_left
 
     def _note_judges(self, before: Sequence[str]) -> None:
         """Say at which step rewards begin to be those of other code or settings."""
@@ -142,6 +163,7 @@ class Watcher:
         a schema of another release, which the broker is asked for once."""
         self._feed.poll(POLL_S)
         self._note_joined()
+        self._note_clocks()
         self.stall.note(self._processes)
         is_running = self.phase in ("running", "saving") and not self.is_broker_away
         self.stall.tick(is_running=is_running)
@@ -190,6 +212,9 @@ class Watcher:
 
     def begin(self) -> None:
         """From here on this start of the run makes the steps; those before are not told again."""
+        self._is_begun = self._poison.is_live = True
+        self.workers.passes(self._steady())
+        self._since_ms = self.workers.clock_ms
         self._live.skip_to(self.state)
         if self._figures is not None:
             self._figures.skip_to(self.state)

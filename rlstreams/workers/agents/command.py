@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.streams.log.secrets import resolve_secret, withheld
 from rlstreams.streams.log.text import tail
 from rlstreams.streams.process.cause import died
 from rlstreams.streams.process.child import GONE_S, Child, Orphaned
@@ -99,7 +99,9 @@ class CommandAgent:
 
 
 def _started(command: Sequence[str], output: Path, variables: Mapping[str, str]) -> Child:
-    return Child.started(command, orphaned=Orphaned.DIES, log=output, environment=variables)
+    return Child.started(
+        command, orphaned=Orphaned.DIES, log=output, environment=variables, without=withheld()
+    )
 
 
 def _variables(start: Start, task: Path) -> dict[str, str]:

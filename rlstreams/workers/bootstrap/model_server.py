@@ -64,7 +64,10 @@ def make_server_role(context: Context) -> ServerWorker:
     visible = config.engine.visible(number, config.rollout.workers * config.engine.servers)
     gpus = {} if visible is None else {VISIBLE: visible}
     command = command_of(config, kind, where, url, plugin)
-    environment = {name: resolve_secret(value) for name, value in command.environment.items()}
+    environment = {
+        name: resolve_secret(value, f"engine.env.{name}")
+        for name, value in command.environment.items()
+    }
     command = replace(command, environment=environment | gpus)
     is_shared = config.shared_device("rollout") is not None
     # A cache of a named size is not measured: such servers may start at the same time.

@@ -20,12 +20,14 @@ from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.rights import OfRole
 from rlstreams.streams.log.topic_plan import SHARED
 from rlstreams.streams.log.topics import WORKER_EVENTS
-from rlstreams.streams.workers import JOINED_FROM, JOINING, SILENT_S, Workers
+from rlstreams.streams.workers import JOIN_S, JOINED_FROM, JOINING, SILENT_S, Workers
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.host import host_name
 
 SEAT_S = 60.0  # a dead writer's transaction may hide the newest records for half of it
-_BACK_MS = 600_000  # reports that far back are read: every worker writes one a second
+# Reports that far back are read, an hour of it for a clock of ours that is ahead of the others': a
+# broker takes no more. Who is there writes one a second, or was to within `JOIN_S`.
+_BACK_MS = round(1000 * JOIN_S) + 3_600_000
 _PARTITION = Partition(WORKER_EVENTS.name, 0)
 
 

@@ -97,7 +97,7 @@ def run_secret(context: Context) -> str:
     """
     from rlstreams.workers.weights.channel import WeightError
 
-    if configured := resolve_secret(context.config.weights.secret):
+    if configured := resolve_secret(context.config.weights.secret, "weights.secret"):
         return configured
     path = context.folder / SECRET_FILE
     if not path.exists():

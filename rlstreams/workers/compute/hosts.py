@@ -59,7 +59,7 @@ def hosts_of(config: RunConfig, device: str, folder: Path) -> Hosts | None:
     return Hosts(
         addresses=config.trainer.hosts,
         ranks=config.trainer.ranks_here,
-        secret=resolve_secret(config.weights.secret),
+        secret=resolve_secret(config.weights.secret, "weights.secret"),
         device=device,
         versions=versions(),
         model=fingerprint(folder),

@@ -55,7 +55,10 @@ def make_rank_server(config: RunConfig, ordinal: int, instance: str) -> RankServ
         raise ConfigError(
             f"--ordinal is {ordinal}, but trainer.hosts has {len(hosts)}, counted from 0"
         )
-    secret, folder = resolve_secret(config.weights.secret), model_folder(config.model.path)
+    secret, folder = (
+        resolve_secret(config.weights.secret, "weights.secret"),
+        model_folder(config.model.path),
+    )
     log = get("ranks", f"ranks-{ordinal}", instance)
     try:
         server = RankServer(hosts[ordinal], secret, folder, log)

@@ -18,6 +18,7 @@ from rlstreams.workers.gateway.port import (
 )
 from rlstreams.workers.gateway.shared import Shared
 
+CLOCKS_S = 3600.0  # that a key holds longer: a clock is set forth, or two hosts' differ
 YOUNG_S = 60.0  # after its start, while a worker opens again what was open
 STARTING_S = 1.0  # until such a request may be sent again
 MAX_OVER = 10_000  # sessions that are remembered to be over
@@ -55,7 +56,7 @@ class Keeper:
         self._open[session.session_id] = session
         self._over.pop(session.session_id, None)
         self._heard_s[session.session_id] = time.monotonic()
-        expires_s = round(time.time() + expires_in_s)
+        expires_s = round(time.time() + expires_in_s + CLOCKS_S)
         return self._keys.make(session.session_id, session.start, expires_s)
 
     async def shut(self, session: OpenSession, *, is_lost: bool = False) -> None:

@@ -56,7 +56,18 @@ def told_file_error(error: OSError) -> str:
         return f"{type(error).__name__}: {os.fsdecode(error.filename)}: {reason}"
     if error.errno in _NO_FAULT_OF_OURS:
         return f"{type(error).__name__}: {reason}; free some, or name another folder"
+    if isinstance(error, FileNotFoundError) and not has_here():
+        return "FileNotFoundError: the working directory was deleted: change to one that is there"
     return ""
+
+
+def has_here() -> bool:
+    """Whether the working directory is there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def status_of(error: OSError | SystemExit) -> int:

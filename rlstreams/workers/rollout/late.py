@@ -2,18 +2,20 @@
 
 Outcomes are read from the partitions of `outcomes` whose prompts this worker has, from the issue of
 the oldest one on. A worker that takes a partition over finds the closed session in the log and its
-prompt among the open ones, and waits on: until the same time, for that counts from the close.
+prompt among the open ones, and waits on: until the same time, for that counts from the close; never
+for longer than the whole deadline, whatever the clock of the host before said.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import OutcomeReported, Prompt
 from rlstreams.streams.log.bus import Bus, Reader
-from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.codec import decoded, now_ms
 from rlstreams.streams.log.record import Partition, Record
 from rlstreams.streams.log.topics import OUTCOMES
 from rlstreams.streams.sessions.fold import SessionLog
@@ -43,6 +45,7 @@ class LateOutcomes:
         self._reader: Reader | None = None
         self._said = SessionLog()  # outcomes alone
         self._waiting: dict[str, tuple[Record[Prompt], Session]] = {}
+        self._until_s: dict[str, float] = {}  # monotonic, by session
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -67,20 +70,23 @@ class LateOutcomes:
 
     def add(self, record: Record[Prompt], session: Session) -> None:
         """Wait for what is said of a closed session."""
+        assert session.closed is not None, "only closed sessions wait"
+        passed_s = (now_ms() - session.closed.at_ms) / 1000
+        left_s = min(self._section.deadline_s, self._section.deadline_s - passed_s)
         self._waiting[session.session_id] = (record, session)
+        self._until_s[session.session_id] = time.monotonic() + left_s
 
-    def decided(self, now_ms: int) -> Iterator[Decided]:
+    def decided(self) -> Iterator[Decided]:
         """Sessions whose graders have spoken, or did not in time; each once."""
         self._read()
         for name, (record, session) in list(self._waiting.items()):
             if (said := self._said.get(name)) is not None:
                 for outcome in said.outcomes.values():
                     session.judge(outcome)
-            assert session.closed is not None, "only closed sessions wait"
-            until_ms = session.closed.at_ms + 1000 * self._section.deadline_s
-            verdict = verdict_of(session, self.graders, is_over=now_ms >= until_ms)
+            is_over = time.monotonic() >= self._until_s[name]
+            verdict = verdict_of(session, self.graders, is_over=is_over)
             if verdict is not None:
-                del self._waiting[name]
+                del self._waiting[name], self._until_s[name]
                 self._said.forget(name)
                 yield Decided(record=record, session=session, verdict=verdict)
 
@@ -100,6 +106,7 @@ class LateOutcomes:
         gone = set(numbers)
         kept = {n: one for n, one in self._waiting.items() if one[0].position.partition not in gone}
         self._waiting = kept
+        self._until_s = {name: self._until_s[name] for name in kept}
         if self._reader is not None:
             at = self._reader.positions()
             self._reader.seek({p: offset for p, offset in at.items() if p.number not in gone})

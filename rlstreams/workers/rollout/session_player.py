@@ -8,7 +8,6 @@ from typing import Any
 
 from rlstreams.schemas.events import Prompt
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Record
 from rlstreams.workers.config.agents import OutcomeSection
 from rlstreams.workers.loop.asked import Asked
@@ -137,7 +136,7 @@ class SessionPlayer:
         """Sessions that were closed before, and those whose graders have spoken or are late."""
         over, self._over = self._over, []
         yield from over
-        for one in self.late.decided(now_ms()):
+        for one in self.late.decided():
             outputs = outputs_of(one, self._shared.engine.name, context, judge)
             yield Concluded(record=one.record, outputs=outputs, counts={"late": 1})
 

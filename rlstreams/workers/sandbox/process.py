@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlstreams.streams.log.secrets import withheld
 from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.streams.process.keeper import Ended, Keeper, Limits
 from rlstreams.workers.sandbox.program import MAX_REPLY_BYTES, OUT_OF_MEMORY
@@ -173,7 +174,7 @@ class Process:
             stack.callback(ours.close)
             # Milliseconds, on its own loop. Whatever it starts ends with it, and with this worker.
             self._child = Child.started(
-                command, orphaned=Orphaned.DIES, pass_fds=[theirs.fileno()],
+                command, orphaned=Orphaned.DIES, pass_fds=[theirs.fileno()], without=withheld(),
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
             stack.callback(self._child.end)

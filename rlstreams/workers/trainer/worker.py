@@ -101,7 +101,7 @@ class TrainerWorker:
         """The training loop. Each `yield` waits for a computation, while turns go on."""
         yield from self._redo()
         yield from self._publisher.publish(self._compute, self._step, self._version)
-        idle_ms = 0
+        idle_s = 0.0  # monotonic: since when there is nothing to do
         while self._step < self._target and not self._drain_until:
             yield from self._turns.between_steps(self._may_wait)
             if self._drain_until:
@@ -111,17 +111,17 @@ class TrainerWorker:
                 continue  # who was asked to drain meanwhile begins no step
             plan = None if self.is_paused else self._samples.plan(self._version)
             if plan is None:
-                idle_ms = idle_ms or now_ms()
+                idle_s = idle_s or time.monotonic()
                 missing = "to be resumed" if self.is_paused else self._samples.missing()
                 self._writer.tell("waiting", missing)
                 yield None
                 continue
             self._writer.tell("training", f"step {self._step + 1}")
             step = self._step
-            yield from self._train(plan, idle_ms)
+            yield from self._train(plan, idle_s)
             if self._step > step:
                 yield from self._publisher.publish(self._compute, self._step, self._version)
-            idle_ms = 0
+            idle_s = 0.0
         self._samples.drop(self._version, at_once=True)  # what is open stays open
         yield from self._turns.between_steps(self._may_wait)
         if self._turns.is_here:  # else the steps since the last checkpoint are done again
@@ -136,10 +136,11 @@ class TrainerWorker:
         self._writer.heartbeat()
         self._done = True
 
-    def _train(self, plan: Plan, idle_ms: int) -> Coroutine[None]:
+    def _train(self, plan: Plan, idle_s: float) -> Coroutine[None]:
         """A step, or the drop of groups that no step can take. Behind it no payload is held: until
         the next plan may be long."""
         planned_ms = now_ms()
+        waited_ms = round(1000 * (time.monotonic() - idle_s)) if idle_s else 0
         payloads = self._samples.take(plan)
         told = self._guard.look(payload.scored for payload in payloads)
         if told and not (yield from self._alarmed(told)):
@@ -148,7 +149,7 @@ class TrainerWorker:
             self._training.try_train, payloads, plan.masked, plan.policy_version
         )
         if isinstance(trained, Trained):
-            waited = waits(idle_ms or planned_ms, planned_ms, [p.scored for p in payloads])
+            waited = waits(planned_ms - waited_ms, planned_ms, [p.scored for p in payloads])
             figures = waited | {"publish_s": self._publisher.seconds}
             self._complete(plan, replace(trained, metrics=trained.metrics | figures))
             self._recovery.used(payload.raw for payload in payloads)

@@ -127,3 +127,19 @@ def test_a_port_out_of_range_is_refused(tmp_path, capsys, port):
     assert (2, False) == (status, (tmp_path / "broker").exists())
     said = capsys.readouterr().err
     assert all(word in said for word in ("--port", port, "65535"))
+
+
+def test_a_working_directory_that_was_deleted_is_one_line(tmp_path, monkeypatch, capsys):
+    """`doctor` and `up` ended with a trace, `inspect` said that there is no Java."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    for words in (["doctor"], ["demo"], ["inspect", str(tmp_path)]):
+        assert 1 == main(words)
+        told = capsys.readouterr().err
+        assert (
+            "the working directory was deleted: change to one that is there\n"
+            == told.split(": ", 1)[1]
+        )
+    monkeypatch.chdir(tmp_path)

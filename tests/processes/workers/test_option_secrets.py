@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.bootstrap.parts import client_options
 from rlstreams.workers.config.load import check_secrets, load, load_with_origins, resolved_json
 from rlstreams.workers.rollout.turns import make_environment
 from rlstreams.workers.rollout.verifiers import make_verifier
@@ -106,3 +108,27 @@ def test_a_secret_that_is_not_set_is_told_before_a_start(override: str, field: s
     loaded = load_with_origins([EXAMPLE], [*more, override])
     with pytest.raises(ConfigError, match=f"NOT_SET is not set .wanted by {field} ="):
         check_secrets(loaded)
+
+
+PEEK = """
+import os
+
+def peek(prompt, completion, answer, metadata):
+    return float(sum(name in os.environ for name in ("BROKER_WORD", "WEIGHTS_WORD", "OWN_WORD")))
+"""
+
+
+def test_user_code_does_not_get_the_passwords_of_the_run(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment was the worker's, with the password of the log in it; its own stay."""
+    for name in ("BROKER_WORD", "WEIGHTS_WORD", "OWN_WORD"):
+        monkeypatch.setenv(name, "sk-123")
+    (code / "peek.py").write_text(PEEK)
+    words = [f"reward.verifier={code / 'peek.py'}:peek", "weights.secret=env:WEIGHTS_WORD"]
+    words += ["broker.bootstrap=k:9092", "broker.options.sasl.password=env:BROKER_WORD"]
+    config = load([EXAMPLE], words)
+    assert "sk-123" == client_options(config)["sasl.password"]
+    assert "sk-123" == resolve_secret(config.weights.secret, "weights.secret")
+    with make_verifier(config.reward) as verifier:
+        assert 1.0 == verifier.judge(Sample("1+1=", "2", "2", {})).reward

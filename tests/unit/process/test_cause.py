@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from rlstreams.streams.process import cause
 from rlstreams.streams.process.cause import last_error
+from rlstreams.streams.process.child import Child, Orphaned
 
 
 @pytest.mark.parametrize(
@@ -24,3 +27,24 @@ def test_the_last_error_is_found_with_its_text(tmp_path: Path, log: str, cause: 
     assert found.startswith(cause)
     assert bool(found) == bool(cause)
     assert "" == last_error(tmp_path / "log", start=len(log))
+
+
+def test_a_kill_by_the_kernel_for_memory_is_told_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = tmp_path / "vmstat"
+    monkeypatch.setattr(cause, "_KERNEL", counts)
+    for before, after, is_memory in (
+        ("oom_kill 4", "oom_kill 5", True),
+        ("", "", False),
+        ("oom_kill 5", "oom_kill 5", False),
+    ):
+        counts.write_text(f"pgfault 7\n{before}\n")
+        child = Child.started(["sleep", "60"], orphaned=Orphaned.DRAINS)
+        assert not child.ran_out_of_memory()
+        counts.write_text(f"pgfault 9\n{after}\n")
+        child.signal(signal.SIGKILL)
+        assert child.wait(10.0)
+        assert is_memory == child.ran_out_of_memory()
+    counts.unlink()
+    assert 0 == cause.memory_kills()

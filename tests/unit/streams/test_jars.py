@@ -93,3 +93,12 @@ def test_a_java_is_asked_once(tmp_path: Path) -> None:
     stub.chmod(0o755)
     assert (21, 21) == (java_version(stub), java_version(stub))
     assert "asked\n" == (tmp_path / "asked").read_text()
+
+
+def test_a_home_that_cannot_be_written_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(BrokerError, match=r"cannot be kept in .* RLSTREAMS_CACHE"):
+        classpath()

@@ -44,6 +44,23 @@ def test_means_are_over_the_last_ten_steps() -> None:
     assert pace([]) is None
 
 
+def test_a_clock_that_was_set_back_makes_no_step_quick() -> None:
+    """The span of ten steps was 1 ms, and the pace a million tokens a second."""
+    steps = [
+        replace(
+            p,
+            started_at_ms=p.started_at_ms - 3_600_000,
+            finished_at_ms=p.finished_at_ms - 3_600_000,
+        )
+        if p.step > 6
+        else p
+        for p in made(12, wait_samples_s=0.5)
+    ]
+    found = pace(steps)
+    assert found is not None
+    assert (2.0, 500.0) == (found.step_s, found.trained_per_s)
+
+
 @pytest.mark.parametrize(
     ("waits", "told"),
     [

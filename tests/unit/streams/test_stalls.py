@@ -100,6 +100,7 @@ class Run:
                     instance="r1" if role == "rollout" else "i", policy_version=3,
                 )  # fmt: skip
                 self.view.apply(report)
+        self.view.workers.passes(STALLED_MS)
         evidence = Evidence(
             now_ms=STALLED_MS, waited_s=60.0, committed=self.committed or {}, gone=self.gone,
             starting_s=self.starting_s,
@@ -358,3 +359,15 @@ def test_a_trajectory_read_before_its_prompt() -> None:
     """Topics are read beside each other; the sample is rolled out all the same."""
     run = Run().roll_out(10, 0).issue(10)
     assert [True, False] == [sample.is_rolled_out for sample in run.view.samples]
+
+
+def test_a_position_that_another_client_moved_ahead_is_named() -> None:
+    """Within the log nobody is told: the prompts that it passed over are read by no worker."""
+    run = Run().issue(10, 11)
+    assert "another client moved it" not in run.blocked().sentence
+    assert run.committed is not None
+    run.committed["rollout"] = {Partition("prompts", n): Committed(offset=99) for n in range(2)}
+    found = run.blocked()
+    assert "rollout" == found.hop
+    assert "prompts[0]@0, issued" in found.sentence
+    assert "position lies behind it: another client moved it" in found.sentence

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from rlstreams.streams.broker import visits
 from rlstreams.streams.broker.embedded import BrokerState, EmbeddedBroker
 from rlstreams.streams.broker.visits import owned, visited
+from rlstreams.streams.log.errors import BrokerError
 
 
 class FakeBroker(EmbeddedBroker):
@@ -95,3 +99,16 @@ def test_a_mark_is_about_one_process(broker: FakeBroker) -> None:
     with visited(broker):
         pass
     assert broker.status() is not None
+
+
+def test_a_folder_that_cannot_be_written_says_what_to_do(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run on a disk that is mounted read-only nothing could be said but the lock's name."""
+
+    def refuse(path: Path, wait_s: float = 0.0) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(visits, "held", refuse)
+    with pytest.raises(BrokerError, match=r"copy the run's folder .* recording"), visited(broker):
+        pass

@@ -20,7 +20,7 @@ import pytest
 
 from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.leases import HELD, LOST, RELEASED, Lease
-from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.codec import SteadyClock, decoded, outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.workers import Workers
@@ -113,6 +113,7 @@ class World:
         self.bus, self.card = MemoryBus(made_log("demo", 1), "demo"), Card()
         self.locks: dict[str, list[int]] = {}  # by instance, as long as it lives
         self.starting = ""
+        self.clock = SteadyClock()
         take = lease.take
 
         def remember(path: Path) -> int:
@@ -158,6 +159,7 @@ class World:
             self.live(role, worker.child)
         for process in self.replaced:
             self.live(process.spec.worker.partition("-")[0], process)
+        self.workers.passes(self.clock())
         for raw in self._reader.poll(100, 0.0):
             self.workers.apply(decoded(raw).event)
         self.scheduler.tick()
@@ -309,11 +311,9 @@ def test_a_holder_that_waits_lets_others_go_on(
     world.until(lambda: world.card.held == {world.crew["rollout"].child.spec.instance})
     monkeypatch.setattr(world.card, "work", lambda *_: None)  # nobody finishes anything
     world.card.unsampled = world.card.unscored = 5
-    long_ago = int(1000 * (time.time() - 60))
     for role in ROLES:
         instance = world.crew[role].child.spec.instance
-        report = worker_report(role=role, instance=instance, state="waiting", at_ms=long_ago)
-        world.workers.apply(report)
+        world.workers.apply(worker_report(role=role, instance=instance, state="waiting", at_ms=0))
     monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
     turn = world.workers.leases["card"].turn
     world.until(lambda: world.workers.leases["card"].turn == turn + 2)

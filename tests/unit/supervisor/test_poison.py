@@ -19,7 +19,6 @@ from rlstreams.workers.config.operation import DeadLettersSection
 from rlstreams.workers.config.run import PromptsSection, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
 from tests.factories import (
-    NOW_MS,
     dead_letter,
     dropped_group,
     groups_dropped,
@@ -34,23 +33,23 @@ WINDOW = 12
 class Watch(PoisonWatch):
     """With folds of its own, which are fed first."""
 
-    def __init__(self, config: RunConfig, since_ms: int) -> None:
+    def __init__(self, config: RunConfig, is_live: bool) -> None:
         self.folds = Folds(group_size=GROUP_SIZE)
-        super().__init__(config, self.folds, since_ms)
+        super().__init__(config, self.folds, is_live=is_live)
 
     def apply(self, event: Any) -> None:
         self.folds.apply(event)
         super().apply(event)
 
 
-def watch(since_ms: int = 0, **section: Any) -> Watch:
+def watch(*, is_live: bool = True, **section: Any) -> Watch:
     """One group a step, so that the window is twelve samples unless a test says otherwise."""
     config = RunConfig(
         prompts=PromptsSection(group_size=GROUP_SIZE),
         trainer=TrainerSection(groups_per_step=1),
         dead_letters=DeadLettersSection(**section),
     )
-    return Watch(config, since_ms)
+    return Watch(config, is_live)
 
 
 def letters(group: int, *samples: int, **changes: Any) -> list[DeadLetter]:
@@ -164,5 +163,5 @@ def test_what_was_before_a_resumption_is_not_held_against_it() -> None:
         [dropped(group) for group in range(4)],
     )
     for events in before:
-        folded = feed(watch(since_ms=NOW_MS + 1_000_000), *events)
+        folded = feed(watch(is_live=False), *events)
         assert ("", "") == (folded.problem, folded.news)

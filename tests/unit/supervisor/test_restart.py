@@ -48,6 +48,16 @@ ENDS = {
     "killed as asked": ([end(-9, excuse="was killed as asked")] * 5, "restart " * 5, "as asked"),
     "no start, though as asked": ([end(78, excuse="was killed as asked")], "stop", "exit 78"),
     "work between kills": ([end(-9), end(-9, committed=True)] * 5, "later restart " * 5, "KILL"),
+    "memory ran out each time": (
+        [end(-9, is_out_of_memory=True, has_started=True, cause="the kernel ended it")] * 3,
+        "later later stop",
+        "SIGKILL after 1.0 s: the kernel ended it, the 3rd time in a row",
+    ),
+    "memory ran out, and once it worked": (
+        [end(-9, is_out_of_memory=True), end(-9, is_out_of_memory=True, committed=True)] * 3,
+        "later restart " * 3,
+        "KILL",
+    ),
     "work between failures": (
         [end(1), end(1), end(1, committed=True), end(1), end(1)],
         "later later restart later later",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.schemas.events import EVALUATE, Event
-from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import (
@@ -20,6 +20,7 @@ from rlstreams.streams.log.topics import (
     PROMPTS,
     STEPS,
     TRAJECTORIES,
+    WORKER_EVENTS,
     Topic,
 )
 from rlstreams.streams.views.folds import Folds
@@ -176,12 +177,41 @@ def test_control_is_what_was_said_last() -> None:
     follower.close()
 
 
+def test_what_control_says_counts_by_its_place_in_the_log() -> None:
+    """By the clock of `control drain` its host was an hour behind: it was not heard."""
+    bus = make_bus()
+    hour_ms = 3_600_000
+    say(bus, CONTROL, control_state(state="draining", at_ms=now_ms() + hour_ms))
+    with watching(bus) as watcher:
+        watcher.catch_up()
+        watcher.begin()
+        assert "running" == watcher.control
+        say(bus, CONTROL, control_state(state="draining", at_ms=now_ms() - hour_ms))
+        watcher.poll()
+        assert "draining" == watcher.control
+
+
+def test_a_clock_that_is_off_is_said_once_and_makes_nobody_silent() -> None:
+    """Of a host that is an hour behind each report was hours old: its worker stood, for `up`."""
+    bus, said = make_bus(), list[str]()
+    with watching(bus) as watcher:
+        watcher.say = said.append  # type: ignore[method-assign]
+        watcher.begin()
+        for _ in range(3):
+            at_ms = now_ms() - 3_600_000
+            report = worker_report(worker="rollout-0", host="far", at_ms=at_ms, state="working")
+            say(bus, WORKER_EVENTS, report)
+            watcher.poll()
+    (told,) = [line for line in said if "GB are free" not in line]
+    assert "host far is 3,600 s behind" in told
+
+
 def test_why_the_guard_pauses_is_said() -> None:
     bus, said = make_bus(), list[str]()
     with watching(bus) as watcher:
         watcher.say = said.append  # type: ignore[method-assign]
-        at_ms = 1 << 50  # behind the start of this watcher
-        say(bus, CONTROL, control_state(state="paused", by="trainer-0", reason="why", at_ms=at_ms))
+        watcher.begin()
+        say(bus, CONTROL, control_state(state="paused", by="trainer-0", reason="why", at_ms=1))
         watcher.poll()
         assert watcher.control == "paused"
     assert said == ["paused by trainer-0: why"]
