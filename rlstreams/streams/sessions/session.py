@@ -94,6 +94,16 @@ class Session:
         return 1 + max(self.starts, default=-1)
 
     @property
+    def newest(self) -> list[Node]:
+        """Calls that the newest start of its agent was answered with, in commit order. All, where
+        that start has none, or its client goes on behind a new start."""
+        nodes, start = list(self.nodes.values()), self.num_starts - 1
+        if self.opened is not None and self.opened.client_group:
+            return nodes
+        answered = {name for number, name in self.replays if number == start}
+        return [n for n in nodes if n.call.start == start or n.call.call_id in answered] or nodes
+
+    @property
     def is_closed(self) -> bool:
         """Whether no call follows."""
         return self.closed is not None
