@@ -1,4 +1,4 @@
-"""Calls of a session in the rollout role: experts of the engine, and when it takes no more."""
+"""Calls of a session in the rollout role: experts, when no more are taken, a start that forks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from rlstreams.schemas.events import CallFailed
 from rlstreams.streams.log.topics import CALLS
-from rlstreams.workers.gateway.port import CallRefusedError
+from rlstreams.workers.agents.agent import LostAgentError
+from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError
 from rlstreams.workers.gateway.shared import BUSY_S, CALLS_PER_SLOT
 from tests.fake_engine import NUM_EXPERTS
 from tests.unit.roles.sessions_stand import Client, recorded
@@ -49,3 +50,23 @@ def test_more_calls_than_the_engine_takes_are_told_when_to_come_again(tmp_path: 
     assert len(log.calls) == len({call.call_id for call in log.calls}) > 1
     assert len(ended.engine.requests) == len(log.calls)
     assert not ended.stand.read(CALLS.name, CallFailed)
+
+
+def test_an_agent_that_begins_anew_and_does_otherwise_is_judged_for_that(tmp_path: Path) -> None:
+    """Its tool answers differently: it forks there, and what its lost start did is beside it."""
+    heard: list[list[CallAnswer]] = []
+
+    async def forks(client: Client) -> None:
+        heard.append([await client.say("1")])
+        for text in ("10", "101", "11") if len(heard) == 1 else ("1011",):
+            heard[-1].append(await client.say(text))
+        if len(heard) == 1:
+            raise LostAgentError("its process ended")
+
+    ended = Ended(tmp_path, forks)
+    log, (trajectory,) = recorded(ended.stand), ended.trajectories
+    assert [call.start for call in log.calls] == [0, 0, 0, 0, 1]
+    assert log.calls[4].parent == log.calls[0].call_id
+    said = [s.token_ids.numpy().tolist() for s in trajectory.segments if s.author == "policy"]
+    wanted = [log.calls[n].segments[0].token_ids.numpy().tolist() for n in (0, 4)]
+    assert said == wanted

@@ -270,26 +270,6 @@ def test_a_lost_process_is_started_again_and_goes_on(tmp_path: Path) -> None:
     assert len(ended.trajectories) == 1
 
 
-def test_an_agent_that_begins_anew_and_does_otherwise_is_judged_for_that(tmp_path: Path) -> None:
-    """Its tool answers differently: it forks there, and what its lost start did is beside it."""
-    heard: list[list[CallAnswer]] = []
-
-    async def forks(client: Client) -> None:
-        heard.append([await client.say("1")])
-        for text in ("10", "101", "11") if len(heard) == 1 else ("1011",):
-            heard[-1].append(await client.say(text))
-        if len(heard) == 1:
-            raise LostAgentError("its process ended")
-
-    ended = Ended(tmp_path, forks)
-    log, (trajectory,) = recorded(ended.stand), ended.trajectories
-    assert [call.start for call in log.calls] == [0, 0, 0, 0, 1]
-    assert log.calls[4].parent == log.calls[0].call_id
-    said = [s.token_ids.numpy().tolist() for s in trajectory.segments if s.author == "policy"]
-    wanted = [log.calls[n].segments[0].token_ids.numpy().tolist() for n in (0, 4)]
-    assert said == wanted
-
-
 @pytest.mark.parametrize("how", ["returned", "posted", "posted twice"])
 def test_the_agents_own_number_is_the_reward(tmp_path: Path, how: str) -> None:
     async def knows(client: Client) -> Ending | None:
