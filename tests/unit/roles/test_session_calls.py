@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,13 @@ import numpy as np
 from rlstreams.schemas.events import CallFailed
 from rlstreams.streams.log.topics import CALLS
 from rlstreams.workers.agents.agent import LostAgentError
+from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError
 from rlstreams.workers.gateway.shared import BUSY_S, CALLS_PER_SLOT
 from tests.fake_engine import NUM_EXPERTS
 from tests.unit.roles.sessions_stand import Client, recorded
 from tests.unit.roles.test_sessions import Ended, three_turns
+from tests.unit.roles.test_turns import EndsTurns
 
 
 def test_routed_experts_of_calls_are_those_of_the_sample(tmp_path: Path) -> None:
@@ -50,6 +53,48 @@ def test_more_calls_than_the_engine_takes_are_told_when_to_come_again(tmp_path: 
     assert len(log.calls) == len({call.call_id for call in log.calls}) > 1
     assert len(ended.engine.requests) == len(log.calls)
     assert not ended.stand.read(CALLS.name, CallFailed)
+
+
+class Holds(EndsTurns):
+    """Samples its first turn, and no other."""
+
+    num_cut = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds = asyncio.Event()
+
+    async def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
+        async for segment in super().generate(request):
+            yield segment
+            if len(self.requests) == 1:
+                return
+            self.holds.set()
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.num_cut += 1
+
+
+def test_a_session_that_ends_leaves_no_call_in_the_engine(tmp_path: Path) -> None:
+    """A client that hung up ended nothing, the end of the session does: nobody will ask again, and
+    what nobody heard is neither in the log nor the sample."""
+    told: list[int] = []
+
+    async def leaves(client: Client) -> None:
+        await client.say("1")
+        client.messages.append({"role": "user", "content": "10"})
+        asked = asyncio.ensure_future(client.call())
+        await engine.holds.wait()
+        asked.cancel()
+        await asyncio.sleep(0.1)
+        told.append(engine.num_cut)
+
+    engine = Holds()
+    ended = Ended(tmp_path, leaves, engine=engine)
+    assert (told, engine.num_cut) == ([0], 1)
+    assert len(recorded(ended.stand).calls) == 1
+    assert len([s for s in ended.trajectories[0].segments if s.author == "policy"]) == 1
 
 
 def test_an_agent_that_begins_anew_and_does_otherwise_is_judged_for_that(tmp_path: Path) -> None:
