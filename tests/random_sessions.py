@@ -46,11 +46,13 @@ class Played:
     recorded: dict[tuple[str, int], str] = field(default_factory=dict)
     asked: Counter[tuple[int, str]] = field(default_factory=Counter)
     num_starts: int = 0
+    answers: list[str] = field(default_factory=list)  # call ids that the newest start was given
     committed: list[CallCommitted] = field(default_factory=list)
 
     def start(self) -> int:
         self.calls.append(session_opened(session_id=self.session_id, start=self.num_starts))
         self.num_starts += 1
+        self.answers = []
         return self.num_starts - 1
 
     def ask(self, start: int, request: str, parent: str | None) -> str:
@@ -58,6 +60,7 @@ class Played:
         occurrence = self.asked[start, request]
         self.asked[start, request] += 1
         if call_id := self.recorded.get((request, occurrence)):
+            self.answers.append(call_id)
             self.calls.append(
                 call_replayed(session_id=self.session_id, start=start, call_id=call_id)
             )
@@ -65,6 +68,7 @@ class Played:
         text = f"{self.session_id} {request} {occurrence}"
         call_id = hashlib.sha256(text.encode()).hexdigest()[:32]
         self.recorded[request, occurrence] = call_id
+        self.answers.append(call_id)
         self._commit(call_id, start, request, occurrence, parent)
         return call_id
 

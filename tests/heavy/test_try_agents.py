@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from rlstreams.__main__ import main
 
+EXAMPLES = Path(__file__).parents[2] / "infra/examples/agent"
 SOLVER = """
 import json, os, re, urllib.request
 
@@ -76,3 +78,51 @@ def test_a_remote_agent_is_not_waited_for(
     )
     assert 78 == main(["try", str(tmp_path / "run.toml"), "--rows", "1"])
     assert "agent 'solver' runs elsewhere: whoever runs it starts it" in capsys.readouterr().err
+
+
+def test_an_agent_by_a_library_is_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example, with the library as it comes; each call continues the one before."""
+    pytest.importorskip("agents", reason="openai-agents is not installed")
+    text = (
+        CONFIG.partition("[[agent]]")[0]
+        + f'''
+[[agent]]
+name = "library"
+python = "{EXAMPLES / "openai_agents.py"}:solve"
+options = {{ tries = 2 }}
+
+[reward]
+verifier = "agent"
+'''
+    )
+    (tmp_path / "run.toml").write_text(text)
+    assert 0 == main(["try", str(tmp_path / "run.toml"), "--rows", "3", "--samples", "2"])
+    told = capsys.readouterr().out
+    assert 6 == told.count("of agent library: ended after")
+    again = re.findall(r" 2 calls, 0 answered.*\n +\* #0 +(\d+) tokens.*\+ (\d+),", told)
+    continued = re.findall(r"\* #1 +(\d+) tokens \((\d+) new\)", told)
+    assert again
+    assert [int(a) + int(b) for a, b in again] == [int(a) - int(b) for a, b in continued]
+
+
+@pytest.mark.filterwarnings("ignore")  # it brings other versions of what we use
+def test_an_environment_of_verifiers_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example: a task with its reward, rolled out by the library's own loop."""
+    pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+    (tmp_path / "run.toml").write_text(
+        CONFIG.partition("[[agent]]")[0]
+        + f'''
+[[agent]]
+name = "environment"
+command = ["python", "{EXAMPLES / "verifiers_env.py"}"]
+
+[reward]
+verifier = "agent"
+'''
+    )
+    assert 0 == main(["try", str(tmp_path / "run.toml"), "--rows", "1", "--samples", "2"])
+    told = capsys.readouterr().out
+    assert 2 == told.count("of agent environment: ended after")
+    assert 2 == len(re.findall(r"    agent: reward [01],", told))

@@ -154,6 +154,25 @@ def test_a_stream_that_waits_says_so_and_later_what_was_overruled(
     assert "said" in text
 
 
+@pytest.mark.parametrize(
+    ("path", "choice", "tool"),
+    [
+        ("chat/completions", "required", TOOL),
+        ("responses", "required", {"type": "function", "name": "look"}),
+        ("messages", {"type": "any"}, {"name": "look"}),
+    ],
+)
+def test_whether_to_call_a_tool_is_the_policys_choice(
+    running: Running, path: str, choice: object, tool: dict[str, Any]
+) -> None:
+    """Smolagents asks for some tool with each request: it is served, and told so."""
+    body = {"messages": USER, "input": "a", "max_tokens": 9, "tools": [tool], "tool_choice": choice}
+    status, headers, _ = ask(running, f"/v1/{path}", body)
+    assert status == 200
+    assert json.loads(headers["x-rlstreams-overruled"]) == {"tool_choice": choice}
+    assert len(running.calls.requests[-1].tools) == 1
+
+
 # --- refusals
 
 BAD = [
@@ -176,12 +195,12 @@ BAD = [
     ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
     ("chat/completions", {"logit_bias": {"5": 1}}, "logit_bias"),
     ("chat/completions", {"guided_regex": "a"}, "grammar"),
-    ("chat/completions", {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+    ("chat/completions", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),  # noqa: E501
     ("messages", {"max_tokens": None}, "max_tokens"),
     ("messages", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ("messages", {"messages": [*USER, {"role": "assistant", "content": "A"}]}, "messages[1].role"),
     ("messages", {"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools[0].type"),
-    ("messages", {"tool_choice": {"type": "any"}, "tools": [{"name": "x"}]}, "tool_choice"),
+    ("messages", {"tool_choice": {"type": "tool", "name": "x"}, "tools": [{"name": "x"}]}, "tool_choice"),  # noqa: E501
     ("messages", {"tool_choice": {"type": "x"}}, "tool_choice.type"),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),  # noqa: E501
     ("responses", {"input": []}, "input"),

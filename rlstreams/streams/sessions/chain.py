@@ -2,9 +2,11 @@
 
 The main chain is the path to the call whose answer was judged. Where nobody named one:
 
-1. the tree is that of the first root; if any call has tools, of the first root below which a call
+1. calls count that the newest start of the agent was answered with: one that forked from what an
+   earlier start did has not done the rest of that;
+2. the tree is that of the first root; if any call has tools, of the first root below which a call
    has them (calls without tools beside such ones are titles and summaries);
-2. the end is its deepest call, by the number of calls above it; of several as deep the one that was
+3. the end is its deepest call, by the number of calls above it; of several as deep the one that was
    committed last, and the chain names the others: a last request that an agent repeated cannot be
    told from its repetition.
 
@@ -73,12 +75,13 @@ def main_chain(session: Session, terminal: str | None = None) -> Chain:
         if node.problem:
             raise NoChainError(f"call {terminal}: {node.problem}")
         return Chain(nodes=node.path)
-    known = [node for node in session.nodes.values() if not node.problem]
+    counted = session.newest
+    known = [node for node in counted if not node.problem]
     if not known:
-        first = next(iter(session.nodes.values()))
+        first = counted[0]
         raise NoChainError(f"call {first.call.call_id}: {first.problem}")
     with_tools = [node.root for node in known if has_tools(node.call)]
-    root = min(with_tools, key=lambda node: node.number, default=known[0])
+    root = min(with_tools, key=lambda node: node.number, default=known[0].root)
     tree = [node for node in known if node.root is root]
     deepest = max(node.depth for node in tree)
     *others, last = (node for node in tree if node.depth == deepest)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlstreams.schemas.calls import AGENT, REWARD
 from rlstreams.schemas.events import (
     CallCommitted,
     CallFailed,
@@ -94,6 +95,16 @@ class Session:
         return 1 + max(self.starts, default=-1)
 
     @property
+    def newest(self) -> list[Node]:
+        """Calls that the newest start of its agent was answered with, in commit order. All, where
+        that start has none, or its client goes on behind a new start."""
+        nodes, start = list(self.nodes.values()), self.num_starts - 1
+        if self.opened is not None and self.opened.client_group:
+            return nodes
+        answered = {name for number, name in self.replays if number == start}
+        return [n for n in nodes if n.call.start == start or n.call.call_id in answered] or nodes
+
+    @property
     def is_closed(self) -> bool:
         """Whether no call follows."""
         return self.closed is not None
@@ -104,9 +115,16 @@ class Session:
         return [o for name, o in self.outcomes.items() if name not in self._superseded]
 
     @property
+    def is_rewarded(self) -> bool:
+        """Whether its agent gave a reward, and has called nothing since."""
+        said_ms = [o.at_ms for o in self.standing if (o.grader, o.kind) == (AGENT, REWARD)]
+        called_ms = max((call.finished_at_ms for call in self.calls), default=0)
+        return bool(said_ms) and max(said_ms) >= called_ms
+
+    @property
     def terminal(self) -> str | None:
         """The call whose answer was judged, as the newest standing reward that names one says."""
-        named = [o.call_id for o in self.standing if o.call_id is not None and o.kind == "reward"]
+        named = [o.call_id for o in self.standing if o.call_id is not None and o.kind == REWARD]
         return named[-1] if named else None
 
     def recorded(self, request_hash: str, occurrence: int) -> CallCommitted | None:

@@ -320,7 +320,7 @@ class Sessions:
             ending = Ending(is_failed=True, detail=detail)  # as if its process had said so
         if trouble is not None and trouble.is_limit:
             return LIMIT, trouble.detail
-        if ending.is_abandoned:
+        if ending.is_abandoned and not session.log.is_rewarded:
             return ABANDONED, ending.detail
         if not ending.is_failed:
             return ENDED, ""

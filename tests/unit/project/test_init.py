@@ -70,19 +70,19 @@ def test_a_project_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_project_of_an_agent(tmp_path: Path) -> None:
-    """A program of standard Python alone, with its test; its last answer is judged as ever."""
+    """A function with its test; its last answer is judged as ever. It is not a process for each
+    answer: on two cores a step of 64 took 20 s so, and a newcomer saw nothing rise."""
     config = project(tmp_path, "--agent")
     folder = tmp_path / "x"
     (agent,) = config.agent
-    assert ("solver", "python", str(folder / "solver.py")) == (agent.name, *agent.command)
+    assert ("solver", f"{folder / 'solver.py'}:solve") == (agent.name, agent.python)
+    assert config.rollout.slots == config.trainer.groups_per_step * config.prompts.group_size
     assert 1.0 == reward_of(config, "8,18", "18")
     done = subprocess.run(
         [sys.executable, "test_solver.py"], cwd=folder, capture_output=True, text=True, check=True
     )
     assert "the agent asks as expected\n" == done.stdout
     assert "python test_solver.py" in (folder / "README.md").read_text()
-    imported = re.findall(r"^(?:import|from) (\w+)", (folder / "solver.py").read_text(), re.M)
-    assert set(imported) <= set(sys.stdlib_module_names)
 
 
 def test_an_agent_writes_its_own_messages(tmp_path: Path) -> None:

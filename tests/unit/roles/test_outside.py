@@ -171,6 +171,22 @@ def test_a_session_that_nobody_ends_is_set_aside(world) -> None:
     assert 410 == run.done(session.say, "1").status
 
 
+def test_a_client_that_is_silent_behind_its_reward_is_done(world) -> None:
+    """Its close was answered, and its worker died before that was in the log: nobody says it again.
+    One that called once more behind its reward was not done."""
+    run = world(num=2, lease_s=0.5)
+    done, at_work = take(run, "a"), take(run, "a")
+    for session in (done, at_work):
+        run.done(session.say, "1")
+        run.done(session.post, "outcome", {"reward": 0.5})
+    run.done(at_work.say, "2")
+    run.until(lambda: run.letters and run.trajectories)
+    assert [done.name] == [f"{one.group_id}/{one.sample}" for one in run.trajectories]
+    assert ["abandoned"] == [one.reason for one in run.letters]
+    kinds = {one.session_id: one.kind for one in recorded(run.stand).closed}
+    assert {done.name: "ended", at_work.name: "abandoned"} == kinds
+
+
 def test_what_cannot_be_asked_for(world) -> None:
     run = world(num=1)
     for group in ("", "x" * 201):

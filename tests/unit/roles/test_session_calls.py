@@ -1,19 +1,23 @@
-"""Calls of a session in the rollout role: experts of the engine, and when it takes no more."""
+"""Calls of a session in the rollout role: experts, when no more are taken, a start that forks."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 
 from rlstreams.schemas.events import CallFailed
 from rlstreams.streams.log.topics import CALLS
-from rlstreams.workers.gateway.port import CallRefusedError
+from rlstreams.workers.agents.agent import LostAgentError
+from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
+from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError
 from rlstreams.workers.gateway.shared import BUSY_S, CALLS_PER_SLOT
 from tests.fake_engine import NUM_EXPERTS
 from tests.unit.roles.sessions_stand import Client, recorded
 from tests.unit.roles.test_sessions import Ended, three_turns
+from tests.unit.roles.test_turns import EndsTurns
 
 
 def test_routed_experts_of_calls_are_those_of_the_sample(tmp_path: Path) -> None:
@@ -49,3 +53,65 @@ def test_more_calls_than_the_engine_takes_are_told_when_to_come_again(tmp_path: 
     assert len(log.calls) == len({call.call_id for call in log.calls}) > 1
     assert len(ended.engine.requests) == len(log.calls)
     assert not ended.stand.read(CALLS.name, CallFailed)
+
+
+class Holds(EndsTurns):
+    """Samples its first turn, and no other."""
+
+    num_cut = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds = asyncio.Event()
+
+    async def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
+        async for segment in super().generate(request):
+            yield segment
+            if len(self.requests) == 1:
+                return
+            self.holds.set()
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.num_cut += 1
+
+
+def test_a_session_that_ends_leaves_no_call_in_the_engine(tmp_path: Path) -> None:
+    """A client that hung up ended nothing, the end of the session does: nobody will ask again, and
+    what nobody heard is neither in the log nor the sample."""
+    told: list[int] = []
+
+    async def leaves(client: Client) -> None:
+        await client.say("1")
+        client.messages.append({"role": "user", "content": "10"})
+        asked = asyncio.ensure_future(client.call())
+        await engine.holds.wait()
+        asked.cancel()
+        await asyncio.sleep(0.1)
+        told.append(engine.num_cut)
+
+    engine = Holds()
+    ended = Ended(tmp_path, leaves, engine=engine)
+    assert (told, engine.num_cut) == ([0], 1)
+    assert len(recorded(ended.stand).calls) == 1
+    assert len([s for s in ended.trajectories[0].segments if s.author == "policy"]) == 1
+
+
+def test_an_agent_that_begins_anew_and_does_otherwise_is_judged_for_that(tmp_path: Path) -> None:
+    """Its tool answers differently: it forks there, and what its lost start did is beside it."""
+    heard: list[list[CallAnswer]] = []
+
+    async def forks(client: Client) -> None:
+        heard.append([await client.say("1")])
+        for text in ("10", "101", "11") if len(heard) == 1 else ("1011",):
+            heard[-1].append(await client.say(text))
+        if len(heard) == 1:
+            raise LostAgentError("its process ended")
+
+    ended = Ended(tmp_path, forks)
+    log, (trajectory,) = recorded(ended.stand), ended.trajectories
+    assert [call.start for call in log.calls] == [0, 0, 0, 0, 1]
+    assert log.calls[4].parent == log.calls[0].call_id
+    said = [s.token_ids.numpy().tolist() for s in trajectory.segments if s.author == "policy"]
+    wanted = [log.calls[n].segments[0].token_ids.numpy().tolist() for n in (0, 4)]
+    assert said == wanted

@@ -31,8 +31,11 @@ from tests.unit.roles.test_turns import EndsTurns
 class Ended:
     """A worker that has played one sample to its end."""
 
-    def __init__(self, folder: Path, script: Script, num: int = 1, **of_worker) -> None:
-        self.stand, self.engine, self.agent = Stand(folder), EndsTurns(), ScriptedAgent(script)
+    def __init__(
+        self, folder: Path, script: Script, num: int = 1, engine: Any = None, **of_worker: Any
+    ) -> None:
+        self.engine = engine or EndsTurns()
+        self.stand, self.agent = Stand(folder), ScriptedAgent(script)
         self.stand.publish(0)
         self.stand.issue("0", num)
         self.loop = worker_of(self.stand, self.engine, self.agent, **of_worker)

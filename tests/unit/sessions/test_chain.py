@@ -21,7 +21,7 @@ from rlstreams.streams.sessions.chain import (
     undelivered_share,
 )
 from rlstreams.workers.loop.validation import check_trajectory
-from tests.call_events import answered, call_committed, session_opened
+from tests.call_events import answered, call_committed, call_replayed, session_opened
 from tests.factories import trajectory
 from tests.random_sessions import PLAIN, TOOLS, ids, played
 from tests.unit.sessions.test_fold import call, folded
@@ -64,19 +64,38 @@ def test_segments_are_the_path_and_make_a_sample(seed: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(seeds)
 def test_the_main_chain_is_the_deepest_below_the_first_root_with_tools(seed: int) -> None:
-    """Against a plain search over the parents."""
+    """Against a plain search over the parents, of what the newest start was answered with."""
     log = played(seed)
     paths: dict[str, list[str]] = {}
     for name, parent in log.parent.items():
         paths[name] = [*(paths[parent] if parent else []), name]
-    with_tools = {c.call_id for c in log.committed if c.request == TOOLS}
-    roots = [name for name, parent in log.parent.items() if parent is None]
-    fitting = [r for r in roots if any(paths[n][0] == r for n in with_tools)] or roots
+    paths = {name: path for name, path in paths.items() if name in log.answers}
+    with_tools = {c.call_id for c in log.committed if c.request == TOOLS and c.call_id in paths}
+    roots = [name for name in log.parent if name in {path[0] for path in paths.values()}]
+    fitting = [r for r in roots if any(paths[n][0] == r for n in with_tools)] or [
+        next(iter(paths.values()))[0]
+    ]
     tree = [name for name in paths if paths[name][0] == fitting[0]]
     deepest = max(len(paths[name]) for name in tree)
     leaves = [name for name in tree if len(paths[name]) == deepest]
     chain = main_chain(folded(*log.calls))
     assert (chain_ids(chain), list(chain.ties)) == (paths[leaves[-1]], leaves[:-1])
+
+
+def test_what_a_lost_start_did_alone_is_not_the_sample() -> None:
+    """The agent began anew, and another tool's answer led it elsewhere: it is judged for that. A
+    client from outside does not begin anew; a start that did nothing leaves what there is."""
+    before = [call("a"), call("b", "a", before=5), call("c", "b", before=10)]
+    again = [session_opened(start=1), call_replayed(start=1, call_id="a")]
+    other = call("other", "a", before=5, start=1)
+    forked = folded(session_opened(), *before, *again, other)
+    assert chain_ids(main_chain(forked)) == ["a", "other"]
+    assert main_chain(forked).ties == ()
+    assert chain_ids(main_chain(forked, "c")) == ["a", "b", "c"]  # somebody names it
+    outside = folded(session_opened(client_group="g"), *before, session_opened(start=1), other)
+    assert chain_ids(main_chain(outside)) == ["a", "b", "c"]
+    silent = folded(session_opened(), *before, session_opened(start=1))
+    assert chain_ids(main_chain(silent)) == ["a", "b", "c"]
 
 
 def test_titles_beside_an_agent_with_tools_are_not_its_work() -> None:

@@ -107,12 +107,12 @@ class Chat:
 
 
 def chosen_tools(body: Body, given: Sequence[Tool]) -> tuple[tuple[Tool, ...], str]:
-    """The tools that the prompt shows, and "tool_choice" if one of them must be called."""
+    """The tools that the prompt shows, and "tool_choice" if a certain one must be called."""
     tools = tuple(plain_tool(tool, f"tools[{n}]") for n, tool in enumerate(given))
     choice = body.values.get("tool_choice", "auto")
     if choice == "none" or not tools:
         return (), ""
-    return tools, "" if choice == "auto" else "tool_choice"
+    return tools, "" if choice == "auto" or body.wants_some_tool else "tool_choice"
 
 
 def _constraint(body: Body) -> str:

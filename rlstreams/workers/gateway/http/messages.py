@@ -25,7 +25,7 @@ _TYPES = {
     503: "overloaded_error",
 }
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_CHOICES = {"auto": "", "none": "", "any": "tool_choice", "tool": "tool_choice"}
+_CHOICES = {"auto": "", "none": "", "any": "", "tool": "tool_choice"}
 
 
 class Messages:

@@ -91,7 +91,7 @@ class Responses:
 
 
 def _tools(body: Body) -> tuple[tuple[Tool, ...], str]:
-    """The tools that the prompt shows, and "tool_choice" if one of them must be called."""
+    """The tools that the prompt shows, and "tool_choice" if a certain one must be called."""
     choice = body.values.get("tool_choice", "auto")
     tools = []
     for number, tool in enumerate(body.objects("tools")):
@@ -103,7 +103,8 @@ def _tools(body: Body) -> tuple[tuple[Tool, ...], str]:
         tools.append(plain_tool({"type": "function", "function": tool}, field))
     if choice == "none" or not tools:
         return (), ""
-    return tuple(tools), "" if choice == "auto" else "tool_choice"
+    is_free = choice == "auto" or body.wants_some_tool
+    return tuple(tools), "" if is_free else "tool_choice"
 
 
 def _constraint(body: Body) -> str:

@@ -97,8 +97,16 @@ class Body:
         return tuple(text for text in texts if text)
 
     def requested(self, names: Sequence[str]) -> dict[str, Any]:
-        """Those of these parameters that are there."""
-        return {name: self.values[name] for name in names if name in self.values}
+        """Those of these parameters that are there, and a choice of tools that is overruled."""
+        wanted = [*names, "tool_choice"] if self.wants_some_tool else names
+        return {name: self.values[name] for name in wanted if name in self.values}
+
+    @property
+    def wants_some_tool(self) -> bool:
+        """Whether an answer must call a tool, whichever. It is served, as a temperature is: whether
+        to call one stays the policy's choice. One tool by name is no such choice."""
+        choice = self.values.get("tool_choice")
+        return (choice.get("type") if isinstance(choice, dict) else choice) in ("required", "any")
 
 
 def retry_of(headers: Mapping[str, str]) -> int:
