@@ -135,7 +135,7 @@ METRIC = "held_out (the reward of held-out rows), or one of a step: kl, entropy,
     of=REPLAY,
     takes=LOG,
 )
-@option("--metric", metavar="NAME", help=METRIC, default="held_out", show_default=True)
+@option("--metric", metavar="NAME", help=METRIC, default="")
 @option(
     "--band",
     metavar="LOW:HIGH",

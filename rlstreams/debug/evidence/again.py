@@ -26,6 +26,7 @@ from rlstreams.workers.logprob.scoring import score_window
 from rlstreams.workers.logprob.versions import Anchor
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.trainer.redo.retention import RetentionError
+from rlstreams.workers.weights.channel import WeightError
 
 AT_ONCE = 128  # samples that are scored together
 
@@ -73,7 +74,7 @@ def score_again(
             weights.unchecked[str(err)] += 1
         else:
             weights.add(done, None, str(err))
-    except (ConfigError, EngineError, RetentionError, OffsetGoneError) as err:
+    except (ConfigError, EngineError, WeightError, RetentionError, OffsetGoneError) as err:
         weights.unchecked[str(err)] += 1
     if missing := [step for step in steps if step > done]:
         scores.unchecked["the steps before theirs could not be done again"] += sum(
@@ -120,9 +121,9 @@ class _Again:
         self._pull()
 
     def _pull(self) -> None:
-        step = self._before.training.learner.step_number
-        made = [v for v, by in self._before.ledger.made_by.items() if by == step]
-        version = max(made, default=0)
+        step, ledger = self._before.training.learner.step_number, self._before.ledger
+        made = [version for version, by in ledger.made_by.items() if by == step]
+        version = max(made, default=ledger.branch.policy_version if ledger.branch else 0)
         source = HeldWeights(
             dict(sorted(self._before.training.learner.weights().items())), "policy", version
         )

@@ -27,10 +27,12 @@ from rlstreams.debug.evidence.rewards import check_rewards
 from rlstreams.debug.evidence.tokens import Distance, distances, others
 from rlstreams.debug.rejudge.rejudge import advantages_again
 from rlstreams.debug.replay.diff import differing
-from rlstreams.debug.rerun.rebuilt import Rebuilt, check_step
+from rlstreams.debug.rerun.rebuilt import Rebuilt, RerunError, check_step
 from rlstreams.schemas.binary import encode
 from rlstreams.schemas.events import StepCompleted, Trajectory
 from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.errors import OffsetGoneError
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.words.spelling import Spelling
 from rlstreams.workers.config.load import from_json
@@ -60,17 +62,26 @@ def evidence(
         checkpoints: folders of checkpoints to choose from, for `redo`.
 
     Raises:
-        RerunError: no such step, or its records are gone.
+        RerunError, OffsetGoneError: no such step, or all their records are gone.
         DeadlineError: a partition did not deliver up to its end.
     """
     ledger = read_ledger(log.bus, "evidence")
     numbers = [n for n in sorted(ledger.steps) if n in steps and not ledger.is_disowned(n)]
     if not numbers:
         check_step(ledger, steps.start)
-    found = _Gathered()
-    for number in numbers:
+    found, gone = _Gathered(), list[str]()
+    for number in list(numbers):
         say(f"step {number}: reads its samples")
-        found.add(ledger, *Rebuilt.recorded(log.bus, ledger, number))
+        try:
+            found.add(ledger, *Rebuilt.recorded(log.bus, ledger, number))
+        except (RerunError, OffsetGoneError) as err:
+            if len(numbers) == 1:
+                raise
+            gone.append(str(err))
+            numbers.remove(number)
+    if gone:
+        why = f"of {counted(len(gone), 'step')} records are gone, the first: {gone[0]}"
+        found.records.unchecked[why] = len(gone)
     means = [step.metrics[MEAN] for step in log.steps() if MEAN in step.metrics]
     records = found.records
     _compare_records(log, ledger, found, say)

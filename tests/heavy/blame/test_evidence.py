@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rlstreams.__main__ import main
 from rlstreams.debug.evidence.evidence import evidence
 from rlstreams.debug.evidence.findings import (
     ADVANTAGES,
@@ -19,10 +21,12 @@ from rlstreams.debug.evidence.findings import (
     Evidence,
 )
 from rlstreams.debug.evidence.text import lines
+from rlstreams.debug.replay.record import RecordingOptions, record
 from rlstreams.debug.rerun.rebuilt import RerunError
 from rlstreams.streams.log.record import Partition
-from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.words.spelling import NUMBERS, spelling
+from rlstreams.workers.trainer.claim import read_ledger
 from tests.heavy.blame.run_stand import POISONS, SAMPLES, Poison, Run, Stand, with_reward
 from tests.memory.log import named
 
@@ -124,8 +128,34 @@ def test_what_cannot_be_checked_is_told_and_accuses_nobody(begun: Stand, tmp_pat
         run.log.trim(place, run.log.range(place)[1])
     assert "does not hold what was sampled" in reason(RECORDS)
     assert "not in the log" in reason(REWARDS)
+    oldest = read_ledger(run.opened().bus, "test").steps[STEP].oldest[0]
+    run.log.trim(named("demo", Partition(SCORED.name, 0)), oldest)
+    found = checked(run, redo=False)
+    assert (STEP, LAST) == (found.first, found.last)
+    assert "of 2 steps records are gone" in str(found.checks[0].unchecked)
     with pytest.raises(RerunError, match=r"step 40 was never completed.*steps 1 to 4"):
         checked(run, range(40, 41))
+
+
+def test_the_commands_say_it_of_a_recording(
+    begun: Stand, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`bisect` names the step, and goes on to a metric; `blame` names the group, and is over."""
+    run = ended(begun, tmp_path, POISONS["rewards inverted"])
+    folder = tmp_path / "rec"
+    record(run.opened().bus, run.config, RecordingOptions(folder=folder))
+    assert main(["replay", "bisect", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"Step {STEP} is the first that contradicts itself.")
+    assert "entropy: no step" in out
+    checkpoints = ("--checkpoints", str(run.folder / "checkpoints"))
+    words = ["replay", "blame", str(folder), "--steps", f"{STEP}:{LAST}", *checkpoints]
+    assert main([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert ["evidence"] == list(said)
+    assert [run.bad.split()[1]] == said["evidence"]["groups"]
+    wrong = {c["check"]: len(c["contradict"]) for c in said["evidence"]["checks"]}
+    assert {REWARDS: SAMPLES} == {check: num for check, num in wrong.items() if num}
 
 
 LOTS = """
