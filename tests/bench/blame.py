@@ -1,9 +1,11 @@
 """How often the evidence names the step and the group of the demo that were poisoned.
 
-    python -m tests.bench.blame [--seeds 10] [--json FILE]
+    python -m tests.bench.blame [--seeds 10] [--experiments] [--json FILE]
 
 Each seed is the demo's run, in one process, up to step 29; from there on one run whose step 30 is
 clean, and one for each poison. `replay bisect` looks at all steps, `replay blame` at three of them.
+With `--experiments` only these are made, as with a grader that is wrong by its code: in runs of
+twelve steps of which one group is poisoned, and in two clean ones.
 """
 
 from __future__ import annotations
@@ -17,12 +19,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlstreams.debug.blame.band import Band
+from rlstreams.debug.blame.bisect import bisect
+from rlstreams.debug.blame.blame import blame
+from rlstreams.debug.blame.series import series
 from rlstreams.debug.evidence.evidence import evidence
-from rlstreams.words.spelling import spelling
+from rlstreams.words.spelling import NUMBERS, spelling
 from tests.bench.hardware import hardware
-from tests.heavy.blame.run_stand import POISONS, Run, demo
+from tests.heavy.blame.run_stand import BAD_STEP as SMALL_BAD_STEP
+from tests.heavy.blame.run_stand import POISONS, STEPS, Run, demo, small_run
 
 BAD_STEP, LAST = 30, 32
+FALL = 0.15  # of the held-out reward below that of the version before the poison
+BY_CODE = ("inverted and scaled", "length")
 MEASURED = ("rewards inverted", "tokens swapped", "tokens swapped behind the scorer")
 
 
@@ -70,18 +79,55 @@ def runs(folder: Path, seed: int) -> Iterator[tuple[str, Run]]:
     yield "", begun.run()
 
 
+def experiment(seed: int, poison: str) -> dict[str, Any]:
+    """What experiments find in one small run."""
+    with tempfile.TemporaryDirectory() as name:
+        run = small_run(Path(name), seed, poison)
+        log, folders = run.opened(), [run.folder / "checkpoints"]
+        found: dict[str, Any] = {"seed": seed, "poison": poison, "bad": run.bad}
+        points = series(log)["held_out"]
+        low = max(p.value for p in points if p.step < SMALL_BAD_STEP) - FALL
+        with _timed(found, "bisect"):
+            band = Band(low=low, high=2.0)
+            cut = bisect(log, run.config, "held_out", band=band, checkpoints=folders)
+        found["step"] = None if cut.departure is None else cut.departure.point.step
+        given: dict[str, Any] = {"checkpoints": folders, "spelled": NUMBERS}
+        span = range(SMALL_BAD_STEP - 1, SMALL_BAD_STEP + 2)
+        with _timed(found, "blame"):
+            who = blame(log, run.config, span, metric="held_out", at=STEPS, **given)
+        own = blame(log, run.config, span[:2], metric="grad_norm", at=SMALL_BAD_STEP, **given)
+        return found | {
+            "held_out": {str(p.step): round(p.value, 4) for p in cut.points},
+            "blamed": [one.name for one in who.to_blame],
+            "blamed_by_gradient": [one.name for one in own.to_blame],
+            "experiments": who.num_experiments,
+        }
+
+
+def measured(seeds: int, *, experiments: bool) -> Iterator[dict[str, Any]]:
+    """A row for each run."""
+    for seed in range(seeds):
+        if experiments:
+            yield experiment(seed, BY_CODE[seed % len(BY_CODE)])
+            continue
+        with tempfile.TemporaryDirectory() as name:
+            for poison, run in runs(Path(name), seed):
+                yield {"seed": seed, "poison": poison, **looked_into(run)}
+    if experiments:
+        yield from (experiment(seed, "") for seed in range(2))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--experiments", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("blame.json"))
     args = parser.parse_args()
     rows = []
-    for seed in range(args.seeds):
-        with tempfile.TemporaryDirectory() as name:
-            for poison, run in runs(Path(name), seed):
-                rows.append({"seed": seed, "poison": poison, **looked_into(run)})
-                found = {"hardware": hardware(), "rows": rows}
-                args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    for row in measured(args.seeds, experiments=args.experiments):
+        rows.append(row)
+        found = {"hardware": hardware(), "rows": rows}
+        args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 0
 
 

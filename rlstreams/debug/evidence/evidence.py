@@ -69,36 +69,22 @@ def evidence(
     numbers = [n for n in sorted(ledger.steps) if n in steps and not ledger.is_disowned(n)]
     if not numbers:
         check_step(ledger, steps.start)
-    found, gone = _Gathered(), list[str]()
-    for number in list(numbers):
-        say(f"step {number}: reads its samples")
-        try:
-            found.add(ledger, *Rebuilt.recorded(log.bus, ledger, number))
-        except (RerunError, OffsetGoneError) as err:
-            if len(numbers) == 1:
-                raise
-            gone.append(str(err))
-            numbers.remove(number)
-    if gone:
-        why = f"of {counted(len(gone), 'step')} records are gone, the first: {gone[0]}"
-        found.records.unchecked[why] = len(gone)
+    found = _gathered(log, ledger, numbers, say)
+    numbers = [number for number in numbers if number in found.steps]
     means = [step.metrics[MEAN] for step in log.steps() if MEAN in step.metrics]
-    records = found.records
     _compare_records(log, ledger, found, say)
-    claims = [ledger.claims[ledger.steps[number].epoch] for number in numbers]
-    hashes = claims[-1].hashes if claims else {}
+    hashes = ledger.claims[ledger.steps[numbers[-1]].epoch].hashes if numbers else {}
     rewards = check_rewards(log, config, found.trained, hashes, spelled, say)
     tokens = Check(name=TOKENS)
     _compare_tokens(tokens, found.distances, means, config, found.trained)
-    checks = [records, rewards, tokens, found.advantages]
+    checks = [found.records, rewards, tokens, found.advantages]
     if redo and numbers:
         scores, weights = Check(name=SCORES), Check(name=WEIGHTS)
         apart = score_again(
             log.bus, config, ledger, numbers, weights, scores, checkpoints=checkpoints, say=say
         )
         _compare_tokens(scores, apart, means, config, found.trained)
-        checks[3:3] = [scores]
-        checks.append(weights)
+        checks = [*checks[:3], scores, found.advantages, weights]
     return Evidence(
         first=numbers[0] if numbers else steps.start,
         last=numbers[-1] if numbers else steps.start,
@@ -107,10 +93,30 @@ def evidence(
     )
 
 
+def _gathered(
+    log: RunLog, ledger: Ledger, numbers: Sequence[int], say: Callable[[str], None]
+) -> _Gathered:
+    """What the records of these steps say; those that are gone are counted, unless it is all."""
+    found, gone = _Gathered(), list[str]()
+    for number in numbers:
+        say(f"step {number}: reads its samples")
+        try:
+            found.add(ledger, *Rebuilt.recorded(log.bus, ledger, number))
+        except (RerunError, OffsetGoneError) as err:
+            gone.append(str(err))
+            if len(gone) == len(numbers):
+                raise
+    if gone:
+        why = f"of {counted(len(gone), 'step')} records are gone, the first: {gone[0]}"
+        found.records.unchecked[why] = len(gone)
+    return found
+
+
 class _Gathered:
     """What is kept of the steps: no samples, which may be large."""
 
     def __init__(self) -> None:
+        self.steps: set[int] = set()
         self.trained: dict[Name, tuple[int, float]] = {}  # step and reward
         self.digests: dict[Name, bytes] = {}  # of the sample as it was trained
         self.distances: list[Distance] = []
@@ -119,6 +125,7 @@ class _Gathered:
 
     def add(self, ledger: Ledger, event: StepCompleted, payloads: Sequence[Payload]) -> None:
         """The samples of one step."""
+        self.steps.add(event.step)
         samples = [payload.scored for payload in payloads]
         lengths: dict[Name, int] = {}
         for ref, scored in zip(event.samples, samples, strict=True):
