@@ -40,7 +40,7 @@ def lines(found: Evidence, name: str, *, is_scan: bool = False) -> list[str]:
     """
     return [
         *_sentences(found, is_scan),
-        f"{'checked':<42} {'agree':>9} {'contradict':>10} {'not checked':>11}",
+        f"{'checked':<44} {'agree':>9} {'contradict':>10} {'not checked':>11}",
         *(_row(check) for check in found.checks),
         *_reasons(found.checks),
         *_groups(found),
@@ -99,7 +99,7 @@ def _plural(told: str) -> str:
 def _row(check: Check) -> str:
     note = f"  {check.note}" if check.note else ""
     return (
-        f"{check.name:<42} {check.num_agreed:>9,} {len(check.found):>10,} "
+        f"{check.name:<44} {check.num_agreed:>9,} {len(check.found):>10,} "
         f"{check.unchecked.total():>11,}{note}"
     )
 
