@@ -1,8 +1,11 @@
-"""How often `replay bisect` names the step and `replay blame` the group that broke a small run.
+"""How often the evidence names the step and the group of the demo that were poisoned.
 
-    python -m tests.bench.blame [--seeds 10] [--clean 5] [--json FILE]
+    python -m tests.bench.blame [--seeds 10] [--experiments] [--json FILE]
 
-Runs of twelve steps in one process, of which one group's rewards are poisoned; and clean ones.
+Each seed is the demo's run, in one process, up to step 29; from there on one run whose step 30 is
+clean, and one for each poison. `replay bisect` looks at all steps, `replay blame` at three of them.
+With `--experiments` only these are made, as with a grader that is wrong by its code: in runs of
+twelve steps of which one group is poisoned, and in two clean ones.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,67 +23,109 @@ from rlstreams.debug.blame.band import Band
 from rlstreams.debug.blame.bisect import bisect
 from rlstreams.debug.blame.blame import blame
 from rlstreams.debug.blame.series import series
-from rlstreams.words.spelling import NUMBERS
+from rlstreams.debug.evidence.evidence import evidence
+from rlstreams.words.spelling import NUMBERS, spelling
 from tests.bench.hardware import hardware
-from tests.heavy.blame.run_stand import BAD_STEP, POISONS, STEPS, small_run
+from tests.heavy.blame.run_stand import BAD_STEP as SMALL_BAD_STEP
+from tests.heavy.blame.run_stand import POISONS, STEPS, Run, demo, small_run
 
+BAD_STEP, LAST = 30, 32
 FALL = 0.15  # of the held-out reward below that of the version before the poison
-SPAN = range(BAD_STEP - 1, BAD_STEP + 2)
+BY_CODE = ("inverted and scaled", "length")
+MEASURED = ("rewards inverted", "tokens swapped", "tokens swapped behind the scorer")
 
 
-def one(seed: int, poison: str) -> dict[str, Any]:
-    """What is found in one run."""
-    started_s = time.monotonic()
+def looked_into(run: Run) -> dict[str, Any]:
+    """What is found in one run, and the time that it takes."""
+    found: dict[str, Any] = {"bad": run.bad.strip() if run.bad != "group " else ""}
+    spelled = spelling("", run.config.model.path)
+    folders = [run.folder / "checkpoints"]
+    with _timed(found, "bisect"):
+        scan = evidence(run.opened(), run.config, range(1, 1000), spelled=spelled)
+    with _timed(found, "blame"):
+        steps = range(BAD_STEP - 1, BAD_STEP + 2)
+        near = evidence(
+            run.opened(), run.config, steps, spelled=spelled, redo=True, checkpoints=folders
+        )
+    found |= {
+        "step": scan.first_step,
+        "blamed_by_bisect": [f"group {group}" for group in scan.by_group],
+        "blamed": [f"group {group}" for group in near.by_group],
+        "checks": {check.name: len(check.found) for check in near.checks if check.found},
+        "unchecked": sum(check.unchecked.total() for check in near.checks),
+        "steps": scan.last,
+        "samples": scan.num_samples,
+    }
+    return found
+
+
+@contextmanager
+def _timed(found: dict[str, Any], name: str) -> Iterator[None]:
+    wall_s, cpu_s = time.monotonic(), time.process_time()
+    yield
+    found[f"{name}_s"] = round(time.monotonic() - wall_s, 1)
+    found[f"{name}_cpu_s"] = round(time.process_time() - cpu_s, 1)
+
+
+def runs(folder: Path, seed: int) -> Iterator[tuple[str, Run]]:
+    """The clean run of a seed, and one of each poison."""
+    begun = demo(folder / "clean", seed, trainer__checkpoint_every=BAD_STEP - 1)
+    begun.go_on(BAD_STEP - 1)
+    for poison in MEASURED:
+        other = begun.fork(folder / poison.replace(" ", "-"))
+        other.go_on(LAST, BAD_STEP, POISONS[poison])
+        yield poison, other.run()
+    begun.go_on(LAST)
+    yield "", begun.run()
+
+
+def experiment(seed: int, poison: str) -> dict[str, Any]:
+    """What experiments find in one small run."""
     with tempfile.TemporaryDirectory() as name:
         run = small_run(Path(name), seed, poison)
-        made_s, log = time.monotonic() - started_s, run.opened()
-        folders = [run.folder / "checkpoints"]
+        log, folders = run.opened(), [run.folder / "checkpoints"]
+        found: dict[str, Any] = {"seed": seed, "poison": poison, "bad": run.bad}
         points = series(log)["held_out"]
-        low = max(p.value for p in points if p.step < BAD_STEP) - FALL
-        cut = bisect(log, run.config, "held_out", band=Band(low=low, high=2.0), checkpoints=folders)
-        bisected_s = time.monotonic() - started_s - made_s
-        by_held_out = blame(
-            log, run.config, SPAN, metric="held_out", at=STEPS, checkpoints=folders, spelled=NUMBERS
-        )
-        blamed_s = time.monotonic() - started_s - made_s - bisected_s
-        by_gradient = blame(
-            log,
-            run.config,
-            range(BAD_STEP - 1, BAD_STEP + 1),
-            metric="grad_norm",
-            at=BAD_STEP,
-            checkpoints=folders,
-            spelled=NUMBERS,
-        )
-        effects = by_held_out.effects
-        return {
-            "seed": seed,
-            "poison": poison,
-            "bad": run.bad,
+        low = max(p.value for p in points if p.step < SMALL_BAD_STEP) - FALL
+        with _timed(found, "bisect"):
+            band = Band(low=low, high=2.0)
+            cut = bisect(log, run.config, "held_out", band=band, checkpoints=folders)
+        found["step"] = None if cut.departure is None else cut.departure.point.step
+        given: dict[str, Any] = {"checkpoints": folders, "spelled": NUMBERS}
+        span = range(SMALL_BAD_STEP - 1, SMALL_BAD_STEP + 2)
+        with _timed(found, "blame"):
+            who = blame(log, run.config, span, metric="held_out", at=STEPS, **given)
+        own = blame(log, run.config, span[:2], metric="grad_norm", at=SMALL_BAD_STEP, **given)
+        return found | {
             "held_out": {str(p.step): round(p.value, 4) for p in cut.points},
-            "step": None if cut.departure is None else cut.departure.point.step,
-            "blamed": [e.name for e in by_held_out.to_blame],
-            "blamed_by_gradient": [e.name for e in by_gradient.to_blame],
-            "effect": effects[0].effect if effects else None,
-            "border": by_held_out.border,
-            "experiments": by_held_out.num_experiments,
-            "make_s": round(made_s, 1),
-            "bisect_s": round(bisected_s, 1),
-            "blame_s": round(blamed_s, 1),
+            "blamed": [one.name for one in who.to_blame],
+            "blamed_by_gradient": [one.name for one in own.to_blame],
+            "experiments": who.num_experiments,
         }
+
+
+def measured(seeds: int, *, experiments: bool) -> Iterator[dict[str, Any]]:
+    """A row for each run."""
+    for seed in range(seeds):
+        if experiments:
+            yield experiment(seed, BY_CODE[seed % len(BY_CODE)])
+            continue
+        with tempfile.TemporaryDirectory() as name:
+            for poison, run in runs(Path(name), seed):
+                yield {"seed": seed, "poison": poison, **looked_into(run)}
+    if experiments:
+        yield from (experiment(seed, "") for seed in range(2))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--clean", type=int, default=5)
+    parser.add_argument("--experiments", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("blame.json"))
     args = parser.parse_args()
     rows = []
-    kinds = [*POISONS]
-    poisons = [kinds[seed % len(kinds)] for seed in range(args.seeds)]
-    for seed, poison in [*enumerate(poisons), *((seed, "") for seed in range(args.clean))]:
-        rows.append(one(seed, poison))
+    for row in measured(args.seeds, experiments=args.experiments):
+        rows.append(row)
         found = {"hardware": hardware(), "rows": rows}
         args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,9 +17,11 @@ from rlstreams.cli.replay.group import REPLAY, config_of
 from rlstreams.debug.blame import KINDS
 
 if TYPE_CHECKING:
+    from rlstreams.debug.evidence.findings import Evidence
     from rlstreams.workers.config.run import RunConfig
 
 LEARNT = "learnt"
+ALL = range(1, sys.maxsize)
 Declared = Callable[[Namespace], int]
 
 
@@ -100,6 +103,29 @@ def step(args: Namespace) -> int:
     return 0 if found.is_equal else 1
 
 
+def _evidence(
+    found_run: NamedRun,
+    config: RunConfig,
+    folders: Sequence[Path],
+    steps: range,
+    say: Progress,
+    *,
+    redo: bool,
+) -> Evidence:
+    from rlstreams.debug.evidence.evidence import evidence
+    from rlstreams.words.spelling import spelling
+
+    return evidence(
+        found_run.log,
+        config,
+        steps,
+        spelled=spelling("", config.model.path),
+        redo=redo,
+        checkpoints=folders,
+        say=say,
+    )
+
+
 METRIC = "held_out (the reward of held-out rows), or one of a step: kl, entropy, grad_norm, ..."
 
 
@@ -110,7 +136,7 @@ METRIC = "held_out (the reward of held-out rows), or one of a step: kl, entropy,
     of=REPLAY,
     takes=LOG,
 )
-@option("--metric", metavar="NAME", help=METRIC, default="held_out", show_default=True)
+@option("--metric", metavar="NAME", help=METRIC, default="")
 @option(
     "--band",
     metavar="LOW:HIGH",
@@ -118,29 +144,40 @@ METRIC = "held_out (the reward of held-out rows), or one of a step: kl, entropy,
     default=LEARNT,
     show_default=True,
 )
+@option(
+    "--redo",
+    is_flag=True,
+    help="check the weights too: do the steps again, score their samples again",
+)
 @option("--json", is_flag=True, help="print it as one JSON object")
 @_looked_into
 def bisect(args: Namespace) -> int:
-    """the first step at which a metric left its band for good
+    """the first step that contradicts its own log, and at which a metric left its band for good
 
-    Between two evaluations it makes versions again and evaluates them, half way each time. Writes
-    nothing. Exit status 0 also if there is no such step.
+    Compares what was trained with what was sampled, judges answers again, and checks log-probs and
+    advantages. Between two evaluations it makes versions again and evaluates them, half way each
+    time. Writes nothing. Exit status 0 also if there is no such step.
     """
     from rlstreams.debug.blame.band import band_of
 
     band = None if args.band == LEARNT else band_of(args.band)
     with _steps_of(args) as (found_run, config, folders):
         from rlstreams.debug.blame.bisect import bisect as bisected
+        from rlstreams.debug.evidence.text import as_json, lines
 
-        progress = Progress()
+        name, progress = str(found_run.folder), Progress()
+        checked = _evidence(found_run, config, folders, ALL, progress, redo=args.redo)
+        if not args.json:
+            progress("")
+            print("\n".join([*lines(checked, name, is_scan=True), ""]))
         found = bisected(
             found_run.log, config, args.metric, band=band, checkpoints=folders, say=progress
         )
         progress("")
     if args.json:
-        print_json({**asdict(found), "blamed": found.blamed})
+        print_json({"evidence": as_json(checked), **asdict(found), "blamed": found.blamed})
     else:
-        print("\n".join(found.lines(str(found_run.folder))))
+        print("\n".join(found.lines(name)))
     return 0
 
 
@@ -160,13 +197,16 @@ def bisect(args: Namespace) -> int:
     metavar="FILE",
     help="not left out, but with these rewards: JSON lines of group_id, sample, reward",
 )
+@option("--experiments", is_flag=True, help="make them also where the log contradicts itself")
 @option("--json", is_flag=True, help="print it as one JSON object")
 @_looked_into
 def blame(args: Namespace) -> int:
-    """which samples of some steps explain a change of a metric
+    """which samples of some steps contradict the log, or explain a change of a metric
 
-    Does the steps again without a set of samples, measures the metric behind them, and halves; what
-    an effect must be is told by random sets. Writes nothing. Exit status 0 also if it is nobody.
+    First checks what was sampled, judged, scored and trained against each other, and against the
+    weights of the steps, done again. If all agrees, or with --experiments, it does the steps again
+    without a set of samples, measures the metric behind them, and halves; what an effect must be is
+    told by random sets. Writes nothing. Exit status 0 also if it is nobody.
     """
     from rlstreams.debug.replay.player import range_of
     from rlstreams.words.spelling import spelling
@@ -174,11 +214,23 @@ def blame(args: Namespace) -> int:
     steps = range_of(args.steps)
     assert steps is not None, "it is required"
     with _steps_of(args) as (found_run, config, folders):
+        from rlstreams.debug.evidence.text import as_json
+        from rlstreams.debug.evidence.text import lines as evidence_lines
+
+        progress = Progress()
+        checked = _evidence(found_run, config, folders, steps, progress, redo=True)
+        is_over = bool(checked.found) and not (args.experiments or args.rewards)
+        progress("")
+        if not args.json:
+            print("\n".join(evidence_lines(checked, str(found_run.folder))))
+        elif is_over:
+            print_json({"evidence": as_json(checked)})
+        if is_over:
+            return 0
         from rlstreams.debug.blame.blame import blame as blamed
         from rlstreams.debug.blame.sets import rewards_of
         from rlstreams.debug.blame.text import lines
 
-        progress = Progress()
         found = blamed(
             found_run.log,
             config,
@@ -193,7 +245,7 @@ def blame(args: Namespace) -> int:
         )
         progress("")
     if args.json:
-        print_json(found)
+        print_json({"evidence": as_json(checked), **asdict(found)})
     else:
-        print("\n".join(lines(found)))
+        print("\n".join(["", *lines(found)]))
     return 0

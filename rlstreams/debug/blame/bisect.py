@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.debug.blame.band import Band, Departure, Point, departure
-from rlstreams.debug.blame.series import HELD_OUT, SAMPLED, error_of, is_reward, named, series
+from rlstreams.debug.blame.series import (
+    DEFAULT,
+    HELD_OUT,
+    SAMPLED,
+    error_of,
+    is_reward,
+    named,
+    series,
+)
 from rlstreams.debug.rerun.rebuilt import rebuilt
 from rlstreams.debug.rerun.rerun import State
 from rlstreams.schemas.events import PolicyStored
@@ -94,6 +102,7 @@ def bisect(
 
     Args:
         config: where the model folder and the verifier are now.
+        metric: "": the held-out reward if the run has one, else `DEFAULT`.
         band: None: it is learnt.
         checkpoints: folders of checkpoints to choose from.
 
@@ -103,7 +112,7 @@ def bisect(
             again.
     """
     known = series(log)
-    name = named(metric, known)
+    name = named(metric or (HELD_OUT if HELD_OUT in known else DEFAULT), known)
     points = list(known[name])
     found = departure(points, band, higher_is_better=is_reward(name))
     again: list[Point] = []

@@ -17,7 +17,7 @@ import numpy as np
 from rlstreams.debug.blame.evaluated import Evaluator, held_out_prompts
 from rlstreams.debug.blame.experiments import Experiments, Gauge, advantages_of
 from rlstreams.debug.blame.search import RANDOM_SETS, border, suspects
-from rlstreams.debug.blame.series import HELD_OUT, SAMPLED, is_reward, named, series
+from rlstreams.debug.blame.series import DEFAULT, HELD_OUT, SAMPLED, is_reward, named, series
 from rlstreams.debug.blame.sets import Batches, Name, SampleSet, name_of, sets_of
 from rlstreams.debug.rerun.rebuilt import Rebuilt, RerunError, rebuilt
 from rlstreams.streams.log.errors import ConfigError
@@ -27,7 +27,6 @@ from rlstreams.words.texts import text_of
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 
-DEFAULT = "entropy"  # where no held-out rows are evaluated
 TABLE = 8  # sets that were tried alone and are shown
 _OF_TOKENS = ("mismatch", "rollout_")  # of recorded log-probs: no weights change them
 

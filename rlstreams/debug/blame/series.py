@@ -16,6 +16,8 @@ HELD_OUT = "held_out"
 """Mean reward of the held-out rows, by the step that made the version."""
 HELD_OUT_TOKENS = "held_out_tokens"
 """Mean number of sampled tokens of their answers."""
+DEFAULT = "entropy"
+"""Where no held-out rows are evaluated."""
 SAMPLED = (HELD_OUT, HELD_OUT_TOKENS)
 CALLED: Mapping[str, str] = {  # what figures are called on screens
     "accuracy": HELD_OUT,

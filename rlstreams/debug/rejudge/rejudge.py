@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -178,12 +178,19 @@ class _Asked:
     metadata: str
 
 
-def rejudge(log: RunLog, grader: Grader, decode: Decode, by: TrainerSection) -> Rejudged:
+def rejudge(
+    log: RunLog,
+    grader: Grader,
+    decode: Decode,
+    by: TrainerSection,
+    groups: Collection[str] | None = None,
+) -> Rejudged:
     """Judge the finished samples of a run, live or recorded.
 
     Args:
         decode: token ids to text, special tokens left out.
         by: how the run makes advantages of rewards.
+        groups: whose samples are judged; None: all.
 
     Raises:
         DeadlineError: a partition did not deliver up to its end.
@@ -193,7 +200,7 @@ def rejudge(log: RunLog, grader: Grader, decode: Decode, by: TrainerSection) -> 
         (one.event.group_id, one.event.sample): _Asked(
             one.event.text, one.event.answer, one.event.metadata
         )
-        for one in log.read(Prompt, skip_unreadable=True)
+        for one in log.read(Prompt, groups, skip_unreadable=True)
     }
     found, rewards, lengths = Rejudged(), dict[Name, float](), dict[Name, int]()
     judged: dict[Name, tuple[OutcomeReported, str]] = {}
@@ -207,8 +214,9 @@ def rejudge(log: RunLog, grader: Grader, decode: Decode, by: TrainerSection) -> 
         judge(
             _Case(_name(session), partial(_of_session, session, asked, decode), _last(session))
             for session in _closed(log, found)
+            if groups is None or _name(session)[0] in groups
         )
-        judge(_plain(log, asked, decode, judged, rewards, lengths))
+        judge(_plain(log, groups, asked, decode, judged, rewards, lengths))
     found.outcomes += [
         NewOutcome(event=event, sample=name, was=rewards.get(name), text=text)
         for name, (event, text) in judged.items()
@@ -219,7 +227,9 @@ def rejudge(log: RunLog, grader: Grader, decode: Decode, by: TrainerSection) -> 
         if one.event.kind == REWARD and one.was is not None
     }
     for step in log.steps():
-        again = _step(step, now, lengths, by)
+        if groups is not None and not any(ref.group_id in groups for ref in step.samples):
+            continue
+        again = advantages_again(step, now, lengths, by)
         found.num_steps += 1
         found.num_exact += again.is_exact
         if any(now.get(name, ref.reward) != ref.reward
@@ -247,6 +257,7 @@ def _closed(log: RunLog, found: Rejudged) -> Iterator[Session]:
 
 def _plain(
     log: RunLog,
+    groups: Collection[str] | None,
     asked: Mapping[Name, _Asked],
     decode: Decode,
     judged: Mapping[Name, object],
@@ -255,7 +266,7 @@ def _plain(
 ) -> Iterator[_Case]:
     """Samples that were no sessions; of all samples the rewards, and how long their answers are."""
     of_sessions = set(judged)
-    for record in log.read(Trajectory, skip_unreadable=True):
+    for record in log.read(Trajectory, groups, skip_unreadable=True):
         event = record.event
         name = event.group_id, event.sample
         rewards[name] = event.reward
@@ -318,9 +329,18 @@ def _said_to(asked: Mapping[Name, _Asked], name: Name) -> _Asked:
     return asked[name]
 
 
-def _step(
+def advantages_again(
     step: StepCompleted, now: Mapping[Name, float], lengths: Mapping[Name, int], by: TrainerSection
 ) -> NewAdvantages:
+    """The advantages of a step, from these rewards instead of the recorded ones.
+
+    Args:
+        now: other rewards, by sample; a sample that it lacks keeps its own.
+        lengths: tokens that the policy sampled, by sample.
+
+    Raises:
+        ConfigError: rewards that `by` is not defined for; names the group.
+    """
     names = [(ref.group_id, ref.sample) for ref in step.samples]
     old = [ref.reward for ref in step.samples]
     new = [now.get(name, reward) for name, reward in zip(names, old, strict=True)]
@@ -331,7 +351,7 @@ def _step(
             taken = [overlong_penalty(lengths.get(name, 0), by.loss) for name in names]
             rewards = [r + p for r, p in zip(rewards, taken, strict=True)]
         if by.control == "permuted":
-            rewards = permuted(rewards, step.step)
+            rewards = permuted(rewards, step.step - 1)  # by how many steps there were
         return advantages_by(rewards, [group for group, _ in names], by.loss)
 
     return NewAdvantages(

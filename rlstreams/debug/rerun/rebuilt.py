@@ -94,6 +94,14 @@ class RerunError(ConfigError):
     """A step that cannot be re-run; says what is there instead."""
 
 
+class UnequalError(RerunError):
+    """A step gave other weights than recorded."""
+
+    def __init__(self, told: str, environment: str) -> None:
+        super().__init__(f"{told}: {environment or 'nothing that its claim records differs'}")
+        self.environment = environment  # what differs here from where it was made; "": nothing
+
+
 class Rebuilt:
     """Model and optimizer at a step; `again` makes the next one."""
 
@@ -119,8 +127,17 @@ class Rebuilt:
 
     def read(self, step: int) -> tuple[StepCompleted, list[Payload]]:
         """A step's event, and its samples in batch order. Raises as `again`."""
+        return self.recorded(self._bus, self.ledger, step)
+
+    @staticmethod
+    def recorded(bus: Bus, ledger: Ledger, step: int) -> tuple[StepCompleted, list[Payload]]:
+        """As `read`, without weights."""
         with _readable(step):
-            return read_step(self._bus, self.ledger.steps[step], lambda _: None)
+            return read_step(bus, ledger.steps[step], lambda _: None)
+
+    def section(self, step: int) -> TrainerSection:
+        """How it was trained."""
+        return from_json(self.ledger.claims[self.ledger.steps[step].epoch].config).trainer
 
     def environment(self, step: int) -> str:
         """What differs here from where a step was done; each claim names its own."""
@@ -130,7 +147,7 @@ class Rebuilt:
     def go_to(self, step: int) -> Trained | None:
         """Redo the steps that the weights in hand lack, up to `step`; what the last one gave.
 
-        Raises RerunError: one gave other weights than recorded; as `again`.
+        Raises UnequalError: one gave other weights than recorded; as `again`.
         """
         trained: Trained | None = None
         for number in range(self.training.learner.step_number + 1, step + 1):
@@ -142,10 +159,10 @@ class Rebuilt:
                 what, hashes = "weights", (redone.fact.weight_hash, redone.again.weight_hash)
                 if hashes[0] == hashes[1]:
                     what, hashes = "a value head", redone.value_heads
-                raise RerunError(
+                raise UnequalError(
                     f"step {number}, on the way from {self.started_from}, gave {what} "
-                    f"{hashes[1][:12]}, the log says {hashes[0][:12]}: "
-                    f"{self.environment(number) or 'nothing that its claim records differs'}"
+                    f"{hashes[1][:12]}, the log says {hashes[0][:12]}",
+                    self.environment(number),
                 )
             self.num_redone += 1
             trained = redone.again

@@ -234,12 +234,12 @@ def test_samples_without_an_agent_are_judged_by_their_last_turn() -> None:
 
 
 def test_a_control_run_permutes_its_rewards_here_too() -> None:
-    """As its trainer did, by the step's number; taken for another run it is not exact."""
+    """As its trainer did, which counts the steps before; taken for another run it is not exact."""
     rewards = [1.0, 2.0, 3.0, 4.0]
     learnt = permuted(rewards, 2)
     assert learnt != rewards
     grader = Grader(name="length", hash="", verifier=by_length([]))
-    with BusLog(plain_bus(rewards, learnt, 2), "r") as log:
+    with BusLog(plain_bus(rewards, learnt, 3), "r") as log:
         assert rejudge(log, grader, numbers, TrainerSection(control="permuted")).num_exact == 1
         assert rejudge(log, grader, numbers, BY).num_exact == 0
 

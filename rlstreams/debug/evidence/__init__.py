@@ -1,0 +1,1 @@
+"""Whether what the log says of trained samples agrees with itself."""
