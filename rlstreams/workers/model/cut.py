@@ -14,7 +14,7 @@ it takes most over.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -165,8 +165,11 @@ def cut_evenly(
 
 
 def unshared(cut: Cut, lengths: Sequence[int], bin_tokens: int) -> Cut:
-    """The same bins, where each sample needs room for all of its tokens."""
-    return _binned(cut.members, lengths, bin_tokens) if cut.bins else cut
+    """The same bins, wider where one has no room for all tokens of each of its samples."""
+    wider = _binned(cut.members, lengths, bin_tokens).bins
+    held = (sum(lengths[index] for index in own) for own in cut.members)
+    sizes = zip(held, cut.bins, wider, strict=True)
+    return replace(cut, bins=tuple(size if n <= size else wide for n, size, wide in sizes))
 
 
 def cut_smaller(

@@ -134,7 +134,7 @@ def _common(one: Tokens, other: Tokens) -> int:
     if one.experts is None or other.experts is None:
         return num
     rows = int(is_routed[0][:num].nonzero()[0].max(initial=-1)) + 1
-    is_other = (one.experts[:rows] != other.experts[:rows]).reshape(rows, -1).any(1)
+    is_other = (one.experts[:rows] != other.experts[:rows]).any((1, 2))
     differs = is_other & is_routed[0][:rows]
     return int(differs.argmax()) if differs.any() else num
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment, Trajectory
 from rlstreams.workers.model.cut import Cut, one_row
-from rlstreams.workers.model.prefixes import Prefixes, Taken, own_tokens
+from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Prefixes, Taken, own_tokens
 from rlstreams.workers.model.routes import padded_routes
 from rlstreams.workers.trainer.learn.cutting import (
     minibatch_of,
@@ -127,13 +127,25 @@ class Batch:
                 members.setdefault(number, []).append(index)
         return [tuple(members[number]) for number in sorted(members)] * self.epochs
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Of each sample its tokens, and how many of them another of its bin has."""
+        return [
+            (int(num), taken.tokens)
+            for part in self.micro_batches
+            for num, taken in zip(
+                part.real_BT.sum(1), part.taken or [NOTHING_TAKEN] * len(part.real_BT), strict=True
+            )
+        ]
+
     def figures(self) -> dict[str, float]:
-        """Its tokens: of the loss, of samples, and those that passes take, padding included."""
-        parts = self.micro_batches
+        """Its tokens: of the loss, of samples, those that a bin has once for several, and those
+        that passes take, padding included."""
+        parts, spans = self.micro_batches, self.spans
         return {
             "num_loss_tokens": float(self.num_loss_tokens),
-            "tokens_real": float(sum(int(part.real_BT.sum()) for part in parts)),
-            "tokens_shared": float(sum(t.tokens for p in parts for t in p.taken or ())),
+            "tokens_real": float(sum(num for num, _ in spans)),
+            "tokens_shared": float(sum(taken for _, taken in spans)),
             "tokens_computed": float(sum(part.num_computed_tokens for part in parts)),
         }
 
