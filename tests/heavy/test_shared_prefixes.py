@@ -69,8 +69,9 @@ def test_one_operation_is_the_sum_over_its_paths(window: int) -> None:
     lengths = [len(own) for own in sequences]
     taken = Prefixes([Tokens(np.array(own)) for own in sequences]).taken(range(len(sequences)))
     size = sum(lengths) - sum(own.tokens for own in taken) + 3
-    row, shared = Documents.of(lengths, size, taken), None
-    assert (shared := row.shared) is not None
+    row = Documents.of(lengths, size, taken)
+    assert row.shared is not None
+    shared = row.shared
     given = [torch.randn(size, heads, 8, dtype=torch.float64) for heads in (4, 2, 2)]
     weights = torch.randn(size, 4, 8, dtype=torch.float64)
 
@@ -129,8 +130,8 @@ def _generator() -> torch.Generator:
 
 
 def samples_of(*, is_routed: bool = False) -> list[ScoredTrajectory]:
-    """Groups of several prompts and lengths, one of which is longer than windows are; then one whose
-    samples go on from each other, so that a token is learnt from in several."""
+    """Groups of several prompts and lengths, one of which is longer than windows are; then one
+    whose samples go on from each other, so that a token is learnt from in several."""
     random, found = np.random.default_rng(2), []
 
     def logprobs(num: int) -> list[float]:

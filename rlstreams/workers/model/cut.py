@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import StepCompleted
-from rlstreams.workers.model.prefixes import KEYS, Prefixes, Row
+from rlstreams.workers.model.prefixes import MOST_TAKEN, Prefixes, Row
 
 _ALIGNED = 128  # tokens: what the kernels take at a time
 
@@ -246,7 +246,7 @@ def _binned(
             row = Row(prefixes)
             for index in own:
                 row.add(index)
-            tokens = max(row.num_tokens, -(-row.num_keys // KEYS))
+            tokens = max(row.num_tokens, -(-row.num_taken // MOST_TAKEN))
         whole = -(-tokens // quarter) * quarter
         bins.append(bin_tokens if tokens <= bin_tokens < whole else whole)
     return Cut(

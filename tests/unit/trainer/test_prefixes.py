@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlstreams.workers.model.cut import Cut, cut_bins, cut_evenly, cut_smaller, unshared
 from rlstreams.workers.model.documents import Documents
-from rlstreams.workers.model.prefixes import KEYS, NOTHING_TAKEN, Prefixes, Taken, Tokens
+from rlstreams.workers.model.prefixes import MOST_TAKEN, NOTHING_TAKEN, Prefixes, Taken, Tokens
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=14)
 ROUTES = st.lists(st.tuples(st.integers(0, 1), st.booleans()), min_size=8, max_size=8)
@@ -51,7 +51,9 @@ def test_tokens_that_go_to_other_experts_are_others(
         known = [expert if is_recorded else None for expert, is_recorded in rows]
         told.append([*zip(ids, [*known, None], strict=True)])
     taken = Prefixes(tokens).taken(range(len(tokens)))
-    for own, (of, num) in zip(told, taken, strict=True):
+    for place, (own, (of, num)) in enumerate(zip(told, taken, strict=True)):
+        most = max((begin_alike(own, other) for other in told[:place]), default=0)
+        assert num == min(most, len(own) - 1)
         assert told[of][:num] == own[:num]
 
 
@@ -75,13 +77,13 @@ def own_tokens(cut: Cut, prefixes: Prefixes) -> list[int]:
 
 
 def check(cut: Cut, prefixes: Prefixes, bin_tokens: int) -> None:
-    """What a bin has fits it, with room for the keys."""
+    """What a bin has fits it, with its keys."""
     cut.check(len(prefixes.lengths))
     bins = zip(cut.members, cut.bins, own_tokens(cut, prefixes), strict=True)
     for own, size, held in bins:
         lengths = [prefixes.lengths[index] for index in own]
         assert held <= size
-        assert sum(lengths) <= KEYS * size
+        assert sum(lengths) - held <= MOST_TAKEN * size
         assert size <= bin_tokens or len(own) == 1
         Documents.of(lengths, size, prefixes.taken(own))  # refuses what does not fit
 
@@ -107,11 +109,11 @@ def test_bins_hold_what_sequences_do_not_share(
 
 def test_what_is_read_again_and_again_is_bounded() -> None:
     """A bin has keys for so many tokens alone: copies of one sequence fill several."""
-    prefixes = prefixes_of([[1] * 64] * 400)
+    prefixes = prefixes_of([[1] * 65] * 400)
     cut = cut_bins(prefixes.lengths, 512, prefixes)
     check(cut, prefixes, 512)
-    assert cut.sizes == (128, 128, 128, 16)
-    assert own_tokens(cut, prefixes)[0] == 64 + 127
+    assert cut.sizes == (121, 121, 121, 37)
+    assert own_tokens(cut, prefixes)[0] == 65 + MOST_TAKEN * 512 // 64
 
 
 def groups(num: int, prompt: int, lengths: list[int]) -> tuple[list[list[int]], list[int]]:
