@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlstreams.workers.engines.base import Scores, TokenSequence, check_sequences
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
+from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row, rows_of
 from rlstreams.workers.model.device import on_device
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import right_padded
@@ -137,11 +137,8 @@ def parts_of(
     cut: Cut, sequences: Sequence[TokenSequence], prefixes: Prefixes | None = None
 ) -> list[Part]:
     """The forwards of a cut, in its order."""
-    bins = cut.bins or (0,) * len(cut.sizes)
-    return [
-        Part([sequences[i] for i in own], num, prefixes.taken(own) if prefixes and num else None)
-        for own, num in zip(cut.members, bins, strict=True)
-    ]
+    rows = zip(cut.members, rows_of(cut, prefixes), strict=True)
+    return [Part([sequences[index] for index in own], *row) for own, row in rows]
 
 
 def in_order(

@@ -127,8 +127,9 @@ class Passes:
         )  # fmt: skip
         temperature_N = micro_batch.temperature_BT[mask_BT]
         if not micro_batch.bin_tokens:
-            padded = (ids_BT, real_BT, np.flatnonzero(mask_BT), temperature_N)
-            return self._scorer(*map(self._tensor, padded), None, *top)
+            chosen_N = self._tensor(np.flatnonzero(mask_BT))
+            padded = self._tensor(ids_BT), self._tensor(real_BT), chosen_N
+            return self._scorer(*padded, self._tensor(temperature_N), None, *top)
         lengths = real_BT.sum(1).tolist()
         documents = Documents.of(lengths, micro_batch.bin_tokens, micro_batch.taken)
         chosen, back = documents.scored(mask_BT[real_BT])

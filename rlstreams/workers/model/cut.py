@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import StepCompleted
-from rlstreams.workers.model.prefixes import MOST_TAKEN, Prefixes, Row
+from rlstreams.workers.model.prefixes import MOST_TAKEN, Prefixes, Row, Taken
 
 _ALIGNED = 128  # tokens: what the kernels take at a time
 
@@ -206,6 +206,17 @@ def cut_smaller(
         order=tuple(index for own in halved for index in own),
         sizes=tuple(len(own) for own in halved),
     )
+
+
+def rows_of(cut: Cut, prefixes: Prefixes | None) -> list[tuple[int, tuple[Taken, ...] | None]]:
+    """Of each micro-batch the tokens of its bin, 0 for padded rows, and what its samples take over;
+    None where bins share nothing.
+
+    Args:
+        prefixes: that it was cut by.
+    """
+    bins = zip(cut.members, cut.bins or (0,) * len(cut.sizes), strict=True)
+    return [(num, prefixes.taken(own) if prefixes and num else None) for own, num in bins]
 
 
 def one_row(

@@ -47,7 +47,7 @@ class Shared:
         """
         Args:
             own: tokens that each sequence has in the row, the rest of the row included.
-            taken: by sequence; (): none takes any over.
+            taken: by sequence.
         """
         places: list[npt.NDArray[np.int32]] = []
         starts = np.zeros(num_tokens + 1, np.int32)

@@ -44,7 +44,7 @@ class TokenScores(NamedTuple):
         """Of the tokens at these places of its own; None: of all."""
         if places_N is None:
             return self
-        return TokenScores(*(None if t is None else t[places_N] for t in self))
+        return TokenScores._make(None if t is None else t[places_N] for t in self)
 
 
 class ValueHead(nn.Module):
