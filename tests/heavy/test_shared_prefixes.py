@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from rlstreams.debug.rerun.findings import _cut_again
 from rlstreams.schemas.events import ScoredTrajectory, Segment, Tensor
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
@@ -24,6 +26,8 @@ from rlstreams.workers.model.documents import Documents, use_documents
 from rlstreams.workers.model.model import configure_torch, load_model, right_padded
 from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Prefixes, Taken, Tokens
 from rlstreams.workers.model.token_scores import TokenScorer
+from rlstreams.workers.trainer.learn.cutting import prefixes_of
+from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
@@ -279,3 +283,23 @@ def test_a_family_whose_shared_tokens_differ_has_them_again(
 
     monkeypatch.setattr(documents, "_laid_out", turned)
     assert "documents that share tokens are" in bins.why_unshared(scorer)
+
+
+def test_a_redone_step_is_planned_as_it_was() -> None:
+    """`replay step` compares its micro-batches with those that are planned now: of the same bins,
+    with tokens shared if they were."""
+    samples, cuts = samples_of(), []
+    for shares in (False, True):
+        prefixes = prefixes_of(samples, replay_routes=False) if shares else None
+        batch = pack(
+            samples, np.zeros(len(samples), np.float32), [],
+            policy_version=2, token_budget=48, in_bins=True, prefixes=prefixes,
+        )  # fmt: skip
+        step: Any = SimpleNamespace(
+            payloads=[SimpleNamespace(scored=sample) for sample in samples],
+            again=SimpleNamespace(batch=batch),
+            recorded=SimpleNamespace(bins=batch.cut.bins),
+        )
+        cuts.append(_cut_again(step, TrainerSection(micro_batch_tokens=48)))
+        assert cuts[-1] == batch.cut
+    assert len(cuts[0].sizes) > len(cuts[1].sizes)
