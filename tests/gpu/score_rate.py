@@ -28,7 +28,7 @@ from rlstreams.schemas.events import DeadLetter, ScoredTrajectory, Segment, Tens
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, TRAJECTORIES
 from rlstreams.workers.bootstrap.parts import make_scorers
-from rlstreams.workers.compute.forward import cut_of, parts_of
+from rlstreams.workers.compute.forward import cut_of, parts_of, prefixes_of
 from rlstreams.workers.compute.score import MeshScorer
 from rlstreams.workers.engines.base import TokenSequence
 from rlstreams.workers.logprob.worker import make_worker
@@ -89,23 +89,24 @@ def bins_of(scored: Sequence[ScoredTrajectory], budget: int, device: str) -> lis
     windows: defaultdict[int, list[tuple[int, TokenSequence]]] = defaultdict(list)
     for event in scored:
         ids = np.concatenate([s.token_ids.numpy() for s in event.trajectory.segments])
-        windows[event.window].append((event.window_place, TokenSequence(token_ids=ids)))
+        sequence = TokenSequence(token_ids=ids, group_id=event.trajectory.group_id)
+        windows[event.window].append((event.window_place, sequence))
     made = []
     for _, window in sorted(windows.items()):
         sequences = [sequence for _, sequence in sorted(window, key=lambda item: item[0])]
-        for own, num_tokens in parts_of(cut_of(sequences, budget, in_bins=True), sequences):
-            ids_T, chosen_T = np.zeros((2, num_tokens), np.int64)
-            at = 0
-            for sequence in own:
-                end = at + len(sequence.token_ids)
-                ids_T[at:end], chosen_T[at + 1 : end] = sequence.token_ids, 1
-                at = end
+        prefixes = prefixes_of(sequences)
+        cut = cut_of(sequences, budget, in_bins=True, prefixes=prefixes)
+        for own, num_tokens, taken in parts_of(cut, sequences, prefixes):
             lengths = [len(sequence.token_ids) for sequence in own]
-            chosen_N = torch.from_numpy(np.flatnonzero(chosen_T)).to(device)
+            documents = Documents.of(lengths, num_tokens, taken)
+            ids_T = np.zeros(num_tokens, np.int64)
+            places = documents.places(sum(lengths))
+            ids_T[places] = np.concatenate([sequence.token_ids for sequence in own])
+            chosen, _ = documents.scored(np.concatenate([np.arange(n) > 0 for n in lengths]))
             made.append((
-                torch.from_numpy(ids_T[None]).to(device), None, chosen_N,
-                torch.ones(len(chosen_N), device=device),
-                Documents.of(lengths, num_tokens).to(device),
+                torch.from_numpy(ids_T[None]).to(device), None,
+                torch.from_numpy(chosen).to(device), torch.ones(len(chosen), device=device),
+                documents.to(device),
             ))  # fmt: skip
     return made
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlstreams.workers.compute.forward import Forward, Part
 from rlstreams.workers.compute.score import MeshScorer, scorer_of
 from rlstreams.workers.engines.base import TokenSequence
 from rlstreams.workers.engines.folder_channel import FolderChannel
@@ -31,6 +33,20 @@ def sequences_of(lengths: Sequence[int], routes: tuple[int, int] | None = None) 
         )
         for length in lengths
     ]
+
+
+def related(sequences: list[TokenSequence]) -> list[TokenSequence]:
+    """The third begins with 30 tokens of the first, the eighth with 41 of the third; the sixth with
+    20 of the first, of which one went to other experts."""
+    for to, of, num in ((2, 0, 30), (7, 2, 41), (5, 0, 20)):
+        own = replace(sequences[to], group_id="of some")
+        own.token_ids[:num] = sequences[of].token_ids[:num]
+        if own.routed_experts is not None:
+            own.routed_experts[:num] = sequences[of].routed_experts[:num]
+        sequences[to] = own
+    if (routed := sequences[5].routed_experts) is not None:
+        routed[0] = 3 - routed[0]
+    return sequences
 
 
 def scores(scorer: MeshScorer, channel: FolderChannel, sequences: Any) -> list[Any]:
@@ -56,10 +72,11 @@ def test_bins_give_what_padded_rows_give(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sequences of one token too, and experts that are replayed; the same call, the same bits."""
+    """Sequences of one token too, such as begin alike, and experts that are replayed, once other
+    ones in what is alike; the same call, the same bits."""
     folder = families.make(name, tmp_path)
     channel = FolderChannel(folder)
-    sequences = sequences_of([40, 1, 64, 17, 2, 58, 33, 64, 5], routes)
+    sequences = related(sequences_of([40, 1, 64, 17, 2, 58, 33, 64, 5], routes))
     along = {"replay_routes": routes is not None, "token_budget": BIN}
     padded = scorer_of(folder, **along)  # type: ignore[arg-type]
     assert padded.why_padded == "a CPU computes padded rows"
@@ -70,9 +87,26 @@ def test_bins_give_what_padded_rows_give(
     assert bool(packed.why_eager) == (routes is not None)  # experts are not compiled
     found = scores(packed, channel, sequences)
     again = scores(packed, channel, sequences)
-    for one, other, third in zip(expected, found, again, strict=True):
+    whole = scorer_of(folder, shared_prefixes=False, **along)  # type: ignore[arg-type]
+    parts: list[Part] = []
+
+    def noted(forward: Forward, part: Part, temperature: float) -> Any:
+        parts.append(part)
+        return forward(part, temperature)
+
+    for scorer in (packed, whole):
+        scorer._forward = partial(noted, scorer._forward)  # type: ignore[assignment]
+    for each in zip(
+        expected, found, again, scores(packed, channel, sequences),
+        scores(whole, channel, sequences), strict=True,
+    ):  # fmt: skip
+        one, other, third, fourth, apart = each
         np.testing.assert_allclose(one, other, atol=2e-4)
-        assert other.tobytes() == third.tobytes()
+        np.testing.assert_allclose(one, apart, atol=2e-4)
+        assert other.tobytes() == third.tobytes() == fourth.tobytes()
+    taken = [sum(own.tokens for own in part.taken or ()) for part in parts]
+    assert sum(taken) == 30 + 41 + (0 if routes else 20)
+    assert {part.taken is None for part in parts} == {True, False}
 
 
 def test_all_versions_and_bins_use_what_was_compiled_at_the_start(

@@ -16,10 +16,12 @@ from rlstreams.streams.ledger import NOWHERE
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.trainer.intake.admission import Admission, Plan
 from rlstreams.workers.trainer.intake.groups import DeadSample, SeenSample
 from rlstreams.workers.trainer.intake.payloads import Payload
-from rlstreams.workers.trainer.learn.cutting import num_tokens, planned_cut
+from rlstreams.workers.trainer.learn.cutting import num_tokens, planned_cut, prefixes_of
 from rlstreams.workers.trainer.redo.redo import RedoneStep
 from rlstreams.workers.trainer.training.training import Trained
 from rlstreams.workers.weights.file import file_name
@@ -49,13 +51,7 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
     """
     event, again, payloads = step.recorded, step.again, step.payloads
     plan = _planned(event, payloads, config)
-    lengths = [num_tokens(p.scored.trajectory) for p in payloads]
-    group_ids, by = [p.scored.trajectory.group_id for p in payloads], config.trainer
-    cut = planned_cut(
-        lengths, group_ids, by.micro_batch_tokens, by.minibatches,
-        in_bins=bool(event.bins), hands=by.hands,
-    )  # fmt: skip
-    planned = cut.sizes
+    planned = _cut_again(step, config.trainer).sizes
     order = [(s.group_id, s.sample, s.oldest_policy_version) for s in event.samples]
     plan_order = [(s.seen.group_id, s.seen.sample, s.oldest_policy_version) for s in plan.samples]
     figures = _figures(event.metrics, event.staleness, event.anchors)
@@ -83,6 +79,21 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
         Finding(name=name, recorded=str(recorded), again=str(now), place=place)
         for name, recorded, now, place in rows
     ]
+
+
+def _cut_again(step: RedoneStep, by: TrainerSection) -> Cut:
+    """The micro-batches that are planned now, in bins and shared tokens as the step had."""
+    samples = [payload.scored for payload in step.payloads]
+    shares = any(part.taken is not None for part in step.again.batch.micro_batches)
+    return planned_cut(
+        [num_tokens(sample.trajectory) for sample in samples],
+        [sample.trajectory.group_id for sample in samples],
+        by.micro_batch_tokens,
+        by.minibatches,
+        in_bins=bool(step.recorded.bins),
+        hands=by.hands,
+        prefixes=prefixes_of(samples, replay_routes=by.routing_replay) if shares else None,
+    )
 
 
 def again_lines(step: RedoneStep, differences: Sequence[Finding]) -> list[str]:

@@ -119,9 +119,9 @@ THEMES: Mapping[str, tuple[Chart, ...]] = {
         _chart("gpu_free_gb", "Memory left", "GB", "of the trainer's GPU, after each step"),
     ),
 }  # fmt: skip
-_ELSEWHERE = frozenset({"reward", "num_loss_tokens", "tokens_real", "tokens_computed"}) | {
-    line for chart in (*FIRST, *chain(*THEMES.values())) for line in chart.lines
-}
+_ELSEWHERE = frozenset(
+    {"reward", "num_loss_tokens", "tokens_real", "tokens_shared", "tokens_computed"}
+) | {line for chart in (*FIRST, *chain(*THEMES.values())) for line in chart.lines}
 
 
 def series(fold: RunFold, kills: Sequence[KillMark] = (), after: int = 0) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Pace:
     wait_scores_s: float
     trained_per_s: float  # tokens of trained samples, prompts included
     sampled_per_s: float  # their answers' tokens: what rollout sampled for nothing is not in it
-    padding: float  # tokens computed over tokens of samples; 0: not told
+    padding: float  # tokens computed over those of samples, shared ones once; 0: not told
     mfu: float  # 0: the device's peak is not known
     dropped: float  # share of the groups that were closed: sampled, and not trained
 
@@ -57,7 +57,8 @@ def pace(steps: Sequence[StepPoint]) -> Pace | None:
     def mean(name: str) -> float:
         return sum(p.metrics.get(name, 0.0) for p in newest) / len(newest)
 
-    real, dropped = mean("tokens_real"), sum(p.num_dropped for p in newest)
+    needed = mean("tokens_real") - mean("tokens_shared")
+    dropped = sum(p.num_dropped for p in newest)
     answers = sum(p.metrics.get("response_tokens", 0.0) * p.num_samples for p in newest)
     return Pace(
         num_steps=len(newest),
@@ -67,7 +68,7 @@ def pace(steps: Sequence[StepPoint]) -> Pace | None:
         wait_scores_s=mean("wait_scores_s"),
         trained_per_s=sum(p.num_tokens for p in newest) / span_s,
         sampled_per_s=answers / span_s,
-        padding=mean("tokens_computed") / real if real else 0.0,
+        padding=mean("tokens_computed") / needed if needed else 0.0,
         mfu=mean("mfu"),
         dropped=dropped / max(1, dropped + sum(p.num_groups for p in newest)),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlstreams.workers.engines.base import Scores, TokenSequence, check_sequences
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
+from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row, rows_of
 from rlstreams.workers.model.device import on_device
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import right_padded
@@ -58,18 +58,18 @@ class Forward:
         ids_BT, real_BT = (t.numpy() for t in right_padded([s.token_ids for s in sequences], 0))
         chosen_BT = real_BT.copy()
         chosen_BT[:, :1] = False
-        arrays = [ids_BT, chosen_BT, *self._routes(sequences, ids_BT.shape[1])]
-        documents, back_N = None, None
+        arrays = [ids_BT, *self._routes(sequences, ids_BT.shape[1])]
+        documents, back = None, None
         if bin_tokens:
             documents = Documents.of(real_BT.sum(1).tolist(), bin_tokens, taken)
-            own_BT = own_tokens(real_BT, taken)
-            if own_BT.sum() < real_BT.sum():  # each token is scored once
-                places_N = documents.places(int(real_BT.sum()))[chosen_BT[real_BT]]
-                back_N = np.unique(places_N, return_inverse=True)[1]
+            chosen, back = documents.scored(chosen_BT[real_BT])
             documents = documents.to(self._device)
+            own_BT = own_tokens(real_BT, taken)
             arrays = [one_row(array, own_BT, bin_tokens) for array in arrays]
-        ids, chosen, *routes = arrays
-        chosen_N = self._tensor(np.flatnonzero(chosen))
+        else:
+            chosen = np.flatnonzero(chosen_BT)
+        ids, *routes = arrays
+        chosen_N = self._tensor(chosen)
         temperature_N = torch.full((len(chosen_N),), temperature or 1.0, device=self._device)
         is_real = None if bin_tokens else self._tensor(real_BT)
         followed = Routes(*map(self._tensor, routes)) if routes else None
@@ -77,12 +77,11 @@ class Forward:
             scores = self._score(
                 self._tensor(ids), is_real, chosen_N, temperature_N, documents, *self._top
             )
-        found = [scores.logprobs_N, scores.entropy_N]
-        if scores.top_NK is not None and scores.top_ids_NK is not None:
-            found += [scores.top_NK, scores.top_ids_NK.int()]
-        if back_N is not None:
-            found = [column[self._tensor(back_N)] for column in found]
-        return tuple(found)
+        scores = scores.at(None if back is None else self._tensor(back))
+        found = (scores.logprobs_N, scores.entropy_N)
+        if scores.top_NK is None or scores.top_ids_NK is None:
+            return found
+        return *found, scores.top_NK, scores.top_ids_NK.int()
 
     def _routes(self, sequences: Sequence[TokenSequence], width: int) -> tuple[Any, ...]:
         if self._routers is None:
@@ -138,11 +137,8 @@ def parts_of(
     cut: Cut, sequences: Sequence[TokenSequence], prefixes: Prefixes | None = None
 ) -> list[Part]:
     """The forwards of a cut, in its order."""
-    bins = cut.bins or (0,) * len(cut.sizes)
-    return [
-        Part([sequences[i] for i in own], num, prefixes.taken(own) if prefixes and num else None)
-        for own, num in zip(cut.members, bins, strict=True)
-    ]
+    rows = zip(cut.members, rows_of(cut, prefixes), strict=True)
+    return [Part([sequences[index] for index in own], *row) for own, row in rows]
 
 
 def in_order(

@@ -125,20 +125,30 @@ class Passes:
         mask_BT, ids_BT, real_BT = (
             micro_batch.loss_mask_BT, micro_batch.token_ids_BT, micro_batch.real_BT
         )  # fmt: skip
-        temperature_N = self._tensor(micro_batch.temperature_BT[mask_BT])
+        temperature_N = micro_batch.temperature_BT[mask_BT]
         if not micro_batch.bin_tokens:
             chosen_N = self._tensor(np.flatnonzero(mask_BT))
-            padded = self._tensor(ids_BT), self._tensor(real_BT), chosen_N, temperature_N
-            return self._scorer(*padded, None, *top)
-        documents = Documents.of(real_BT.sum(1).tolist(), micro_batch.bin_tokens, micro_batch.taken)
-        return self._scorer(
+            padded = self._tensor(ids_BT), self._tensor(real_BT), chosen_N
+            return self._scorer(*padded, self._tensor(temperature_N), None, *top)
+        lengths = real_BT.sum(1).tolist()
+        documents = Documents.of(lengths, micro_batch.bin_tokens, micro_batch.taken)
+        chosen, back = documents.scored(mask_BT[real_BT])
+        if back is not None:
+            temperature_M = np.ones(len(chosen), np.float32)
+            temperature_M[back] = temperature_N
+            if top or (temperature_M[back] != temperature_N).any():  # a token has several scores
+                chosen, back = chosen[back], None
+            else:
+                temperature_N = temperature_M
+        scores = self._scorer(
             self._tensor(micro_batch.in_bin(ids_BT)),
             None,
-            self._tensor(documents.places(int(real_BT.sum()))[mask_BT[real_BT]]),
-            temperature_N,
+            self._tensor(chosen),
+            self._tensor(temperature_N),
             documents.to(self._device),
             *top,
         )
+        return scores.at(None if back is None else self._tensor(back))
 
     def pass_by(self, micro_batch: MicroBatch) -> None:
         """A pass that the others wait for; it adds zeros, whatever terms the loss has."""

@@ -14,14 +14,14 @@ it takes most over.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import StepCompleted
-from rlstreams.workers.model.prefixes import KEYS, Prefixes, Row
+from rlstreams.workers.model.prefixes import MOST_TAKEN, Prefixes, Row, Taken
 
 _ALIGNED = 128  # tokens: what the kernels take at a time
 
@@ -165,8 +165,11 @@ def cut_evenly(
 
 
 def unshared(cut: Cut, lengths: Sequence[int], bin_tokens: int) -> Cut:
-    """The same bins, where each sample needs room for all of its tokens."""
-    return _binned(cut.members, lengths, bin_tokens) if cut.bins else cut
+    """The same bins, wider where one has no room for all tokens of each of its samples."""
+    wider = _binned(cut.members, lengths, bin_tokens).bins
+    held = (sum(lengths[index] for index in own) for own in cut.members)
+    sizes = zip(held, cut.bins, wider, strict=True)
+    return replace(cut, bins=tuple(size if n <= size else wide for n, size, wide in sizes))
 
 
 def cut_smaller(
@@ -203,6 +206,17 @@ def cut_smaller(
         order=tuple(index for own in halved for index in own),
         sizes=tuple(len(own) for own in halved),
     )
+
+
+def rows_of(cut: Cut, prefixes: Prefixes | None) -> list[tuple[int, tuple[Taken, ...] | None]]:
+    """Of each micro-batch the tokens of its bin, 0 for padded rows, and what its samples take over;
+    None where bins share nothing.
+
+    Args:
+        prefixes: that it was cut by.
+    """
+    bins = zip(cut.members, cut.bins or (0,) * len(cut.sizes), strict=True)
+    return [(num, prefixes.taken(own) if prefixes and num else None) for own, num in bins]
 
 
 def one_row(
@@ -243,7 +257,7 @@ def _binned(
             row = Row(prefixes)
             for index in own:
                 row.add(index)
-            tokens = max(row.num_tokens, -(-row.num_keys // KEYS))
+            tokens = max(row.num_tokens, -(-row.num_taken // MOST_TAKEN))
         whole = -(-tokens // quarter) * quarter
         bins.append(bin_tokens if tokens <= bin_tokens < whole else whole)
     return Cut(

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rlstreams.workers.model.prefixes import KEYS, NOTHING_TAKEN, Taken
+from rlstreams.workers.model.prefixes import MOST_TAKEN, NOTHING_TAKEN, Taken
 
 ATTENTION = "documents"  # its name among the library's implementations
 _EXACT = 4  # bytes of a number that sums are taken in
@@ -33,7 +33,8 @@ _EXACT = 4  # bytes of a number that sums are taken in
 class Shared:
     """Where the keys of a row's sequences lie, of which several have some in common."""
 
-    keys: Tensor  # int32 (KEYS * T,): place in the row of each key, sequence by sequence; then 0
+    # int32 ((1 + MOST_TAKEN) * T,): place in the row of each key, sequence by sequence; then 0.
+    keys: Tensor
     starts: Tensor  # int32 (T + 1,): first key of each sequence; from entry `number` on, K
     own: Tensor  # int32 (T,): which key each token of the row is, in its own sequence
     before: Tensor  # int64 (T,): place of the token before each; of a first token, 0
@@ -46,7 +47,7 @@ class Shared:
         """
         Args:
             own: tokens that each sequence has in the row, the rest of the row included.
-            taken: by sequence; (): none takes any over.
+            taken: by sequence.
         """
         places: list[npt.NDArray[np.int32]] = []
         starts = np.zeros(num_tokens + 1, np.int32)
@@ -65,19 +66,26 @@ class Shared:
                 tree[takes] = first, starts[of], num
             starts[number] = first
             first, place = first + len(its), place + length
-        if first > KEYS * num_tokens:
-            raise ValueError(f"{first} keys of {num_tokens} tokens; {KEYS} a token at most")
+        keys = np.zeros((1 + MOST_TAKEN) * num_tokens, np.int32)
+        if first > len(keys):
+            raise ValueError(
+                f"{first} keys in a row of {num_tokens} tokens, of {len(keys)} at most"
+            )
         starts[len(own) :] = first
         tree[0] = first, max(map(len, places)), takes
-        keys = np.zeros(KEYS * num_tokens, np.int32)
         keys[:first] = np.concatenate(places)
         arrays = (keys, starts, own_T, before_T, tree)
         return cls(*map(torch.from_numpy, arrays))
 
     def to(self, device: torch.device | str) -> Shared:
         """The same there, but for what stays on the host."""
-        moved = (self.keys, self.starts, self.own, self.before)
-        return Shared(*(t.to(device, non_blocking=True) for t in moved), self.tree)
+        return Shared(
+            self.keys.to(device, non_blocking=True),
+            self.starts.to(device, non_blocking=True),
+            self.own.to(device, non_blocking=True),
+            self.before.to(device, non_blocking=True),
+            self.tree,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,16 @@ class Documents:
         if self.shared is None:
             return np.arange(num)
         return self.shared.keys[:num].numpy().astype(np.int64)
+
+    def scored(
+        self, chosen_S: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+        """On the host: places of chosen ones of the sequences' tokens, each once, and which of them
+        each chosen one is; None: there are as many, in the same order."""
+        places_N = self.places(len(chosen_S))[chosen_S]
+        if self.shared is None or not self.shared.tree[0, 2]:
+            return places_N, None
+        return np.unique(places_N, return_inverse=True)
 
     def before(self, places_N: Tensor) -> Tensor:
         """Places of the tokens before these."""
@@ -333,10 +351,13 @@ def _fused_backward(
     own: Tensor | None = None,
     tree: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    key, value, *given = _laid_out(key_ThD, value_ThD, starts, extent, keys, key_starts, tree)
-    of_query, of_key, of_value = _kernel_backward(
-        gradient_ThD, query_ThD, key, value, output_ThD, log_sums_hT, *given, scale, window
+    key, value, starts, key_starts, longest = _laid_out(
+        key_ThD, value_ThD, starts, extent, keys, key_starts, tree
     )
+    of_query, of_key, of_value = _kernel_backward(
+        gradient_ThD, query_ThD, key, value, output_ThD, log_sums_hT, starts, key_starts, longest,
+        scale, window,
+    )  # fmt: skip
     if tree is None or own is None or not tree[0, 2]:
         return of_query, of_key, of_value
     both_2KhD = torch.stack([of_key, of_value])

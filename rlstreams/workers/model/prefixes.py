@@ -9,14 +9,15 @@ from the experts that it is sent to where these are recorded; so both have to be
 from __future__ import annotations
 
 from bisect import bisect, insort
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import cmp_to_key
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-KEYS = 16  # a token of a bin, at most: a sequence has keys of its own for what it takes over
+MOST_TAKEN = 15  # per token of a bin: a sequence has keys of its own for what it takes over
 
 
 class Taken(NamedTuple):
@@ -45,15 +46,14 @@ class Prefixes:
         Args:
             families: of each sequence: those of one are laid down together. (): all are of one.
         """
-        ids = [np.ascontiguousarray(one.token_ids, np.int32) for one in sequences]
-        order = sorted(range(len(ids)), key=lambda index: ids[index].tobytes())
         # Sorted, of two sequences all between begin with what these have in common.
+        order = sorted(range(len(sequences)), key=_sorts(sequences))
         links = [0, *(_common(sequences[a], sequences[b]) for a, b in pairwise(order))]
         self._links = np.array(links)
         ranks = {index: rank for rank, index in enumerate(order)}
-        self._ranks = [ranks[index] for index in range(len(ids))]
-        self.lengths = [len(own) for own in ids]
-        self.families = tuple(families) or (0,) * len(ids)
+        self._ranks = [ranks[index] for index in range(len(sequences))]
+        self.lengths = [len(one.token_ids) for one in sequences]
+        self.families = tuple(families) or (0,) * len(sequences)
 
     def some(self, places: Sequence[int]) -> Prefixes:
         """Of the sequences at these places alone."""
@@ -90,7 +90,7 @@ class Row:
         self._prefixes = prefixes
         self._places: dict[int, int] = {}  # by rank
         self._ranks: list[int] = []  # rising
-        self.num_tokens = self.num_keys = 0
+        self.num_tokens = self.num_taken = 0
 
     def taken(self, index: int) -> Taken:
         """What the next one would take over; of several that have as much, from the first rank."""
@@ -108,7 +108,7 @@ class Row:
         self._places[rank] = len(self._places)
         insort(self._ranks, rank)
         self.num_tokens += self._prefixes.lengths[index] - found.tokens
-        self.num_keys += self._prefixes.lengths[index]
+        self.num_taken += found.tokens
         return found
 
     def takes(self, index: int, bin_tokens: int) -> int | None:
@@ -117,10 +117,33 @@ class Row:
         room = bin_tokens - self.num_tokens
         if length - self._prefixes.most(index) > room:
             return None
-        if self.num_keys + length > KEYS * bin_tokens:
-            return None
         tokens = self.taken(index).tokens
-        return tokens if length - tokens <= room else None
+        fits = length - tokens <= room and self.num_taken + tokens <= MOST_TAKEN * bin_tokens
+        return tokens if fits else None
+
+
+def _sorts(sequences: Sequence[Tokens]) -> Callable[[int], Any]:
+    """Sorts them token by token, by the place in this list."""
+    if all(one.experts is None for one in sequences):
+        ids = [np.ascontiguousarray(one.token_ids, np.int32) for one in sequences]
+        return lambda index: ids[index].tobytes()
+
+    def compare(one: int, other: int) -> int:
+        a, b = sequences[one], sequences[other]
+        num = _common(a, b)
+        if num == min(len(a.token_ids), len(b.token_ids)):
+            return len(a.token_ids) - len(b.token_ids)
+        return -1 if _at(a, num) < _at(b, num) else 1
+
+    return cmp_to_key(compare)
+
+
+def _at(sequence: Tokens, place: int) -> tuple[int, list[int]]:
+    """A token, and the experts it goes to if they are recorded."""
+    token = int(sequence.token_ids[place])
+    if sequence.experts is None or not _is_routed(sequence, place + 1)[place]:
+        return token, []
+    return token, sequence.experts[place].ravel().tolist()
 
 
 def _common(one: Tokens, other: Tokens) -> int:
@@ -134,7 +157,7 @@ def _common(one: Tokens, other: Tokens) -> int:
     if one.experts is None or other.experts is None:
         return num
     rows = int(is_routed[0][:num].nonzero()[0].max(initial=-1)) + 1
-    is_other = (one.experts[:rows] != other.experts[:rows]).reshape(rows, -1).any(1)
+    is_other = (one.experts[:rows] != other.experts[:rows]).any((1, 2))
     differs = is_other & is_routed[0][:rows]
     return int(differs.argmax()) if differs.any() else num
 

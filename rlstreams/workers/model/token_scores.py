@@ -40,6 +40,12 @@ class TokenScores(NamedTuple):
     top_NK: Tensor | None = None  # float32, nats: of other tokens, asked for or the likeliest ones
     top_ids_NK: Tensor | None = None  # int64; of the likeliest ones in falling order
 
+    def at(self, places_N: Tensor | None) -> TokenScores:
+        """Of the tokens at these places of its own; None: of all."""
+        if places_N is None:
+            return self
+        return TokenScores._make(None if t is None else t[places_N] for t in self)
+
 
 class ValueHead(nn.Module):
     """What a state is worth: w h + b of its last hidden state h, in float32; 0 at first."""

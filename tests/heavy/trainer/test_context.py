@@ -103,6 +103,7 @@ def test_slices_of_rows_give_what_whole_rows_give(
     team = two if ranks == 2 else Team([""] * (ranks - 1), program=PACKING)
     many = Training(folder, replace(SLICED, ranks=ranks), threads=1, team=team)
     assert not many.learner.why_padded
+    assert many.learner.why_unshared == "ranks share each row"
     batch = batch_of(0, 57, in_bins=in_bins, is_routed="Moe" in family)
     assert any((m.bin_tokens or m.real_BT.shape[1]) % 2 for m in batch.micro_batches)
     start = {name: tensor.clone() for name, tensor in one.learner.weights().items()}

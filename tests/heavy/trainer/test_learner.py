@@ -80,7 +80,14 @@ def test_metrics_are_complete_and_finite():
     expected |= {"ratio_max", "ess"}
     expected |= {f"rollout_{name}" for name in ("k1", "k3", "ppl_ratio", "chi2_token", "chi2_seq")}
     expected |= {f"rollout_{name}" for name in ("prob_diff_mean", "prob_diff_max", "pearson")}
-    expected |= {"grad_norm", "lr", "num_loss_tokens", "tokens_real", "tokens_computed"}
+    expected |= {
+        "grad_norm",
+        "lr",
+        "num_loss_tokens",
+        "tokens_real",
+        "tokens_shared",
+        "tokens_computed",
+    }
     assert set(result.metrics) == expected
     assert np.isfinite(list(result.metrics.values())).all()
     assert result.metrics["grad_norm"] > 0

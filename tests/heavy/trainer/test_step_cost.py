@@ -27,14 +27,18 @@ def test_flops_are_those_of_the_mathematics() -> None:
     found = ModelFlops.of(model, has_adapters=False)
     assert (found.token, found.learnt, found.pair) == (6 * by_hand, 6 * 50 * 8, 12 * 3 * 16)
     assert ModelFlops.of(model, has_adapters=True).token == 4 * by_hand
-    sample = scored(0, 0, 0)  # 8 tokens, of which 5 are learnt from
-    assert found.step([sample], 5) == 8 * found.token + 5 * found.learnt + 36 * found.pair
+    spans = [(8, 0)]  # 8 tokens, of which 5 are learnt from
+    assert found.step(spans, 5) == 8 * found.token + 5 * found.learnt + 36 * found.pair
+    # Another begins with 6 of these.
+    assert found.step([(8, 0), (8, 6)], 5) - found.step(spans, 5) == (
+        2 * found.token + (7 + 8) * found.pair
+    )
     device = "NVIDIA H200"
     cost = StepCost(model, device, "bfloat16", TrainerSection(ranks=2))
     cost._has_gpu = False  # it is a name alone
-    expected = found.step([sample], 5) / (0.5 * 2 * 989.4e12)
-    assert cost.figures([sample], 5, 0.5) == {"mfu": pytest.approx(expected)}
-    assert StepCost(model, "cpu", "bfloat16", TrainerSection()).figures([sample], 5, 1) == {}
+    expected = found.step(spans, 5) / (0.5 * 2 * 989.4e12)
+    assert cost.figures(spans, 5, 0.5) == {"mfu": pytest.approx(expected)}
+    assert StepCost(model, "cpu", "bfloat16", TrainerSection()).figures(spans, 5, 1) == {}
 
 
 def test_of_experts_the_chosen_share_counts() -> None:

@@ -9,7 +9,12 @@ import pytest
 from rlstreams.streams.views.pace import bottleneck, pace, pace_line, shortage
 from rlstreams.streams.views.run import StepPoint
 
-FIGURES = {"tokens_real": 1000.0, "tokens_computed": 1100.0, "response_tokens": 50.0}
+FIGURES = {
+    "tokens_real": 1200.0,
+    "tokens_shared": 200.0,
+    "tokens_computed": 1100.0,
+    "response_tokens": 50.0,
+}
 
 
 def made(num: int, **metrics: float) -> list[StepPoint]:

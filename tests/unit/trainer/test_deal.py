@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from rlstreams.workers.compute.deal import deal
+from rlstreams.workers.model.documents import Documents
+from rlstreams.workers.trainer.learn.cutting import prefixes_of
 from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
 from rlstreams.workers.trainer.learn.packing import Batch, pack
 from tests.unit.trainer.trainer_builders import random_samples
@@ -28,15 +31,22 @@ def test_each_micro_batch_is_dealt_once_and_every_rank_passes_as_often() -> None
         assert all(t.index == of_round[0].index for t in of_round if t.is_empty)
 
 
-def test_an_empty_micro_batch_is_a_bin_as_wide_as_the_others() -> None:
-    """No layer is compiled for it in the middle of a step."""
+@pytest.mark.parametrize("shares", [False, True])
+def test_an_empty_micro_batch_is_a_bin_as_the_others_are(shares: bool) -> None:
+    """As wide, and with tables of shared tokens if they have some: no layer is compiled for it in
+    the middle of a step."""
     samples = random_samples(3, seed=3)
+    prefixes = prefixes_of(samples, replay_routes=False) if shares else None
     batch = pack(
-        samples, np.zeros(3, np.float32), [], policy_version=0, token_budget=256, in_bins=True
-    )
+        samples, np.zeros(3, np.float32), [],
+        policy_version=0, token_budget=256, in_bins=True, prefixes=prefixes,
+    )  # fmt: skip
     (one,), (other,) = deal(batch, 2)
     assert (one.is_empty, other.is_empty) == (False, True)
     assert one.micro_batch.bin_tokens == other.micro_batch.bin_tokens == 128
+    for part in (one.micro_batch, other.micro_batch):
+        row = Documents.of(part.real_BT.sum(1).tolist(), part.bin_tokens, part.taken)
+        assert (row.shared is not None) == shares
 
 
 def test_totals_add_up_but_for_maxima() -> None:

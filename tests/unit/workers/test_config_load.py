@@ -246,12 +246,16 @@ def test_a_recorded_configuration_is_what_was_computed_with():
     """Of a version that knew fewer fields: the values that it had, and no check of a start."""
     tree = json.loads(resolved_json(RunConfig()))
     del tree["trainer"]["loss"]["clip_dual"], tree["trainer"]["loss"]["lone"]
+    del tree["trainer"]["shared_prefixes"], tree["logprob"]["shared_prefixes"]
     tree["trainer"]["group_deadline_s"] = 600.0
     tree["weights"] |= {"hold_s": 10.0, "snapshot": "none"}  # which nothing reads any more
     tree["engine"]["routers"] = []
     recorded = from_json(json.dumps(tree))
     assert (0.0, "reward") == (recorded.trainer.loss.clip_dual, recorded.trainer.loss.lone)
     assert 600.0 == recorded.trainer.group_deadline_s
+    for section in ("trainer", "logprob"):
+        shares = [getattr(c, section).shared_prefixes for c in (recorded, RunConfig())]
+        assert shares == [False, True]
     assert (3.0, "zero") == (RunConfig().trainer.loss.clip_dual, RunConfig().trainer.loss.lone)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment, Trajectory
-from rlstreams.workers.model.cut import Cut, one_row
-from rlstreams.workers.model.prefixes import Prefixes, Taken, own_tokens
+from rlstreams.workers.model.cut import Cut, one_row, rows_of
+from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Prefixes, Taken, own_tokens
 from rlstreams.workers.model.routes import padded_routes
 from rlstreams.workers.trainer.learn.cutting import (
     minibatch_of,
@@ -52,7 +52,7 @@ class MicroBatch:
     num_batch_samples: int  # of the whole batch, also those that are masked whole
     trajectories: tuple[Trajectory, ...]  # by row
     bin_tokens: int = 0  # rows are computed one behind another in a bin of so many; 0: padded
-    taken: tuple[Taken, ...] | None = None  # by row, what of a bin another has; None: nothing
+    taken: Sequence[Taken] | None = None  # by row, what of a bin another has; None: nothing
     reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no samples
     # A teacher's likeliest tokens, int32, and their log-probs (`distill.py`); None: not asked for.
     top_ids_BTK: npt.NDArray[np.int32] | None = None
@@ -127,13 +127,25 @@ class Batch:
                 members.setdefault(number, []).append(index)
         return [tuple(members[number]) for number in sorted(members)] * self.epochs
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Of each sample its tokens, and how many of them another of its bin has."""
+        return [
+            (int(num), taken.tokens)
+            for part in self.micro_batches
+            for num, taken in zip(
+                part.real_BT.sum(1), part.taken or [NOTHING_TAKEN] * len(part.real_BT), strict=True
+            )
+        ]
+
     def figures(self) -> dict[str, float]:
-        """Its tokens: of the loss, of samples, and those that passes take, padding included."""
-        parts = self.micro_batches
+        """Its tokens: of the loss, of samples, those that a bin has once for several, and those
+        that passes take, padding included."""
+        parts, spans = self.micro_batches, self.spans
         return {
             "num_loss_tokens": float(self.num_loss_tokens),
-            "tokens_real": float(sum(int(part.real_BT.sum()) for part in parts)),
-            "tokens_shared": float(sum(t.tokens for p in parts for t in p.taken or ())),
+            "tokens_real": float(sum(num for num, _ in spans)),
+            "tokens_shared": float(sum(taken for _, taken in spans)),
             "tokens_computed": float(sum(part.num_computed_tokens for part in parts)),
         }
 
@@ -162,7 +174,7 @@ def pack(
         cut: exactly so (a redo), whatever the budget.
         minibatches: optimizer steps that it is split into; each divides by its own sums.
         left_out: samples that nothing is learnt from, see `_kept`.
-        prefixes: as in `planned_cut`; with a cut, those that it was planned with.
+        prefixes: as in `planned_cut`, also where a cut is given.
 
     Raises:
         ValueError: lengths or a cut that do not fit, a masked segment of no sample, no token left.
@@ -175,28 +187,23 @@ def pack(
     if not any(tokens):
         raise ValueError(f"batch of {len(samples)} samples has no token to learn from")
     group_ids = [s.trajectory.group_id for s in samples]
-    if cut is None:
-        lengths = [num_tokens(s.trajectory) for s in samples]
-        cut = planned_cut(
-            lengths, group_ids, token_budget, minibatches, in_bins=in_bins, prefixes=prefixes
-        )
+    lengths = [num_tokens(s.trajectory) for s in samples]
+    cut = cut or planned_cut(
+        lengths, group_ids, token_budget, minibatches, in_bins=in_bins, prefixes=prefixes
+    )
     cut.check(len(samples))
     of_sample = minibatch_of(group_ids, minibatches)
     sums = _sums(of_sample, _policy_tokens(samples, planned), tokens)
+
+    def part(members: Sequence[int], row: tuple[int, Sequence[Taken] | None]) -> MicroBatch:
+        return _micro_batch(
+            [samples[index] for index in members], advantages[list(members)],
+            [kept[index] for index in members], sums[of_sample[members[0]]],
+            policy_version, replay_routes, *row,
+        )  # fmt: skip
+
     return Batch(
-        micro_batches=tuple(
-            _micro_batch(
-                [samples[index] for index in members],
-                advantages[list(members)],
-                [kept[index] for index in members],
-                sums[of_sample[members[0]]],
-                policy_version,
-                replay_routes,
-                cut.bins[number] if cut.bins else 0,
-                prefixes.taken(members) if prefixes and cut.bins else None,
-            )
-            for number, members in enumerate(cut.members)
-        ),
+        micro_batches=tuple(map(part, cut.members, rows_of(cut, prefixes))),
         cut=cut,
         num_loss_tokens=sum(tokens),
         minibatches=tuple(of_sample[own[0]] for own in cut.members) if minibatches > 1 else (),
@@ -274,7 +281,7 @@ def _micro_batch(
     policy_version: int,
     replay_routes: bool,
     bin_tokens: int,
-    taken: tuple[Taken, ...] | None,
+    taken: Sequence[Taken] | None,
 ) -> MicroBatch:
     shape = (len(samples), max(num_tokens(s.trajectory) for s in samples))
     routes = padded_routes([recorded_routes(s) for s in samples] if replay_routes else [], shape[1])

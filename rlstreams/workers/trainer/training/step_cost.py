@@ -5,8 +5,9 @@ FLOPs / (seconds of the step * GPUs * peak). FLOPs are those that the mathematic
 padding and recomputation: for each weight of a layer and token that goes through it 6 (2 forward, 4
 backward; 4 where adapters are trained, for frozen weights need no gradient); for each weight of the
 head and token of the loss as many; for each pair of tokens of which one attends to the other,
-n (n + 1) / 2 in a sequence of n, 12 * width of all heads. Of experts the share that is chosen
-counts. Layers without attention have no pairs in truth: for hybrids it is a little too much.
+n (n + 1) / 2 in a sequence of n, 12 * width of all heads. Tokens that sequences of a bin share go
+through layers once, and attend once. Of experts the share that is chosen counts. Layers without
+attention have no pairs in truth: for hybrids it is a little too much.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class ModelFlops:
             pair=12 * text.num_hidden_layers * heads * width,
         )
 
-    def step(self, samples: Sequence[ScoredTrajectory], num_learnt: float) -> float:
-        """Of a batch."""
-        lengths = [sum(len(s.token_ids) for s in one.trajectory.segments) for one in samples]
-        pairs = sum(n * (n + 1) / 2 for n in lengths)
-        return self.token * sum(lengths) + self.learnt * num_learnt + self.pair * pairs
+    def step(self, spans: Sequence[tuple[int, int]], num_learnt: float) -> float:
+        """Of a batch; see `Batch.spans`."""
+        tokens = sum(length - taken for length, taken in spans)
+        pairs = sum((n * (n + 1) - taken * (taken + 1)) / 2 for n, taken in spans)
+        return self.token * tokens + self.learnt * num_learnt + self.pair * pairs
 
 
 def _first(text: object, names: Sequence[str]) -> float:
@@ -87,13 +88,13 @@ class StepCost:
         self._num_retries = 0
 
     def figures(
-        self, samples: Sequence[ScoredTrajectory], num_learnt: int, seconds: float
+        self, spans: Sequence[tuple[int, int]], num_learnt: int, seconds: float
     ) -> dict[str, float]:
         """`mfu` where the peak is known; of a GPU `gpu_free_gb`, which torch or others could have,
         and `gpu_alloc_retries`: how often memory had to be given back and asked for again."""
         found = {}
         if self._flops is not None:
-            found["mfu"] = self._flops.step(samples, num_learnt) / (seconds * self._peak)
+            found["mfu"] = self._flops.step(spans, num_learnt) / (seconds * self._peak)
         if self._has_gpu:
             stats = torch.cuda.memory_stats()
             idle = stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"]

@@ -180,7 +180,7 @@ class Training:
         ended_s = time.monotonic()
         figures = result.seconds | {"hash_s": ended_s - hashing_s, "train_s": ended_s - started_s}
         pass_s = figures["train_s"] / batch.epochs
-        figures |= self._cost.figures(samples, batch.num_loss_tokens, pass_s)
+        figures |= self._cost.figures(batch.spans, batch.num_loss_tokens, pass_s)
         reach(CrashPoint.FORWARD_AFTER)
         return Trained(
             loss=result.loss,
@@ -271,8 +271,8 @@ class Training:
         section, prefixes = self._section, self._prefixes(samples)
         if cut is not None and self.learner.why_padded:
             cut = replace(cut, bins=())  # recorded where documents were taken
-        elif cut is not None and section.shared_prefixes and prefixes is None:
-            cut = unshared(cut, lengths, section.micro_batch_tokens)  # recorded where they were
+        elif cut is not None and cut.bins and prefixes is None:
+            cut = unshared(cut, lengths, section.micro_batch_tokens)  # of a step that shared them
         cut = cut or planned_cut(
             lengths,
             [sample.trajectory.group_id for sample in samples],
