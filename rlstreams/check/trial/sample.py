@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from rlstreams.schemas.events import Prompt
 from rlstreams.words.screen import visible
 from rlstreams.workers.config.hub import model_folder
@@ -21,7 +19,8 @@ from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.engines.base import FinishReason, Sampling
 from rlstreams.workers.engines.builtin import BuiltinEngine
 from rlstreams.workers.engines.folder_channel import FolderChannel
-from rlstreams.workers.model.base import CPU, EngineError
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.device import usable
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.prompts.issue import prompt_of
 from rlstreams.workers.rollout.episode import Played
@@ -179,7 +178,7 @@ def device_of(config: RunConfig) -> str:
     the CPU on a host without a GPU."""
     is_builtin = config.rollout.engine == "builtin"
     device = config.rollout.device if is_builtin else config.trainer.device
-    return device if torch.cuda.is_available() else CPU
+    return usable(device)
 
 
 def prompts_of(config: RunConfig, encoder: PromptEncoder, rows: Sequence[Row]) -> list[Prompt]:

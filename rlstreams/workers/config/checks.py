@@ -135,11 +135,6 @@ def check_urls(name: str, urls: Sequence[str]) -> None:
         raise ConfigError(f"{name} names a server twice: {list(urls)}")
 
 
-def is_loopback(url: str) -> bool:
-    """Whether an address names another server on each host."""
-    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
-
-
 def check_address(field: str, host: str) -> None:
     """Refuse what is no address of this host, by the field's full name, before anything listens.
 

@@ -21,6 +21,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 T = TypeVar("T")
 
 
+def usable(wanted: str) -> str:
+    """That device, or the CPU of a host without a GPU."""
+    return wanted if torch.cuda.is_available() else CPU
+
+
 def claim_device(field: str, wanted: str) -> str:
     """Hide all GPUs but `wanted` from this process, before anything touches CUDA: torch reads the
     variable once. Returns torch's name for what is left.

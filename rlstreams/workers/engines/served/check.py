@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlstreams.workers.config.checks import is_loopback
 from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.adapters import ADAPTERS
 from rlstreams.workers.engines.served.facts import (
@@ -25,7 +24,7 @@ from rlstreams.workers.engines.served.facts import (
     too_old,
     untested,
 )
-from rlstreams.workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.http import ServerError, ServerHttp, is_loopback
 from rlstreams.workers.engines.served.wire import AnswerError, GenerateRequest
 
 ASK_S = 60.0  # the first request of a fresh server compiles

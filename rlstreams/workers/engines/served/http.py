@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -18,6 +19,11 @@ Json = Any
 _SHOWN = 300  # characters of an answer in a message
 LONGEST_BYTES = 16 << 20  # of an answer that is not of tokens: what a server says of itself
 REFUSED = -1  # a status: nobody listens at the address
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address names another server on each host."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 class ServerError(EngineError):
