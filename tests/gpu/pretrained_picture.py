@@ -1,6 +1,9 @@
 """The picture of infra/examples/pretrained/README.md, of what `tests.gpu.pretrained` found.
 
-python -m tests.gpu.pretrained_picture RESULT.json PNG
+    python -m tests.gpu.pretrained_picture RESULT.json PNG
+    python -m tests.gpu.pretrained_picture RESULT.json PNG BESIDE.json
+
+`BESIDE` has other runs by name, as `tests.gpu.reasoner` finds them: under kills, of a peer.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from matplotlib import pyplot
 from tests.gpu.reasoner_picture import SEEDS, line
 
 CONTROL = "control"
-
+OTHERS = ("tab:orange", "tab:red", "tab:brown", "tab:pink", "tab:olive")
 
 LAST = 3  # points of a curve that are its end
 
@@ -53,22 +56,28 @@ def bars(axes: Any, told: dict[str, Any], seeds: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Left: all trained kinds by step, seeds and control. Right: each of them before and after."""
-    told = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    """Left: all trained kinds by GPU-seconds, seeds, control and others. Right: each kind before
+    and after."""
+    told, *others = (json.loads(Path(n).read_text(encoding="utf-8")) for n in (argv[0], *argv[2:]))
     runs = {name: run for name, run in told["runs"].items() if run["curve"]}
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
     for number, name in enumerate(("seed0", *SEEDS[1:])):
         if name in runs:
-            line(left, runs[name], "step", "all", label=f"seed {number}", color=f"C{number * 2}")
+            line(left, runs[name], "gpu_s", "all", label=f"seed {number}", color=f"C{number * 2}")
     if CONTROL in runs:
-        line(left, runs[CONTROL], "step", "all", label="rewards permuted", color="0.6")
+        line(left, runs[CONTROL], "gpu_s", "all", label="rewards permuted", color="0.6")
+    for number, (name, run) in enumerate(others[0]["runs"].items() if others else ()):
+        line(left, run, "gpu_s", "all", label=name, color=OTHERS[number], linestyle="--")
     bars(right, told, [name for name in runs if name != CONTROL])
-    left.set(title="Gemma 3 270M, kinds that it was trained on", xlabel="steps")
+    left.set(
+        title="Gemma 3 270M, kinds that it was trained on",
+        xlabel="GPU-seconds behind the first step",
+    )
     right.set(title="Each kind and level, mean of the seeds (dots: each)")
     for axes in (left, right):
         axes.set(ylabel="held-out accuracy", ylim=(0, 1))
         axes.grid(alpha=0.3, axis="y")
-        axes.legend(loc="upper left")
+        axes.legend(loc="upper left", ncols=2, fontsize="small")
     figure.savefig(argv[1], dpi=110)
     return 0
 
