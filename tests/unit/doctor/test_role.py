@@ -16,7 +16,7 @@ from rlstreams.workers.config.run import RunConfig
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"
 NO_BROKER = "--broker.bootstrap=127.0.0.1:1"
-EVERYWHERE = {"disk", "gpus", "secrets", "model", "broker"}
+EVERYWHERE = {"disk", "files", "gpus", "secrets", "model", "broker"}
 
 
 def answered(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> dict[str, Check]:
