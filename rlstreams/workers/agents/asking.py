@@ -10,9 +10,11 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlstreams.streams.broker.ports import is_free
 from rlstreams.workers.agents.agent import Start
 from rlstreams.workers.config.agents import AgentSection, GatewaySection
 from rlstreams.workers.gateway.keys import Keys
@@ -66,10 +68,11 @@ class Runners:
         Args:
             ordinal: of the worker, which has a port of its own.
         """
-        self.door = (section.host, section.port and section.port + ordinal)
-        """Host and port to listen at; port 0: any free one."""
         self._section = section
         self._agents = {agent.name: agent for agent in agents}
+        port = section.port + ordinal if section.port else self._port_before()
+        self.door = (section.host, port)
+        """Host and port to listen at; port 0: any free one."""
         self._keys = keys
 
     def listening(self, port: int) -> None:
@@ -82,7 +85,8 @@ class Runners:
         url = told or url_of(self._section.host, port)
         for agent in self._agents.values():
             agent.url = url
-            said = {"url": f"{url}/sessions", "key": self._keys.make_runner(agent.name)}
+            key = self._keys.make_runner(agent.name)
+            said = {"url": f"{url}/sessions", "key": key, "port": port}
             agent.file.parent.mkdir(parents=True, exist_ok=True)
             beside = agent.file.with_suffix(".tmp")
             beside.unlink(missing_ok=True)
@@ -90,6 +94,16 @@ class Runners:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump(said, file, indent=2)
             beside.replace(agent.file)
+
+    def _port_before(self) -> int:
+        """Where this worker's last process listened, if nobody does now: clients that go on with
+        their key know no other address. 0: nowhere that is free."""
+        for agent in self._agents.values():
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                port = int(json.loads(agent.file.read_text("utf-8"))["port"])
+                if is_free(port, self._section.host):
+                    return port
+        return 0
 
     def check(self, key: str) -> None:
         """See Desk."""

@@ -97,7 +97,7 @@ class GatewaySection(Section, section="gateway"):
     """Address of the network interface on which rollout workers listen for runners."""
     port: Port = 0
     """Port of worker `rollout-0`; `rollout-N` has the N-th behind it. 0: any free one, which the
-    worker's `runner.json` names."""
+    worker's `runner.json` names, and which it takes again when it is started again there."""
     url: str = ""
     """Where runners find it, if not there: a reverse proxy's, with `{port}` for the worker's port.
     Empty: `http://host:port`."""
