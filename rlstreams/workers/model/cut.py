@@ -115,7 +115,8 @@ def _cut_shared(prefixes: Prefixes, bin_tokens: int) -> Cut:
     members: list[list[int]] = []
     rows: list[Row] = []
     for index in order:
-        takes = [row.takes(index, bin_tokens) for row in rows]
+        room = bin_tokens - lengths[index] + prefixes.most(index)  # most bins have none
+        takes = [row.takes(index, bin_tokens) if row.num_tokens <= room else None for row in rows]
         most = max((tokens for tokens in takes if tokens is not None), default=None)
         if most is None:
             members.append([])

@@ -114,12 +114,9 @@ class Row:
     def takes(self, index: int, bin_tokens: int) -> int | None:
         """Tokens that the next one would take over; None: a bin of that size has no room for it."""
         length = self._prefixes.lengths[index]
-        room = bin_tokens - self.num_tokens
-        if length - self._prefixes.most(index) > room:
-            return None
         tokens = self.taken(index).tokens
-        fits = length - tokens <= room and self.num_taken + tokens <= MOST_TAKEN * bin_tokens
-        return tokens if fits else None
+        fits = self.num_tokens + length - tokens <= bin_tokens
+        return tokens if fits and self.num_taken + tokens <= MOST_TAKEN * bin_tokens else None
 
 
 def _sorts(sequences: Sequence[Tokens]) -> Callable[[int], Any]:
