@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,9 @@ from tests.waiting import until
 FLAVOURS = ("vllm-0.32.0", "sglang-0.5.17")
 LONG_S = 60.0
 SHORT_S = 2.0  # of what is known to hang, and of what comes before
+
+# Who hears it first: the pull, or the looks at an engine behind a front end that answers.
+SILENT = ("does not answer since", "engine did not answer")
 
 
 @pytest.fixture
@@ -62,11 +66,12 @@ async def test_a_running_server_that_hangs_is_shut_and_named(
         if flavour.startswith("sglang"):  # names no versions, so its answers are cut at the pause
             assert FinishReason.ABORT == (await running)[-1].finish_reason
         else:
-            with pytest.raises(EngineError, match=r"does not answer since|engine did not answer"):
+            with pytest.raises(EngineError, match="|".join(SILENT)):
                 await running
         await until(lambda: not up(engine), "still in service")
         assert not engine.wants(world.publish(1))
-        assert f"{server.url}: a pull broke off, and it does not answer since" in engine.trouble
+        assert server.url in engine.trouble
+        assert re.search(f"a pull broke off, and it {SILENT[0]}|{SILENT[1]}", engine.trouble)
         looks = server.num_looks
         await until(lambda: server.num_looks > looks + 1, "it is not looked at")
         assert not up(engine)

@@ -270,12 +270,19 @@ def test_the_driver_adds_up_what_there_is(tmp_path: Path) -> None:
 def test_the_picture_shows_what_was_trained(tmp_path: Path) -> None:
     """Of runs that got far enough; one that was cut off has a curve alone."""
     cells = {name: {"pass@1": [0.3, 0.2, 0.4]} for name in ("story 1", "clock 2", "order 4")}
-    curve = [{"step": n, "accuracy": {"all": [0.3, 40], "story 1": [0.3, 20]}} for n in (0, 20)]
+    accuracy = {"all": [0.3, 40], "story 1": [0.3, 20]}
+    curve = [{"step": n, "gpu_s": 2.0 * n, "accuracy": accuracy} for n in (0, 20)]
     run = {"curve": curve, "after": {"accuracy": cells}}
     told = {"warm": {"accuracy": cells}, "runs": {"seed0": run, "seed1": {"curve": curve}}}
     (tmp_path / "r.json").write_text(json.dumps(told), encoding="utf-8")
-    assert pretrained_picture.main([str(tmp_path / "r.json"), str(tmp_path / "p.png")]) == 0
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "b.json").write_text(json.dumps({"runs": {"peer": {"curve": curve}}}), "utf-8")
+    words = [str(tmp_path / name) for name in ("r.json", "p.png", "b.json")]
+    pictures = []
+    for given in (words[:2], words):
+        assert pretrained_picture.main(given) == 0
+        pictures.append((tmp_path / "p.png").read_bytes())
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+    assert pictures[0] != pictures[1]
 
 
 def test_a_run_is_as_its_example_says() -> None:
