@@ -82,6 +82,7 @@ def learner_of(args: argparse.Namespace, model: Any, case: str, told: dict[str, 
     if is_shared := case == "bins-shared":
         told["why_unshared"] = bins.why_unshared(scorer)
     if case in ("bins-compiled", "bins-shared"):
+        model.requires_grad_()  # weights that learn ask for their gradient before they are compiled
         work = partial(bins.compile_for_bins, scorer, args.bin, shares=is_shared)
         why, seconds = timed(work)
         told |= {"why_eager": why, "compile_s": round(seconds, 1)}
