@@ -23,6 +23,7 @@ from rlstreams.workers.model import bins, documents
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.model.documents import Documents, use_documents
+from rlstreams.workers.model.families import SDPA
 from rlstreams.workers.model.model import configure_torch, load_model, right_padded
 from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Prefixes, Taken, Tokens
 from rlstreams.workers.model.token_scores import TokenScorer
@@ -283,6 +284,21 @@ def test_a_family_whose_shared_tokens_differ_has_them_again(
 
     monkeypatch.setattr(documents, "_laid_out", turned)
     assert "documents that share tokens are" in bins.why_unshared(scorer)
+
+
+def test_a_window_that_documents_do_not_keep_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is wider than a few words: the model's own says how long a sequence must be."""
+    folder = families.make("MistralForCausalLM", tmp_path, sliding_window=100)
+    model: Any = load_model(folder)
+    scorer = TokenScorer(model, attention_of(model).right_padded)
+    assert not bins.take_documents(scorer, "cpu")
+    assert not bins.why_unshared(scorer)
+    plain = documents._kernel
+    monkeypatch.setattr(documents, "_kernel", lambda *given: plain(*given[:-1], -1))
+    model.config._attn_implementation = SDPA
+    assert "log-probs of documents in one row are" in bins.take_documents(scorer, "cpu")
 
 
 def test_a_redone_step_is_planned_as_it_was() -> None:

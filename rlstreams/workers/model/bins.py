@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import CPU, REFUSALS, EngineError
 from rlstreams.workers.model.cut import bin_sizes
 from rlstreams.workers.model.documents import Documents, use_documents
@@ -28,7 +29,8 @@ TOLERANCE_LOW = 0.2  # the same in 16 bits
 LAYER_TOLERANCE = 0.05  # of a layer's largest number, and of its norm
 LARGER_CHUNK = 8  # compiled, a chunk's logits stay in 16 bits
 _LENGTHS = (5, 70, 2, 33)
-_TAKEN = (NOTHING_TAKEN, Taken(0, 3), NOTHING_TAKEN, Taken(1, 30))
+_BEYOND, _WIDEST = 30, 4096  # tokens: behind a window; a wider one is not tried
+_TAKEN = (NOTHING_TAKEN, Taken(0, 3), NOTHING_TAKEN, Taken(1, 30), Taken(1, 30))
 _FUSED = 64  # operations; the compiler's own bound
 _SHAPES = 64  # recompilations: bins of other sizes, and scoring without a gradient
 
@@ -270,18 +272,29 @@ def _compile_head(scorer: TokenScorer, bin_tokens: int, learns: bool) -> None:
 def _difference(score: Score, scorer: TokenScorer, taken: Sequence[Taken] | None = None) -> float:
     """Largest, between log-probs of documents and of padded rows, nats."""
     device = next(scorer.model.parameters()).device
-    padded_N = score_padded(score, scorer.vocab_size, device)
-    found_N = _score(score, scorer, _LENGTHS, sum(_LENGTHS) + 9, taken)
+    lengths = _lengths_for(scorer.model)
+    padded_N = score_padded(score, scorer.vocab_size, device, lengths)
+    laid_down = taken and _TAKEN[: len(lengths)]
+    found_N = _score(score, scorer, lengths, sum(lengths) + 9, laid_down)
     return float((padded_N - found_N).abs().max())
 
 
-def score_padded(score: Score, vocab_size: int, device: torch.device) -> Tensor:
+def _lengths_for(model: Any) -> tuple[int, ...]:  # noqa: ANN401
+    """Lengths of made-up sequences: one is longer than the model's narrowest window."""
+    windows = [window for window in attention_of(model).windows.values() if window is not None]
+    beyond = [min(windows) + _BEYOND] if windows and min(windows) <= _WIDEST else []
+    return (*_LENGTHS, *beyond)
+
+
+def score_padded(
+    score: Score, vocab_size: int, device: torch.device, lengths: Sequence[int] = _LENGTHS
+) -> Tensor:
     """Log-probs of made-up sequences in padded rows, all but their first tokens."""
-    sequences = _sequences(_LENGTHS, vocab_size, _TAKEN)
+    sequences = _sequences(lengths, vocab_size, _TAKEN[: len(lengths)])
     ids_BT, real_BT = (t.to(device) for t in right_padded(sequences, 0))
     chosen_BT = real_BT.clone()
     chosen_BT[:, 0] = False
-    ones_N = torch.ones(sum(_LENGTHS) - len(_LENGTHS), device=device)
+    ones_N = torch.ones(sum(lengths) - len(lengths), device=device)
     return score(ids_BT, real_BT, chosen_BT, ones_N).logprobs_N
 
 
