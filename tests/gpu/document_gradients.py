@@ -12,10 +12,10 @@ kernels. `not_compiled` is what a trainer's start says of the model; empty: it c
 
 With `--shared`, made-up models, by head's width and window: groups of eight with a prompt each, and
 turns of a dialogue, in a row where each has all of its tokens (`whole`) and in one where they lie
-once (`shared`), plain and compiled. `relative` is the gradient's difference from the reference's,
-`logprobs` the largest difference of a log-prob from the reference's; `same_bits`: log-probs and
-gradients of a second pass are the first one's, to the bit. It ends with 1 where bits differ, or
-`shared` is further off than twice what `whole` is.
+once (`shared`), plain and compiled, beside padded rows in bfloat16. `relative` is the gradient's
+difference from the reference's, `logprobs` the largest difference of a log-prob from the
+reference's; `same_bits`: log-probs and gradients of a second pass are the first one's, to the bit.
+It ends with 1 where bits differ, or one is further off than twice what padded rows are.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ from tests import families
 from tests.documents_on_cpu import take_documents_on_cpu
 
 Gradients = dict[str, Tensor]
+# Of made-up weights. At 0.5, as tests on CPUs in float32 have it, keys of a model that does not
+# normalize them decide alone where attention lies, and bfloat16 decides otherwise than float32.
+INITIAL = 0.05
 
 
 def sequences_of(num_tokens: int, vocab_size: int, seed: int) -> list[list[int]]:
@@ -211,7 +214,7 @@ def shared_case(
     changes = {
         "head_dim": width, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256,
         "intermediate_size": 512, "num_hidden_layers": 3, "max_position_embeddings": 8192,
-        "sliding_window": window,
+        "sliding_window": window, "initializer_range": INITIAL,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         families.make(name, Path(folder), **changes)
@@ -220,6 +223,8 @@ def shared_case(
         _, reference = case.padded()
         expected_N = case.logprobs_N
         case = Case(Path(folder), "bfloat16", *given)
+    _, gradients = case.padded()
+    told["padded"] = compared(case, gradients, expected_N, reference)
     use_documents(case.model)
     size = -(-once // 128) * 128
     ways = {"whole": (0, None), "shared": (size, taken)}
@@ -228,22 +233,28 @@ def shared_case(
             told["not_compiled"] = bins.compile_for_bins(case.scorer, size, shares=True)
         for way, row in ways.items():
             _, gradients = case.documents(*row)
-            logprobs_N = case.logprobs_N
+            logprobs_N, found = case.logprobs_N, compared(case, gradients, expected_N, reference)
             _, again = case.documents(*row)
             same = torch.equal(logprobs_N, case.logprobs_N)
             same = same and all(torch.equal(g, again[n]) for n, g in gradients.items())
-            told[f"{way}{' compiled' * compiles}"] = {
-                "logprobs": float((logprobs_N - expected_N).abs().max()),
-                "relative": difference(gradients, reference)["relative"],
-                "same_bits": same,
-            }
-    of = {name: one for name, one in told.items() if isinstance(one, dict)}
-    told["is_right"] = all(one["same_bits"] for one in of.values()) and all(
-        of[name][figure] <= 2 * of[name.replace("shared", "whole")][figure]
-        for name in of
-        for figure in ("logprobs", "relative")
+            told[f"{way}{' compiled' * compiles}"] = found | {"same_bits": same}
+    ways_of = {name: one for name, one in told.items() if isinstance(one, dict)}
+    told["is_right"] = all(
+        one.get("same_bits", True)
+        and all(one[figure] <= 2 * told["padded"][figure] for figure in ("logprobs", "relative"))
+        for one in ways_of.values()
     )
     return told
+
+
+def compared(
+    case: Case, gradients: Gradients, expected_N: Tensor, reference: Gradients
+) -> dict[str, Any]:
+    """How far the last pass of a case is from the reference."""
+    return {
+        "logprobs": float((case.logprobs_N - expected_N).abs().max()),
+        "relative": difference(gradients, reference)["relative"],
+    }
 
 
 def related(num_tokens: int, seed: int) -> list[list[int]]:
@@ -282,7 +293,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--heads", default="64,128,256")
-    parser.add_argument("--shared-tokens", type=int, default=12_000)
+    parser.add_argument("--shared-tokens", type=int, default=6_000)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--seed", type=int, default=0)
