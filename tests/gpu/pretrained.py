@@ -2,14 +2,15 @@
 
     python -m tests.gpu.pretrained --folder runs/pretrained --gpus 2 --limit-s 300
     python -m tests.gpu.pretrained --folder runs/pretrained --runs seed0 --model hf:Qwen/Qwen3-0.6B
-    python -m tests.gpu.pretrained --folder runs/agent --runs agent,agent-control --gpus 2
+    python -m tests.gpu.pretrained --folder runs/agent --runs agent,one-turn,agent-control --gpus 2
 
 Each stage leaves a file, and the same command goes on behind the last one, so that what a sitting
 cannot hold is done in the next: `warm.json` (accuracy after the warm-up), `shots.json` (of the
 model as it came, with four solved problems before each), rows of what is right in 5 to 50 %, for
 each run `NAME.json` (its curve) and `NAME-after.json`, `forgotten.json`. `result.json` has them
-all. Runs `agent` are of the agent with a calculator, after a warm-up of their own; their result is
-the curve. Runs are dealt out to the GPUs in their order; the second one of a GPU starts
+all. Runs `agent` are of the agent with a calculator, after a warm-up of their own, and `one-turn`
+of the same problems without it; their result is the curve. Runs are dealt out to the GPUs in their
+order; the second one of a GPU starts
 `--stagger-s` later, when the servers of the first are up.
 """
 
@@ -46,8 +47,11 @@ RUNS = {
     "lr1e-5": ("run.seed=0", "trainer.optimizer.lr=1e-5"),
     "agent": ("run.seed=0",),
     "agent-control": ("run.seed=0", "trainer.control=permuted"),
+    "one-turn": ("run.seed=0",),
 }
 AGENT = {"agent", "agent-control"}
+ALONE = "one-turn"
+BY_CURVE = AGENT | {ALONE}
 RESULT = ("seed0", "control", "seed1", "seed2")
 STAGE_S = 900.0
 EXPORT_S = 180.0
@@ -65,6 +69,7 @@ class Driver:
         self._folder: Path = args.folder
         self._base = self._folder / "base"
         self._agent_base = self._folder / "agent-base"
+        self._alone_base = self._folder / "one-turn-base"
         self._shown = threading.Lock()
         self._started_s = time.monotonic()
 
@@ -104,10 +109,9 @@ class Driver:
 
     def prepared(self, runs: Sequence[str]) -> bool:
         """What these runs begin with."""
-        of_agent = AGENT.intersection(runs)
-        return (not of_agent or self._agent_prepared()) and (
-            len(of_agent) == len(runs) or self._prepared()
-        )
+        dialogues = not AGENT.intersection(runs) or self._of_tools(self._agent_base, "--calculator")
+        alone = ALONE not in runs or self._of_tools(self._alone_base)
+        return dialogues and alone and (BY_CURVE.issuperset(runs) or self._prepared())
 
     def _warmed_up(self, name: str, model: Path, *words: object) -> bool:
         return self.stage(
@@ -116,11 +120,11 @@ class Driver:
             *(("--batch", 2, "--micro", 2) if self._args.cpu else ()), *words,
         )  # fmt: skip
 
-    def _agent_prepared(self) -> bool:
-        """Warmed up on dialogues with the calculator; rows of what it helps in, of all levels."""
-        base = self._agent_base
-        return self._warmed_up("agent-warm_up", base / "model", "--calculator") and self.stage(
-            "agent-rows", base / "train.jsonl", f"{EXAMPLE}.tasks", "--out", base, "--only", KINDS
+    def _of_tools(self, base: Path, *words: str) -> bool:
+        """Warmed up, with `--calculator` on dialogues; rows of what it helps in, of all levels."""
+        name = base.name.removesuffix("-base")
+        return self._warmed_up(f"{name}-warm_up", base / "model", *words) and self.stage(
+            f"{name}-rows", base / "train.jsonl", f"{EXAMPLE}.tasks", "--out", base, "--only", KINDS
         )
 
     def _prepared(self) -> bool:
@@ -153,9 +157,11 @@ class Driver:
         if not self._args.cpu:  # `cuda:0` is then that GPU to the roles; its server has the number
             words += [f"--engine.env.CUDA_VISIBLE_DEVICES={self._args.first_gpu + gpu}"]
         base, more = self._base, list[object]()
-        if name in AGENT:
+        if name in BY_CURVE:
             samples = GROUP * load([OVERLAYS / "run.toml", OF_AGENT]).trainer.groups_per_step
-            base, more = self._agent_base, ["--overlay", OF_AGENT, "--samples", samples]
+            base, more = self._alone_base, ["--samples", samples]
+        if name in AGENT:
+            base, more = self._agent_base, [*more, "--overlay", OF_AGENT]
         is_there = self.stage(
             name, out, "tests.gpu.reasoner", "--example", "pretrained", "--gpus", 1,
             "--overlay", ONE_GPU, *more, "--base", base, "--folder", self._folder / "runs",
@@ -163,7 +169,7 @@ class Driver:
             self._args.limit_s, *(("--jars", self._args.jars) if self._args.jars else ()),
             "--out", out, "--", *words, *self._args.overrides, gpu=gpu,
         )  # fmt: skip
-        if not is_there or name in AGENT:
+        if not is_there or name in BY_CURVE:
             return is_there
         is_there = self.stage(
             f"{name}-export", after / "config.json", "rlstreams", "export", "model",
@@ -177,10 +183,11 @@ class Driver:
         for name in ("shots", "warm", "forgotten"):
             path = self._folder / f"{name}.json"
             told[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        for key, base in (("warm_up", self._base), ("agent_warm_up", self._agent_base)):
+        bases = ("", self._base), ("agent_", self._agent_base), ("one_turn_", self._alone_base)
+        for key, base in bases:
             warm_up = base / "model" / "warm_up.json"
             if warm_up.exists():
-                told[key] = json.loads(warm_up.read_text(encoding="utf-8"))
+                told[f"{key}warm_up"] = json.loads(warm_up.read_text(encoding="utf-8"))
         for name in RUNS:
             paths = [self._folder / f"{name}{end}.json" for end in ("", "-after")]
             own = [json.loads(p.read_text(encoding="utf-8")) for p in paths if p.exists()]

@@ -1,0 +1,231 @@
+"""A rollout worker joins a live run with a model server of its own, on another GPU, and leaves it.
+
+    python -m tests.gpu.joiner --base runs/pretrained-base --folder runs/join --out joiner.json
+    python -m tests.gpu.joiner --demo --cpu --python .venv-vllm/bin/python --steps 30 --out cpu.json
+
+`rlstreams up` with everything on the first GPU; after `--joins` steps `worker server --join` on the
+second and `worker rollout --join` with its address, as infra/docs/several-hosts.md has it; after as
+many steps with its samples again, both get SIGTERM. The file says, from the log: seconds from the
+joiner's start to its server's readiness and to its first sample, tokens sampled a second before,
+with it and after it, the longest time that the others wrote nothing, and the audit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rlstreams import open_run
+from rlstreams.schemas.events import Trajectory
+from rlstreams.streams.workers import JOINED_FROM
+from rlstreams.workers.config.load import load
+from tests.gpu.whole_run import EXAMPLES, ON_CPU, hardware, run_it, tails, told_by_the_log
+
+JOINER = f"rollout-{JOINED_FROM}"
+PRETRAINED = ["pretrained/run.toml", "pretrained/one-gpu.toml"]
+DEMO = ["demo.toml", "demo-vllm.toml"]
+# One server of the run, so that samples are what it waits for.
+SCARCE = ("rollout.workers=1", "rollout.slots=128", "engine.max_running=128")
+POLL_S = 0.5
+LEAVES_S = 90.0
+
+
+def configured(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
+    """Files and words of the run."""
+    files = [EXAMPLES / name for name in (DEMO if args.demo else PRETRAINED)]
+    words = [f"run.dir={args.folder}/{{id}}", "run.id=joined", f"trainer.steps={args.steps}"]
+    words += [f"broker.jars_dir={args.jars}"] if args.jars else []
+    words += [f"engine.python={args.python}"] if args.python else []
+    if not args.demo:
+        words += [f"data.{name}={args.base}/{name}.jsonl" for name in ("train", "held_out")]
+        words += [f"model.path={args.base}/model", "prompts.evaluate_every=0", *SCARCE]
+    words += ON_CPU if args.cpu else ()
+    return files, [*words, *(word.removeprefix("--") for word in args.overrides)]
+
+
+class Watched:
+    """The run's steps and trajectories, read while it is live."""
+
+    def __init__(self, run: Path, until_s: float) -> None:
+        self._run, self._until_s = run, until_s
+
+    def wait(self, what: str, found: Any) -> None:
+        """Until `found(log)`; a deadline names what was waited for."""
+        while True:
+            if time.monotonic() > self._until_s:
+                raise TimeoutError(f"{what} was not there in time")
+            with contextlib.suppress(Exception), open_run(self._run) as log:  # not there yet
+                if found(log):
+                    return
+            time.sleep(POLL_S)
+
+    def steps(self, number: int) -> None:
+        """Until so many steps are done."""
+        self.wait(f"step {number}", lambda log: len(list(log.steps())) >= number)
+
+    def samples(self, number: int) -> None:
+        """Until the joiner has so many samples."""
+        self.wait(f"sample {number} of {JOINER}", lambda log: len(list(of_joiner(log))) >= number)
+
+
+def of_joiner(log: Any) -> Iterator[Trajectory]:
+    """Its samples."""
+    events = (record.event for record in log.read(Trajectory))
+    return (event for event in events if event.worker == JOINER)
+
+
+def joined(args: argparse.Namespace, run: Path) -> list[subprocess.Popen[bytes]]:
+    """Server and worker of another host; their files lie apart from the run's."""
+    (address,) = re.findall(r"127\.0\.0\.1:\d+", (run / "up.log").read_text())[:1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    where = args.folder / "elsewhere"
+    where.mkdir(parents=True, exist_ok=True)
+    log_in = ["--join", address, "--run", "joined", "--password-file", run / "broker/password"]
+    own = [f"--engine.python={Path(args.python).absolute()}"] if args.python else []
+    if not args.cpu:
+        own.append("--engine.env.CUDA_VISIBLE_DEVICES=1")
+    roles = (["server", f"--engine.port={port}", *own],
+             ["rollout", f'--engine.urls=["http://127.0.0.1:{port}"]', *own])  # fmt: skip
+    found = []
+    for role, *words in roles:
+        with (where / f"{role}.log").open("wb") as log:
+            found.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "rlstreams", "worker", role, *map(str, log_in), *words],
+                    stdout=log, stderr=subprocess.STDOUT, cwd=where, start_new_session=True,
+                )
+            )  # fmt: skip
+    return found
+
+
+def left(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """SIGTERM to both, the worker first; their statuses, None for one that had to be killed."""
+    statuses: list[int | None] = []
+    for process in reversed(processes):
+        process.send_signal(signal.SIGTERM)
+        try:
+            statuses.append(process.wait(LEAVES_S))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            statuses.append(None)
+    return statuses
+
+
+def sampled(event: Trajectory) -> int:
+    """Tokens of the policy."""
+    return sum(len(s.token_ids.numpy()) for s in event.segments if s.author == "policy")
+
+
+def figures(run: Path, moments_ms: dict[str, float]) -> dict[str, Any]:
+    """From the log: rates by who was there, and the others' longest silence."""
+    with open_run(run) as log:
+        events = [record.event for record in log.read(Trajectory)]
+        own = list(of_joiner(log))
+    came, went = min(one.finished_at_ms for one in own), max(one.finished_at_ms for one in own)
+    began = min(one.finished_at_ms for one in events)
+    periods = {"before": (began, moments_ms["started"]), "with it": (came, moments_ms["told"]),
+               "after": (went, max(one.finished_at_ms for one in events))}  # fmt: skip
+
+    def rate(period: tuple[float, float]) -> float:
+        begin, end = period
+        tokens = sum(sampled(one) for one in events if begin < one.finished_at_ms <= end)
+        return round(1000 * tokens / max(end - begin, 1.0), 1)
+
+    others = sorted(one.finished_at_ms for one in events if one.worker != JOINER)
+    around = [at for at in others if moments_ms["started"] - 5_000 <= at <= went + 5_000]
+    return {
+        "first_sample_s": (min(one.started_at_ms for one in own) - moments_ms["started"]) / 1000,
+        "samples": len(own),
+        "of_all_meanwhile": round(
+            len(own) / sum(came <= one.finished_at_ms <= went for one in events), 3
+        ),
+        "sampled_tokens_per_s": {name: rate(period) for name, period in periods.items()},
+        "others_longest_silence_s": max(b - a for a, b in pairwise(around)) / 1000,
+    }
+
+
+def scenario(args: argparse.Namespace, run: Path, told: dict[str, Any]) -> None:
+    """Join, work, leave; moments and statuses into `told`, also if it fails."""
+    watched = Watched(run, time.monotonic() + args.limit_s - LEAVES_S)
+    watched.steps(args.joins)
+    told["moments_ms"] = moments = {"started": time.time() * 1000}
+    processes = joined(args, run)
+    try:
+        watched.samples(1)
+        with open_run(run) as log:
+            now = len(list(log.steps()))
+        watched.steps(now + args.joins)
+        moments["told"] = time.time() * 1000
+    finally:
+        told["statuses"] = left(processes)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--base", type=Path, help="folder of model and rows")
+    parser.add_argument("--demo", action="store_true", help="the demo in place of the pretrained")
+    parser.add_argument("--cpu", action="store_true", help="vLLM for the CPU, and gloo")
+    parser.add_argument("--folder", type=Path, default=Path("runs/join"))
+    parser.add_argument("--python", default="", help="of the servers' environment")
+    parser.add_argument("--jars", default="", help="folder of the broker's jars")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--joins", type=int, default=8, help="after so many steps; leaves as later")
+    parser.add_argument("--limit-s", type=float, default=540.0)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("overrides", nargs="*", help="after --: fields of the configuration")
+    args = parser.parse_args(argv)
+    args.folder = args.folder.resolve()
+    if not args.demo:
+        if args.base is None:
+            parser.error("--base or --demo")
+        args.base = args.base.resolve()
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The run in a thread, the joiner beside it; 1 unless the audit is clean and it worked."""
+    args = parse(argv)
+    files, words = configured(args)
+    config = load(files, words)
+    run = Path(config.folder)
+    told: dict[str, Any] = {"hardware": hardware(), "overrides": words}
+    status: list[int] = []
+    thread = threading.Thread(
+        target=lambda: status.append(run_it(files, words, run, args.limit_s)), daemon=True
+    )
+    thread.start()
+    try:
+        scenario(args, run, told)
+    finally:
+        thread.join(args.limit_s + LEAVES_S)
+        told["status"] = status[0] if status else None
+        found = told_by_the_log(config)
+        told |= {name: found[name] for name in ("steps", "tokens_per_s", "audit_ok")}
+        with contextlib.suppress(ValueError, KeyError):  # it did not come so far
+            told["joiner"] = figures(run, told["moments_ms"])
+        args.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+        for log in (args.folder / "elsewhere").glob("*.log"):
+            sys.stdout.write(f"==> {log}\n{log.read_text(errors='replace')[-2000:]}\n")
+        if status != [0]:
+            sys.stdout.write(tails(run) + "\n")
+    return int(not found["audit_ok"] or status != [0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
