@@ -322,6 +322,12 @@ def test_exports_are_sorted() -> None:
     assert unsorted_exports(MODULES) == []
 
 
+def test_no_note_to_ourselves_lies_beside_the_readme() -> None:
+    """One was committed with `git add -A`; what readers need is a page in `infra/docs`."""
+    pages = {path.name for path in ROOT.glob("*.md")}
+    assert {"AGENTS.md", "CHANGELOG.md", "README.md"} == pages
+
+
 def test_every_schema_has_its_dataclass() -> None:
     """One file per event and one event per file."""
     files = {path.stem.replace("_", "") for path in (ROOT / "rlstreams/schemas").glob("*.avsc")}

@@ -314,7 +314,8 @@ def test_a_project_for_gpus(tmp_path: Path, num: int, expected: tuple[object, ..
     assert expected == (
         engine.env["CUDA_VISIBLE_DEVICES"], engine.args[share], engine.args.get(NAMED_CACHE)
     )  # fmt: skip
-    assert (config.weights.channel, config.rollout.slots) == ("nccl", 128)
+    assert (config.weights.channel, config.rollout.slots) == ("nccl", 256)
+    assert config.trainer.groups_per_step * config.prompts.group_size == 256
 
 
 @pytest.mark.parametrize(
