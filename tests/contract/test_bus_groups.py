@@ -99,6 +99,22 @@ def test_a_group_shares_partitions_out(cluster: Cluster):
         assert {p: Committed(offset=1) for p in theirs} == regain
 
 
+def test_a_member_joins_with_its_first_poll(cluster: Cluster):
+    """Before, all partitions are the others', for as long as it has something else to do first."""
+    cluster.create("t", 2)
+    bus = cluster.bus()
+    with bus.consumer("g", ["t"]) as later, bus.consumer("g", ["t"]) as first:
+        joined(first, partitions=2)
+        for _ in range(5):
+            assert not first.poll(0, 0.1).revoked
+
+        def shares() -> bool:
+            first.poll(0, 0.1)
+            return len(later.poll(0, 0.1).assigned) == 1
+
+        within(WAIT_S, shares, "the later member has a partition")
+
+
 def test_revoked_partitions_bring_no_more_records(cluster: Cluster):
     cluster.create("t", 2)
     bus = cluster.bus()

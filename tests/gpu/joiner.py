@@ -94,7 +94,8 @@ def joined(args: argparse.Namespace, run: Path) -> list[subprocess.Popen[bytes]]
         port = free.getsockname()[1]
     where = args.folder / "elsewhere"
     where.mkdir(parents=True, exist_ok=True)
-    log_in = ["--join", address, "--run", "joined", "--password-file", run / "broker/password"]
+    log_in = ["--join", address, "--run", "joined", "--password-file", run / "broker/password",
+              f"--weights.secret=file:{run}/weights.secret"]  # fmt: skip
     own = [f"--engine.python={Path(args.python).absolute()}"] if args.python else []
     if not args.cpu:
         own.append("--engine.env.CUDA_VISIBLE_DEVICES=1")

@@ -73,6 +73,9 @@ def batch_of(
         prefixes: theirs, if bins share tokens.
     """
     random = np.random.default_rng(seed)
+    # By sample, so that a batch is the same however it is cut.
+    samples = samples or [random.integers(0, args.vocabulary, length) for length in lengths]
+    advantages_N = random.standard_normal(len(lengths)).astype(np.float32)
     num_loss_tokens = sum(lengths) - args.prompt * len(lengths)
     rows = []
     for number, members in enumerate(cut.members):
@@ -82,8 +85,8 @@ def batch_of(
         real_BT = at_T < np.array(own)[:, None]
         loss_mask_BT = real_BT & (at_T >= args.prompt)
         zeros_BT = np.zeros(shape, np.float32)
-        token_ids_BT = random.integers(0, args.vocabulary, shape) * real_BT
-        for row, index in enumerate(members if samples else ()):
+        token_ids_BT = np.zeros(shape, np.int64)
+        for row, index in enumerate(members):
             token_ids_BT[row, : lengths[index]] = samples[index]
         rows.append(
             MicroBatch(
@@ -96,7 +99,7 @@ def batch_of(
                 is_scored_BT=loss_mask_BT,
                 is_after_pull_BT=np.zeros(shape, np.bool_),
                 temperature_BT=np.ones(shape, np.float32),
-                advantages_B=random.standard_normal(len(own)).astype(np.float32),
+                advantages_B=advantages_N[list(members)],
                 num_batch_loss_tokens=num_loss_tokens,
                 num_batch_rows=len(lengths),
                 num_batch_samples=len(lengths),

@@ -15,7 +15,11 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.engines import selfcheck
 from rlstreams.workers.engines.base import SampleRequest, TokenSequence
 from rlstreams.workers.engines.builtin import BuiltinEngine
-from rlstreams.workers.engines.selfcheck import check_scoring, padding_difference
+from rlstreams.workers.engines.selfcheck import (
+    check_decoding,
+    check_scoring,
+    padding_difference,
+)
 from rlstreams.workers.model.attention import Attention, attention_of
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.families import library_model
@@ -140,6 +144,25 @@ def test_the_check_sees_a_forgotten_window(name: str, tmp_path: Path) -> None:
     model = load_model(families.make(name, tmp_path, sliding_window=3))
     assert padding_difference(model, families.VOCABULARY, attention_of(model).causal) < TOLERANCE
     assert padding_difference(model, families.VOCABULARY, Attention().causal) > selfcheck.TOLERANCE
+
+
+def test_in_16_bits_the_size_of_the_logits_says_how_far_off_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of Gemma 3 270M lie around 40, where bfloat16 has steps of a quarter: its cache was
+    found 0.22 nats off. A forgotten window is off by more, and so is that much of small ones."""
+    model = load_model(families.make("Gemma3ForCausalLM", tmp_path, sliding_window=3), "bfloat16")
+    monkeypatch.setattr(selfcheck, "decoding_difference", lambda *_of: 0.22)
+    with pytest.raises(EngineError, match=r"up to 0\.22 nats off"):
+        check_decoding(model, families.VOCABULARY)
+    with torch.no_grad():
+        head = model.get_output_embeddings()
+        largest = model(input_ids=torch.zeros(1, 1, dtype=torch.int64)).logits.abs().max()
+        head.weight = torch.nn.Parameter(head.weight * (40 / largest))
+    check_decoding(model, families.VOCABULARY)
+    monkeypatch.setattr(selfcheck, "attention_of", lambda _model: Attention())
+    with pytest.raises(EngineError, match=r"padded its log-probs are up to"):
+        check_scoring(model, families.VOCABULARY)
 
 
 def test_a_model_that_also_sees_pictures_runs_as_a_language_model(tmp_path: Path) -> None:

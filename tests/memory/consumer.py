@@ -90,7 +90,7 @@ class MemoryGroupConsumer(Closing):
         self._before_revoked: Callable[[Set[Partition]], None] | None = None
         self._when_beyond: Callable[[Partition, int], Committed] | None = None
         self._closed = False
-        self._member_id = self._join()
+        self._member_id = 0  # until the first poll
 
     def _join(self) -> int:
         with self._log.changed:
@@ -102,6 +102,8 @@ class MemoryGroupConsumer(Closing):
         deadline = time.monotonic() + timeout_s
         while True:
             with self._log.changed:
+                if not self._member_id:
+                    self._member_id = self._join()
                 revoked, assigned = self._rebalance()
                 records = self._feed.take(max_records, self._paused, max_bytes or sys.maxsize)
             if records or revoked or assigned or time.monotonic() >= deadline:

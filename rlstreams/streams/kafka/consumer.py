@@ -54,13 +54,17 @@ class KafkaGroupConsumer(Closing):
         self._before_revoked: Callable[[Set[Partition]], None] | None = None
         self._when_beyond: Callable[[Partition, int], Committed] | None = None
         self._closed = False
+        self._to_join = list(topics)  # until the first poll
         self._begin_poll()
+
+    def _join(self) -> None:
         self._client.subscribe(
-            list(topics),
+            self._to_join,
             on_assign=self._on_assign,
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
         )
+        self._to_join = []
 
     def _begin_poll(self) -> None:
         self._records: list[RawRecord] = []
@@ -79,6 +83,8 @@ class KafkaGroupConsumer(Closing):
         self._polled_at_s = time.monotonic()
         deadline = self._polled_at_s + timeout_s
         self._begin_poll()
+        if self._to_join:
+            self._join()
         if max_records > 0:
             self._take(max_records, deadline, max_bytes or sys.maxsize)
         else:

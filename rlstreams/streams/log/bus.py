@@ -53,7 +53,8 @@ class Closing(Protocol):
 class GroupConsumer(Closing, Protocol):
     """Reads committed records of topics whose partitions a group shares out among its members.
 
-    An assigned partition starts at its committed offset, or at its beginning.
+    An assigned partition starts at its committed offset, or at its beginning. The first poll joins
+    the group.
     """
 
     def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:

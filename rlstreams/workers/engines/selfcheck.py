@@ -27,6 +27,7 @@ from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 
 TOLERANCE = 1e-3  # nats; float32 differs by 1e-5, a wrong mask by 0.1 and more
 TOLERANCE_LOW = 0.2  # in 16 bits, which differ by some hundredths: small mistakes are not seen
+_ROUNDINGS = 2.0  # of the largest logit, in 16 bits: of 40 bfloat16 knows the next at 40.25
 _PROMPTS = ((3, 5, 7, 4), (6,), (4, 4, 5))
 _NEW_TOKENS = 4
 
@@ -132,13 +133,22 @@ def _compare(difference: Callable[[], float], model: Any, verb: str, how: str) -
             f"cannot {verb} a {_kind(model)} here: its forward does not take our masks or cache: "
             f"{type(err).__name__}: {err}"
         ) from err
-    is_whole = next(model.parameters()).dtype == torch.float32
-    tolerance = TOLERANCE if is_whole else TOLERANCE_LOW
+    tolerance = _tolerance(model)
     if not found <= tolerance:  # NaN too
         raise EngineError(
             f"cannot {verb} a {_kind(model)} here: {how} its log-probs are up to {found:.2g} nats "
             f"off those of its plain forward (allowed: {tolerance:g})"
         )
+
+
+@torch.inference_mode()
+def _tolerance(model: Any) -> float:  # noqa: ANN401
+    """By how much log-probs of the same tokens may differ, nats."""
+    dtype = next(model.parameters()).dtype
+    if dtype == torch.float32:
+        return TOLERANCE
+    logits = model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
+    return max(TOLERANCE_LOW, _ROUNDINGS * torch.finfo(dtype).eps * float(logits.abs().max()))
 
 
 def _generation(prompt: tuple[int, ...], vocab_size: int) -> Generation:

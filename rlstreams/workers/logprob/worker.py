@@ -192,6 +192,11 @@ class LogprobStage:
         return [*self._puller.news(), *self.reporter.due()]
 
     @property
+    def may_join(self) -> bool:
+        """At once: what a record needs decides which weights it pulls."""
+        return True
+
+    @property
     def num_open(self) -> int:
         """Trajectories that wait or are being scored."""
         return len(self._backlog) + sum(len(window.records) for window in self._windows)

@@ -80,6 +80,10 @@ class Stage(Protocol):
     def num_open(self) -> int:
         """Records begun and not yet returned as finished."""
 
+    @property
+    def may_join(self) -> bool:
+        """Whether it can work on what it is given; before, others would wait for its partitions."""
+
     def give_up_device(self) -> bool:
         """See `Sharing`."""
 
@@ -131,6 +135,7 @@ class StageLoop:
         self._window = min(stage.room(), MAX_POLL)  # records that a worker holds at once
         self._num_isolated = 0  # records that are still to be begun alone
         self._begun_s = 0.0  # when the last record was begun
+        self._has_joined = False  # its group: the first poll does
         self._next_commit = 0.0
         self._drain_until: float | None = None
 
@@ -213,6 +218,10 @@ class StageLoop:
         if self._asked is not None:  # who asks wakes us up, which nobody can do in a poll
             self._asked.wait(timeout_s)
             timeout_s = 0.0
+        self._has_joined = self._has_joined or self._stage.may_join
+        if not self._has_joined:
+            time.sleep(timeout_s)
+            return
         reach(CrashPoint.POLL_BEFORE)
         polled = self._consumer.poll(max(0, room), timeout_s, max_bytes=max(1, max_bytes))
         reach(CrashPoint.POLL_AFTER)

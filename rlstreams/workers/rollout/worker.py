@@ -214,6 +214,8 @@ class RolloutStage:
         elif self._waiting and not self._running:
             wanted = min(record.event.min_policy_version for record in self._waiting)
             detail = f"for policy version {wanted}, holds {held}"
+        elif not self.may_join:
+            detail = "for its first weights"
         elif not detail:
             detail = "for prompts"
         awaited = [url for url, name in self._engine.servers.items() if name == "starting"]
@@ -226,6 +228,12 @@ class RolloutStage:
     def num_open(self) -> int:
         """Samples that wait, or were begun and are not finished."""
         return len(self._waiting) + len(self._running)
+
+    @property
+    def may_join(self) -> bool:
+        """Holds weights, for which a server of its own may have to start; or has had to wait for its
+        turn on a device, for which work that lies in its partitions is asked."""
+        return self._handover.was_used or self._engine.policy_version in self._puller.loads
 
     def close(self) -> None:
         """Give up open samples; they stay in flight."""

@@ -217,6 +217,6 @@ def test_a_report_names_what_the_engine_has_lost(tmp_path: Path) -> None:
     def told() -> list[str]:
         return [report.detail for report in stand.read(WORKER_EVENTS.name, WorkerReport)]
 
-    wanted = "for policy version 0, holds -1; server http://a:1: does not answer since"
+    wanted = "for its first weights; server http://a:1: does not answer since"
     turn_until(rollout, lambda: wanted in told())
     rollout.close()

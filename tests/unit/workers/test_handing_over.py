@@ -85,6 +85,6 @@ def test_a_worker_that_is_fenced_while_it_parts_ends() -> None:
     crew = Crew()
     old = crew.joins()
     MemoryBus(crew.log, "run").producer("rollout.0")
-    make_loop(crew.log, HeldStage(), 1)
+    make_loop(crew.log, HeldStage(), 1).turn()
     with pytest.raises(FencedError):
         old.turn()

@@ -34,6 +34,7 @@ class HeldStage:
     def __init__(self) -> None:
         self.begun: dict[str, Record[Event]] = {}
         self.released: list[str] = []
+        self.may_join = True
 
     def room(self) -> int:
         return 100
@@ -124,6 +125,33 @@ def test_an_unknown_outcome_ends_the_process_and_the_successor_settles_it() -> N
     turns(make_loop(log, again))
     assert again.begun == {}
     assert outputs(log) == ["0/0", "0/1"]
+
+
+def test_a_member_that_cannot_work_yet_is_given_nothing() -> None:
+    """Its server starts for a minute: what lies in all partitions is another's meanwhile."""
+    log, stage, other = make_log(), HeldStage(), HeldStage()
+    stage.may_join = False
+    loop, others = make_loop(log, stage), make_loop(log, other, ordinal=1)
+    turns(loop)
+    turns(others)
+    issue(log, "0/0", partition=0)
+    issue(log, "1/0", partition=1)
+    turns(loop)
+    turns(others)
+    assert ({"0/0", "1/0"}, set()) == (other.begun.keys(), stage.begun.keys())
+    other.released = ["0/0", "1/0"]
+    turns(others)
+    stage.may_join = True
+    for _ in range(3):
+        turns(loop)
+        turns(others)
+    issue(log, "2/0", partition=0)
+    issue(log, "3/0", partition=1)
+    turns(loop)
+    turns(others)
+    assert {"2/0", "3/0"} == other.begun.keys() | stage.begun.keys()
+    assert other.begun
+    assert stage.begun
 
 
 def _bytes_of(record: Outgoing) -> bytes:
