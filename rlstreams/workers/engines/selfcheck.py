@@ -147,7 +147,7 @@ def _tolerance(model: Any) -> float:  # noqa: ANN401
     dtype = next(model.parameters()).dtype
     if dtype == torch.float32:
         return TOLERANCE
-    logits = model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
+    logits = model(input_ids=torch.ones(1, 1, dtype=torch.int64), use_cache=False).logits
     return max(TOLERANCE_LOW, _ROUNDINGS * torch.finfo(dtype).eps * float(logits.abs().max()))
 
 

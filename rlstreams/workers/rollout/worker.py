@@ -231,8 +231,8 @@ class RolloutStage:
 
     @property
     def may_join(self) -> bool:
-        """Holds weights, for which a server of its own may have to start; or has had to wait for its
-        turn on a device, for which work that lies in its partitions is asked."""
+        """Once it holds weights, for which a server may have to start; or had to wait for its turn
+        on a device, which work in its partitions brings."""
         return self._handover.was_used or self._engine.policy_version in self._puller.loads
 
     def close(self) -> None:
