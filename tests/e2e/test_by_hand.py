@@ -69,12 +69,7 @@ def test_ten_lines_start_a_run_in_four_terminals(tmp_path: Path) -> None:
         for role in ("trainer", "joined"):
             text = (folder / f"{role}.log").read_text("utf-8")
             assert 0 == started[role].wait(DEADLINE_S), text
-        config = load([folder / "run.toml"], [])
-        with open_run(place_of(config)) as log:
-            wanted = [record.event for record in log.read(ControlState)][-1]
-            came = {record.event.worker for record in log.read(WorkerReport)}
-        assert {"rollout": 3} == wanted.workers
-        assert {"rollout-0", f"rollout-{JOINED_FROM}"} <= came
+        check_joined(folder)
         assert "ok: every sample accounted for" in said(audit, folder)
     finally:
         for process in started.values():
@@ -88,6 +83,15 @@ def test_ten_lines_start_a_run_in_four_terminals(tmp_path: Path) -> None:
     steps = [line for line in logs["trainer"] if line["event"] == "step_completed"]
     assert [1, 2, 3] == [line["step"] for line in steps]
     assert all(0 <= line["reward"] <= 1 for line in steps)
+
+
+def check_joined(folder: Path) -> None:
+    """What was asked for is in the log, and the joiner has its number."""
+    with open_run(place_of(load([folder / "run.toml"], []))) as log:
+        wanted = [record.event for record in log.read(ControlState)][-1]
+        came = {record.event.worker for record in log.read(WorkerReport)}
+    assert {"rollout": 3} == wanted.workers
+    assert {"rollout-0", f"rollout-{JOINED_FROM}"} <= came
 
 
 def await_state(path: Path, process: subprocess.Popen[str]) -> None:
