@@ -12,6 +12,7 @@ RUNNABLE = ("bash", "python", "toml")
 SHOWN = ("", "text", "json", "mermaid")  # output and pictures
 COMMANDS = ("rlstreams ", "make ", "$ ")  # what begins so is not for showing
 RUN_IN_SHELL = ("rlstreams ", "python infra/examples/")  # what a block of bash may begin with
+MAKES_RUN = "rlstreams.run("  # in a block of Python
 COVERED = "make run"  # what tests/e2e/test_demo.py does in short form
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 _FENCE = re.compile(r"^```(\S*)\s*$")

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import COMMAND_S, ROOT, Workspace
-from tests.readme_blocks import Block, ReadmeError, anchors, blocks, to_run, tree_problems
+from tests.readme_blocks import (
+    MAKES_RUN,
+    Block,
+    ReadmeError,
+    anchors,
+    blocks,
+    to_run,
+    tree_problems,
+)
 
 README = ROOT / "README.md"
 PAGES = {
@@ -103,10 +111,14 @@ def runnable() -> list[tuple[str, Block]]:
         return []
 
 
+def case(page: str, block: Block) -> object:
+    """A block that makes a whole run is run at night: `processes/api/test_run.py` has it by day."""
+    marks = [pytest.mark.slow] if MAKES_RUN in block.text else []
+    return pytest.param(block, id=f"{page}-{block.name}", marks=marks)
+
+
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    "shown", [pytest.param(block, id=f"{page}-{block.name}") for page, block in runnable()]
-)
+@pytest.mark.parametrize("shown", [case(page, block) for page, block in runnable()])
 def test_the_block_runs(shown: Block, looked_at: Workspace, tmp_path: Path) -> None:
     """Beside a finished run; a block whose first line is a comment with a file's name is saved.
 

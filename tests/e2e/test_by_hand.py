@@ -7,20 +7,30 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from rlstreams import open_run
+from rlstreams.schemas.events import ControlState, WorkerReport
+from rlstreams.streams.workers import JOINED_FROM
+from rlstreams.workers.bootstrap.parts import place_of
+from rlstreams.workers.config.load import load
 from tests.e2e.command import ROOT
 from tests.ports import free_ports
 from tests.readme_blocks import blocks
 
 DEADLINE_S = 240
 ROLES = ("prompts", "rollout", "logprob", "trainer")
+# Without a scorer there is no step: the run cannot be over before the joiner is there.
+STARTED = ("prompts", "rollout", "trainer", "joined", "logprob")
 
 
 def test_ten_lines_start_a_run_in_four_terminals(tmp_path: Path) -> None:
-    """To its end; each role says what it does, the trainer how each step went."""
+    """To its end; each role says what it does, the trainer how each step went. A further rollout
+    worker joins from a folder without files, and is not counted by who scales."""
     (block,) = blocks((ROOT / "infra/docs/by-hand.md").read_text("utf-8"))
-    text = block.text.replace("9092", str(free_ports(1)[0]))
+    port = str(free_ports(1)[0])
+    text = block.text.replace("9092", port)
     lines = [line.partition("  #")[0].rstrip() for line in text.splitlines()]
     assert 10 == len(lines)
     workers = [line for line in lines if " worker " in line]
@@ -28,7 +38,7 @@ def test_ten_lines_start_a_run_in_four_terminals(tmp_path: Path) -> None:
     before, audit = lines[: lines.index(workers[0])], lines[-1]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path}
-    started: list[subprocess.Popen[str]] = []
+    started: dict[str, subprocess.Popen[str]] = {}
     folder = tmp_path / "sums"
 
     def said(line: str, cwd: Path) -> str:
@@ -42,17 +52,29 @@ def test_ten_lines_start_a_run_in_four_terminals(tmp_path: Path) -> None:
             said(line, folder)
         config = (folder / "run.toml").read_text("utf-8")
         (folder / "run.toml").write_text(re.sub("steps = 60", "steps = 3", config), "utf-8")
-        for line, role in zip(workers, ROLES, strict=True):
+        lines_of = dict(zip(ROLES, workers, strict=True))
+        lines_of["joined"] = f"rlstreams worker rollout --join 127.0.0.1:{port} --run sums"
+        (tmp_path / "elsewhere").mkdir()
+        for role in STARTED:
+            cwd = tmp_path / "elsewhere" if role == "joined" else folder
             with (folder / f"{role}.log").open("w") as log:
-                words = f"exec {line}"
-                started.append(subprocess.Popen(words, shell=True, cwd=folder, env=env, text=True,
-                                                stdout=log, stderr=log))  # fmt: skip
-        assert 0 == started[-1].wait(DEADLINE_S), (folder / "trainer.log").read_text("utf-8")
+                words = f"exec {lines_of[role]}"
+                started[role] = subprocess.Popen(words, shell=True, cwd=cwd, env=env, text=True,
+                                                 stdout=log, stderr=log)  # fmt: skip
+            if role in ("trainer", "joined"):  # who joins waits a minute for the claim, no longer
+                await_state(folder / f"{role}.log", started[role])
+            if role == "joined":
+                scaled = said("rlstreams control scale run.toml rollout=3 --within 0", folder)
+                assert "run sums: rollout 1\n" in scaled
+        for role in ("trainer", "joined"):
+            text = (folder / f"{role}.log").read_text("utf-8")
+            assert 0 == started[role].wait(DEADLINE_S), text
+        check_joined(folder)
         assert "ok: every sample accounted for" in said(audit, folder)
     finally:
-        for process in started:
+        for process in started.values():
             process.terminate()
-        for process in started:
+        for process in started.values():
             process.wait(DEADLINE_S)
         said("rlstreams broker stop --dir broker", folder)
     logs = {role: logged(folder / f"{role}.log") for role in ROLES}
@@ -63,6 +85,26 @@ def test_ten_lines_start_a_run_in_four_terminals(tmp_path: Path) -> None:
     assert all(0 <= line["reward"] <= 1 for line in steps)
 
 
+def check_joined(folder: Path) -> None:
+    """What was asked for is in the log, and the joiner has its number."""
+    with open_run(place_of(load([folder / "run.toml"], []))) as log:
+        wanted = [record.event for record in log.read(ControlState)][-1]
+        came = {record.event.worker for record in log.read(WorkerReport)}
+    assert {"rollout": 3} == wanted.workers
+    assert {"rollout-0", f"rollout-{JOINED_FROM}"} <= came
+
+
+def await_state(path: Path, process: subprocess.Popen[str]) -> None:
+    """Until it has said what it does."""
+    until_s = time.monotonic() + DEADLINE_S
+    while not any(line["event"] == "state" for line in logged(path)):
+        assert process.poll() is None, path.read_text("utf-8")
+        assert time.monotonic() < until_s, path.read_text("utf-8")
+        time.sleep(0.05)
+
+
 def logged(path: Path) -> list[dict[str, object]]:
     """The lines of a worker's log; what libraries write there is no JSON."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line[:1] == "{"]
+    text = path.read_text("utf-8")
+    whole = text[: text.rfind("\n") + 1].splitlines()
+    return [json.loads(line) for line in whole if line[:1] == "{"]

@@ -22,6 +22,7 @@ from rlstreams.streams.run.open_run import open_run
 from rlstreams.streams.workers import JOINED_FROM, JOINING, Workers
 from tests.e2e.command import Workspace
 
+pytestmark = pytest.mark.slow
 E = TypeVar("E")
 JOINED = f"rollout-{JOINED_FROM}"
 WORDS = (

@@ -13,12 +13,14 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from rlstreams.workers.gateway.canonical import Matcher, answer_message
 from rlstreams.workers.gateway.port import CallRequest, Parsed, ToolCall
 from tests.gateways import Running, gateway
+from tests.late import Late
+
+openai = Late("openai")
 
 ASKED = "What is 17 + 25, and then 8 more?"
 

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from rlstreams.streams.broker.class_archive import ClassArchive
 from rlstreams.streams.broker.config import (
     CLEAN,
     DISK_FULL,
@@ -122,13 +123,10 @@ class EmbeddedBroker:
                 self.folder.chmod(0o700)
             state = self._next_state()
             self._write_state(state)
-            java = java_command(
-                find_java(),
-                classpath(self._jars_dir, _to_stderr),
-                self.folder,
-                self._heap_mb,
-                self._java_options,
-            )
+            program, jars = find_java(), classpath(self._jars_dir, _to_stderr)
+            archive = ClassArchive(program, jars)
+            options = (*self._java_options, *archive.options(self.folder))
+            java = java_command(program, jars, self.folder, self._heap_mb, options)
             self._write_settings(state)
             keep_identity(self.folder, self._data)
             if not (self._data / META).is_file():
@@ -145,6 +143,8 @@ class EmbeddedBroker:
                 self._write_state(state)
         with _killed_on_error(child):
             self._await_ready(child)
+        if maker := archive.making(self.folder):
+            _CHILDREN.append(maker)
         return state
 
     def attach_or_start(self) -> BrokerState:

@@ -28,6 +28,7 @@ from rlstreams import (
 )
 from rlstreams.show.metrics.rows import EVALUATION
 from rlstreams.workers.config.load import load
+from tests.readme_blocks import MAKES_RUN, blocks
 
 ROOT = Path(__file__).parents[3]
 
@@ -107,6 +108,32 @@ def test_it_yields_what_up_prints(stand_in: Callable[[str], Path], tmp_path: Pat
     assert given["reward"]["require_stop"] is False
     (row,) = Path(given["data"]["train"]).read_text("utf-8").splitlines()
     assert {"prompt": "1+1=", "answer": "2"} == json.loads(row)
+
+
+def test_the_page_s_run_is_one(
+    stand_in: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The blocks of the page as they stand there; `tests/test_readme.py` has a real run for them,
+    by `make test-long`. `up` can read what it is given."""
+    page = (ROOT / "infra/docs/python-api.md").read_text("utf-8")
+    for block in blocks(page):
+        if block.saved_as:
+            (tmp_path / block.saved_as).write_text(block.text, "utf-8")
+    (shown,) = [block.text for block in blocks(page) if MAKES_RUN in block.text]
+    noted = stand_in(prints(step(1), step(2), DONE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    exec(compile(shown, "python-api.md", "exec"), {"__name__": "__main__"})
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert ["1", "2"] == [first.split()[0], second.split()[0]]
+    assert last.startswith("complete runs/sums ")
+    given = load([Path(json.loads(noted.read_text("utf-8"))[3])])
+    assert ("sums", 2, 4) == (given.run.id, given.trainer.steps, given.trainer.groups_per_step)
+    assert (1e-4, ()) == (given.trainer.optimizer.lr, given.demo.kills)
+    assert f"{tmp_path}/grade_sum.py:reward" == given.reward.verifier
+    assert 64 == len(Path(given.data.train).read_text("utf-8").splitlines())
 
 
 def test_the_notebook_s_cells_go_up_to_its_log(
