@@ -56,6 +56,9 @@ class AgentSection(Section, section="agent"):
     lease_s: PositiveFloat = 60.0
     """A runner that says nothing for so long, by no call and no heartbeat, loses its session to
     the next one that asks; a session of a client from outside is set aside."""
+    branches: bool = False
+    """Whether calls beside the main chain are learnt from, too: forks, sub-agents, histories that
+    were written anew; by the session's reward, each token once."""
     processes: PositiveInt = 2
     """Processes that run `python`, in each rollout worker."""
     memory_mb: NonNegativeInt = 4096

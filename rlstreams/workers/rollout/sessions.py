@@ -33,6 +33,7 @@ from rlstreams.streams.sessions.chain import (
     Chain,
     NoChainError,
     main_chain,
+    off_path,
 )
 from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.streams.sessions.verdict import Verdict
@@ -95,20 +96,12 @@ class Closed:
             "samples": 1,
             "tokens": sum(map(sampled_tokens, mine)),
             "tokens_replayed": sum(map(sampled_tokens, calls)) - sum(map(sampled_tokens, mine)),
-            "tokens_off_path": self._tokens_off_path,
+            "tokens_off_path": 0 if self.chain is None else off_path(self.session.log, self.chain),
             "turns": len(calls),
             "calls": len(mine),
             "calls_replayed": len(calls) - len(mine),
             "sample_s": self.sample_s,
         }
-
-    @property
-    def _tokens_off_path(self) -> int:
-        """Sampled tokens of calls that are not on the path that becomes its sample."""
-        if self.chain is None:
-            return 0
-        all_calls, on_path = self.session.log.calls, self.chain.calls
-        return sum(map(sampled_tokens, all_calls)) - sum(map(sampled_tokens, on_path))
 
     def outputs(
         self, record: Record[Prompt], engine: str, context: Context, judge: str
@@ -222,7 +215,8 @@ class Sessions:
                     starts += 1
                     session = self._session(record, log, member)
                     name, code = member.section.name, member.code_hash
-                    await session.begin(name, code, caught_up, client_group)
+                    branches = member.section.branches
+                    await session.begin(name, code, caught_up, client_group, branches=branches)
                     caught_up = None  # from now on nobody else has it
                     try:
                         kind, detail = await self._played(session, prompt, member)
