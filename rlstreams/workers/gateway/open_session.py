@@ -38,7 +38,7 @@ from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling
 from rlstreams.workers.engines.sampled import Sampled, sampled_of
 from rlstreams.workers.engines.turn import whole_turn
-from rlstreams.workers.gateway.canonical import Spelled, call_id
+from rlstreams.workers.gateway.canonical import Matcher, Spelled, call_id
 from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
 from rlstreams.workers.gateway.limits import CallLimits, LimitError, Trouble, too_long
 from rlstreams.workers.gateway.port import (
@@ -67,6 +67,7 @@ class OpenSession:
         log: Session,
         limits: CallLimits,
         sampling: Sampling,
+        matcher: Matcher,
         *,
         goes_on: bool = False,
     ) -> None:
@@ -92,14 +93,14 @@ class OpenSession:
         self._shared = shared
         self._record = record
         self._limits = limits
-        self._sampling = sampling
+        self._sampling, self._matcher = sampling, matcher
         self._is_closed = False
         self._under_way: dict[str, asyncio.Task[CallAnswer]] = {}  # by request hash
         self._writing: set[str] = set()  # of these, what is being committed
         self._listening = Counter[str]()  # clients that wait for the answer
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
         self.records = Records(shared, record, log.session_id, self.start)
-        self._dialogue = Dialogue(shared, log, sampling)
+        self._dialogue = Dialogue(shared, log, sampling, matcher)
         self._spelled: Spelled | None = None  # of the newest request: the next one often goes on
         if goes_on:
             self._dialogue.recall()
@@ -144,9 +145,8 @@ class OpenSession:
     async def call(self, request: CallRequest) -> CallAnswer:
         """The answer, once it is committed; see `Calls.call`."""
         self.check_open()
-        matcher = self._shared.matcher
-        spelled = self._spelled = matcher.spelled(request.messages, request.tools, self._spelled)
-        request_hash = matcher.request_hash(request, spelled)
+        spelled = self._matcher.spelled(request.messages, request.tools, self._spelled)
+        self._spelled, request_hash = spelled, self._matcher.request_hash(request, spelled)
         task = self._under_way.get(request_hash)
         known = self._answered.get(request_hash)
         if task is None and known is not None:

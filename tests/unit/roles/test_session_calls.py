@@ -99,6 +99,27 @@ def test_a_session_that_ends_leaves_no_call_in_the_engine(tmp_path: Path) -> Non
     assert len([s for s in ended.trajectories[0].segments if s.author == "policy"]) == 1
 
 
+@pytest.mark.parametrize("ignore", [(), (r"000\d+",)])
+def test_a_clock_in_a_prompt_forks_unless_it_is_ignored(
+    tmp_path: Path, ignore: tuple[str, ...]
+) -> None:
+    """Then its lost start is answered from the log, and the next call goes on behind it."""
+    starts: list[list[CallAnswer]] = []
+
+    async def tells_the_time(client: Client) -> None:
+        starts.append([])
+        client.messages = [{"role": "system", "content": "000" + "1" * len(starts)}]
+        for text in ("1", "10"):
+            starts[-1].append(await client.say(text))
+            if len(starts) == 1:
+                raise LostAgentError("its process ended")
+
+    log = recorded(Ended(tmp_path, tells_the_time, ignore=ignore).stand)
+    is_same = starts[0][0].call_id == starts[1][0].call_id
+    assert (is_same, len(log.replays), len(log.calls)) == (bool(ignore), len(ignore), 3 - is_same)
+    assert log.calls[-1].parent == log.calls[-2].call_id
+
+
 def test_an_agent_that_begins_anew_and_does_otherwise_is_judged_for_that(tmp_path: Path) -> None:
     """Its tool answers differently: it forks there, and what its lost start did is beside it."""
     heard: list[list[CallAnswer]] = []
