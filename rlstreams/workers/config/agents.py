@@ -91,11 +91,11 @@ class AgentSection(Section, section="agent"):
             )
         for text in self.ignore:
             try:
-                found = re.compile(text).search("")
+                is_idle = re.compile(text).search("") is not None
             except re.error as err:
                 yield f"agent.ignore: {text!r} of agent {self.name!r} is no expression: {err}"
             else:
-                if found is not None:
+                if is_idle:
                     yield (
                         f"agent.ignore: {text!r} of agent {self.name!r} finds nothing, too: have "
                         "it find one character at least, and no more than need be"
