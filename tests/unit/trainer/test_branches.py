@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from rlstreams.streams.rows import scored_rows
 from rlstreams.streams.sessions.chain import main_chain, segments_of
 from rlstreams.streams.sessions.session import Node, Session
 from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.engines.base import Scores, TokenSequence
+from rlstreams.workers.logprob.scoring import score_window
+from rlstreams.workers.logprob.versions import Anchor
 from rlstreams.workers.trainer.learn.loss import policy_losses, reduced
 from rlstreams.workers.trainer.learn.packing import pack
 from tests.call_events import call_committed, session_opened
@@ -198,3 +203,40 @@ def test_masked_and_left_out_rows_are_none_of_the_loss() -> None:
     less = pack(rows, np.ones(3, np.float32), (mask,), policy_version=0, token_budget=1000)
     gone = len(first.trajectory.segments[last].token_ids)
     assert less.num_loss_tokens == whole.num_loss_tokens - gone
+
+
+def told(tokens: list[int]) -> np.ndarray:
+    """Of each token a number that says all up to it."""
+    return np.array([-(hash(tuple(tokens[: n + 1])) % 9973) / 100 for n in range(len(tokens))])
+
+
+class TellsAll:
+    """A scorer whose log-probs say what stood before a token."""
+
+    def score(self, sequences: Sequence[TokenSequence], version: int, temperature: float) -> Any:
+        found = [told(one.token_ids.tolist()).astype(np.float32) for one in sequences]
+        return [Scores(logprobs=own, entropy=own) for own in found]
+
+
+def test_each_answer_is_scored_behind_what_its_call_saw() -> None:
+    """Once, whichever row it is in; beside a sample of one row."""
+    random = np.random.default_rng(5)
+    of = session(random)
+    sample = sample_of(of, random).trajectory
+    plain = random_samples(1)[0].trajectory
+    anchors = {0: Anchor(label="sampled", policy_version=0)}
+    scores, others = score_window([sample, plain], anchors, {}, cast(Any, TellsAll()))
+    assert [one.segment for one in scores] == [
+        n for n, segment in enumerate(sample.segments) if segment.author == "policy"
+    ]
+    found = sorted(tuple(one.proximal_logprobs.numpy().tolist()) for one in scores)
+    wanted = []
+    for node in of.nodes.values():
+        saw = of.tokens_of(node.call.call_id).tolist()
+        own = told(saw)[node.call.prompt_tokens :].astype(np.float32)
+        wanted.append(tuple(own.tolist()))
+    assert found == sorted(wanted)
+    whole = [token for segment in plain.segments for token in segment.token_ids.numpy().tolist()]
+    assert (
+        others[0].proximal_logprobs.numpy().tolist() == told(whole).astype(np.float32)[2:].tolist()
+    )
