@@ -35,10 +35,12 @@ def run(args: Namespace) -> int:
     if every answer was scored.
     """
     from rlstreams.workers.config.load import load
+    from rlstreams.workers.config.reward import judged_by_server
     from rlstreams.workers.rollout.verifiers import make_verifier
 
     config = load(*args.config)
-    with make_verifier(config.reward) as verifier:  # first: what is wrong with it shows at once
+    section = judged_by_server(config.reward, config.judge)
+    with make_verifier(section) as verifier:  # first: what is wrong with it shows at once
         return _rows(config, verifier, args)
 
 

@@ -29,6 +29,7 @@ from rlstreams.workers.loop.runtime import Stop
 if TYPE_CHECKING:
     from rlstreams.streams.log.bus import Bus
     from rlstreams.workers.bootstrap.joining import Joined
+    from rlstreams.workers.config.operation import Device
     from rlstreams.workers.config.run import RunConfig
     from rlstreams.workers.loop.context import Context
     from rlstreams.workers.loop.health import Health
@@ -200,8 +201,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
             from rlstreams.streams.log.catalogue import publish_missing
 
             publish_missing(bus, context.worker)
-        is_server = args.role == "server"  # it has the device of those that use it
-        device = config.shared_device("rollout" if is_server else args.role)
+        is_server, device = args.role == "server", _shared_device(context)
         control = ControlFollower(bus, None if device is None else lease.POLL_S)
         turns: lease.Turns | None = None
         if device is not None and is_server:
@@ -223,6 +223,15 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
         if is_compared:
             role = (StandaloneRole if is_alone else ComparedRole)(role, context)
         runtime.run(ControlledRole(role, pausable, control, turns), stop, watchdog)
+
+
+def _shared_device(context: Context) -> Device | None:
+    """What the role has by turns: a server that of those that use it, the judge's nothing."""
+    from rlstreams.workers.bootstrap.judge_server import is_judge
+
+    if is_judge(context):
+        return None
+    return context.config.shared_device("rollout" if context.role == "server" else context.role)
 
 
 def _import_first(config: RunConfig, role: str) -> None:

@@ -46,6 +46,7 @@ class SessionOpened:
     instance: str = ""
     at_ms: int = 0
     client_group: str = ""  # by which a client from outside compares its sessions; "": it is ours
+    branches: bool = False  # whether calls beside its main chain are learnt from, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +81,15 @@ class CallCommitted:
     instance: str = ""
     received_at_ms: int = 0
     finished_at_ms: int = 0
+    unheard: bool = False  # its client had hung up when it was written: nobody heard it yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReplayed:
-    """A request of a new start was answered from the log; written before that answer leaves."""
+    """A request was answered from the log: of a new start, or one whose answer nobody had heard.
+
+    Written before that answer leaves.
+    """
 
     session_id: str
     group_id: str

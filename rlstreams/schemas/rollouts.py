@@ -66,10 +66,12 @@ class Trajectory:
     row: int
     dataset_epoch: int
     replacement: int
+    # A prompt behind other authors begins a row of its own: a further branch of a session, which
+    # the model reads from there on alone. It holds what other rows have, too.
     segments: tuple[Segment, ...]
     reward: float
     reward_parts: dict[str, float] = field(default_factory=dict)
-    # uint8 or uint16 [tokens - 1, layers, top_k]; the last token is never forwarded
+    # uint8 or uint16 [tokens - 1, layers, top_k]; the last token of a row is never forwarded
     routed_experts: Tensor | None = None
     routed_experts_mask: Tensor | None = None  # uint8 [tokens - 1], 1 = recorded; None = all are
     engine: str = ""  # name and version of what sampled it

@@ -112,7 +112,7 @@ class StepCompleted:
     weight_hash: str
     previous_hash: str  # of the weights that the step started from
     samples: tuple[SampleRef, ...]  # in batch order
-    micro_batches: tuple[int, ...]  # samples in each, in `order`; sums to len(samples)
+    micro_batches: tuple[int, ...]  # samples in each, in `order`; sums to len(samples), see `rows`
     batch_hash: str  # SHA-256 over the records' bytes in batch order
     closed: ClosedGroups
     positions: tuple[PartitionPosition, ...]
@@ -130,6 +130,8 @@ class StepCompleted:
     bins: tuple[int, ...] = ()
     value_head_hash: str = ""  # of a critic's, which no version has; "": there is none
     judged_by: dict[str, int] = field(default_factory=dict)  # samples by `Trajectory.judged_by`
+    # Rows of each sample, in batch order, which `micro_batches` and `order` count; (): one each.
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstreams.schemas.events import TensorError, Trajectory
+from rlstreams.streams.rows import main_row
 from rlstreams.words.spelling import NUMBERS, Spelling
 
 KEPT_CHARACTERS = 400_000_000  # of all texts; then the oldest are forgotten
@@ -71,8 +72,9 @@ class _Tokens:
 
 
 def _tokens_of(event: Trajectory) -> _Tokens:
-    ids = [np.asarray(segment.token_ids.numpy(), np.int32) for segment in event.segments]
-    num = next((n for n, s in enumerate(event.segments) if s.author != "prompt"), len(ids))
+    own = main_row(event)
+    ids = [np.asarray(segment.token_ids.numpy(), np.int32) for segment in own]
+    num = next((n for n, s in enumerate(own) if s.author != "prompt"), len(ids))
     none = np.empty(0, np.int32)
     return _Tokens(
         prompt_N=np.concatenate([none, *ids[:num]]),

@@ -121,6 +121,24 @@ def test_a_request_equal_to_one_under_way_joins_it(run) -> None:
     run(body)
 
 
+def test_an_answer_that_nobody_heard_is_given_to_who_asks_again(run) -> None:
+    """It need not say that it is another try; once it was heard, the same request is a new call."""
+
+    async def body(rig: Rig) -> None:
+        rig.hold(True)
+        gone = asyncio.ensure_future(rig.calls.call(rig.key(0), ASKED))
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        rig.hold(False)
+        await asyncio.sleep(0.2)
+        first = await rig.calls.call(rig.key(0), ASKED)
+        assert (first.is_replayed, rig.num_sampled()) == (True, 1)
+        second = await rig.calls.call(rig.key(0), ASKED)
+        assert second.call_id != first.call_id
+
+    run(body)
+
+
 def test_choices_are_siblings(run) -> None:
     async def body(rig: Rig) -> None:
         answers = await asyncio.gather(

@@ -103,7 +103,6 @@ def batch_of(
                 num_batch_loss_tokens=num_loss_tokens,
                 num_batch_rows=len(lengths),
                 num_batch_samples=len(lengths),
-                trajectories=(),
                 bin_tokens=cut.bins[number] if cut.bins else 0,
                 taken=prefixes.taken(members) if prefixes else None,
             )

@@ -17,6 +17,7 @@ import torch
 
 from rlstreams.debug.rerun.findings import _cut_again
 from rlstreams.schemas.events import ScoredTrajectory, Segment, Tensor
+from rlstreams.streams.rows import scored_rows
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
 from rlstreams.workers.model import bins, documents
@@ -136,7 +137,8 @@ def _generator() -> torch.Generator:
 
 def samples_of(*, is_routed: bool = False) -> list[ScoredTrajectory]:
     """Groups of several prompts and lengths, one of which is longer than windows are; then one
-    whose samples go on from each other, so that a token is learnt from in several."""
+    whose samples go on from each other, so that a token is learnt from in several; its last has a
+    branch."""
     random, found = np.random.default_rng(2), []
 
     def logprobs(num: int) -> list[float]:
@@ -167,6 +169,8 @@ def samples_of(*, is_routed: bool = False) -> list[ScoredTrajectory]:
         segments.append(answer(3))
         add(3, sample, *segments)
         segments.append(Segment(author="environment", token_ids=ids(random.integers(0, 12, 2))))
+    begun = np.concatenate([segment.token_ids.numpy() for segment in segments[:3]])
+    add(3, 4, *segments[:2], prompt_segment(begun), answer(4))
     return [found[index] for index in random.permutation(len(found))]
 
 
@@ -305,10 +309,11 @@ def test_a_redone_step_is_planned_as_it_was() -> None:
     """`replay step` compares its micro-batches with those that are planned now: of the same bins,
     with tokens shared if they were."""
     samples, cuts = samples_of(), []
+    rows = [row for sample in samples for row in scored_rows(sample)]
     for shares in (False, True):
-        prefixes = prefixes_of(samples, replay_routes=False) if shares else None
+        prefixes = prefixes_of(rows, replay_routes=False) if shares else None
         batch = pack(
-            samples, np.zeros(len(samples), np.float32), [],
+            rows, np.zeros(len(rows), np.float32), [],
             policy_version=2, token_budget=48, in_bins=True, prefixes=prefixes,
         )  # fmt: skip
         step: Any = SimpleNamespace(

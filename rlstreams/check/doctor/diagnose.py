@@ -37,7 +37,7 @@ from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import found_folder
 from rlstreams.workers.config.layers import leaves, references
-from rlstreams.workers.config.reward import ENVIRONMENT
+from rlstreams.workers.config.reward import ENVIRONMENT, judged_by_server
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.dataset.open import first_rows, open_problems, prompt_encoder
 from rlstreams.workers.loop.agreement import check_alone, is_loopback
@@ -128,11 +128,12 @@ def verifier_check(config: RunConfig, *, has_data: bool = True) -> Check:
         make_environment(config).close()
     if name == ENVIRONMENT and has_data:
         return ok("verifier", f"the environment {environment}, which can be loaded")
-    if not has_data:
+    if not has_data or config.judge.model:
         if name != ENVIRONMENT:
-            make_verifier(config.reward).close()
+            make_verifier(judged_by_server(config.reward, config.judge)).close()
         names = f"{name} and {environment}" if environment else name
-        return ok("verifier", f"{names} can be loaded; tried where the data is, not here")
+        when = "while the server of [judge] is up" if has_data else "where the data is"
+        return ok("verifier", f"{names} can be loaded; tried {when}, not here")
     row = first_rows(config.data, "data.train", 1)[0]
     with make_verifier(config.reward) as verifier:
         try:

@@ -27,6 +27,8 @@ def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator
     Args:
         has_model: the model's folder is on this machine and can be read.
     """
+    if config.judge.model and host.has("server"):
+        yield from probed("judge", lambda: _judge(config))
     if config.rollout.engine == BUILTIN:
         return
     if config.engine.urls and host.has("rollout"):
@@ -38,6 +40,15 @@ def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator
         yield from probed("engine", lambda: installed(config, has_model=has_model))
     if not config.engine.urls:
         yield from probed("engine.port", lambda: _ports(config, host))
+
+
+def _judge(config: RunConfig) -> Check:
+    """The server that will judge."""
+    from rlstreams.workers.bootstrap.judge_server import command_of_judge
+
+    command, version = command_of_judge(config)
+    judge = config.judge
+    return ok("judge", f"{judge.engine} {version} in {command.argv[0]}, with {judge.model}")
 
 
 def installed(config: RunConfig, *, has_model: bool) -> Check:

@@ -38,6 +38,7 @@ def judge(args: Namespace) -> int:
     from rlstreams.debug.rejudge.text import as_json, lines
     from rlstreams.words.screen import visible
     from rlstreams.words.spelling import spelling
+    from rlstreams.workers.config.reward import judged_by_server
 
     with opened(*args.config) as found_run:
         config, log = config_of(found_run), found_run.log
@@ -47,7 +48,8 @@ def judge(args: Namespace) -> int:
                 f"there is no tokenizer in {found_run.model_path or 'the model folder'}, so nobody "
                 "can say what was answered: name a folder that has it, --tokenizer DIR"
             )
-        with grader_of(config.reward, args.reward, args.verifier, args.option) as grader:
+        section = judged_by_server(config.reward, config.judge)
+        with grader_of(section, args.reward, args.verifier, args.option) as grader:
             found = rejudge(log, grader, spelled.plain, config.trainer)
     if not found.outcomes:
         raise ConfigError(f"{log.name} has no finished sample: there is nothing to judge")

@@ -14,6 +14,7 @@ from torch import Tensor
 from rlstreams.schemas.events import TRAIN, StepCompleted
 from rlstreams.streams.ledger import NOWHERE
 from rlstreams.streams.log.text import counted
+from rlstreams.streams.rows import scored_rows
 from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
@@ -83,7 +84,7 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
 
 def _cut_again(step: RedoneStep, by: TrainerSection) -> Cut:
     """The micro-batches that are planned now, in bins and shared tokens as the step had."""
-    samples = [payload.scored for payload in step.payloads]
+    samples = [row for payload in step.payloads for row in scored_rows(payload.scored)]
     shares = any(part.taken is not None for part in step.again.batch.micro_batches)
     return planned_cut(
         [num_tokens(sample.trajectory) for sample in samples],

@@ -2,8 +2,9 @@
 
 It shares no code with the fold of sessions (`streams/sessions`), for it checks that one. Calls are
 read before trajectories. Of a call stay its content's digest, its end, and the digest of all tokens
-up to it; a session's sample has to be one of these paths. Which one depends on the outcome that was
-there when it was written.
+up to it; the first row of a session's sample has to be one of these paths. Which one depends on the
+outcome that was there when it was written. Of further rows, its branches, each word of the policy
+has to be a call's, behind the tokens that the call had before it, and in no other row.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Path:
         self._sha: Any = hashlib.sha256() if before is None else before._sha.copy()
         self._environment: bytes = b"" if before is None else before._environment
         self._has_policy: bool = before is not None and before._has_policy
+        self._ids: Any = hashlib.sha256() if before is None else before._ids.copy()
+        self.words: list[int] = []
+        """Of each segment of the policy that was added: a digest of it, with all ids before."""
 
     @property
     def digest(self) -> int:
@@ -68,7 +72,12 @@ class Path:
                 self._has_policy |= one.author == "policy"
                 numbers = one.behavior_logprobs
                 told = b"" if numbers is None else numbers.numpy().astype("<f4").tobytes()
-                self._hash(f"{one.author} {one.policy_version} {one.weight_hash}", ids + told)
+                by = f"{one.author} {one.policy_version} {one.weight_hash}"
+                self._hash(by, ids + told)
+                if one.author == "policy":
+                    whole = hashlib.sha256(self._ids.digest() + by.encode() + b"\n" + ids + told)
+                    self.words.append(int.from_bytes(whole.digest()[:8]))
+            self._ids.update(ids)
         return self
 
     def _hash(self, name: str, content: bytes) -> None:
@@ -85,6 +94,16 @@ class _Call:
     path: Path | None  # up to it; None: its prompt is not known, or cannot be read
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The sample of a session."""
+
+    position: Position
+    digest: int | None  # of its first row; None: it is no path, or cannot be read
+    words: tuple[int, ...]  # of all its rows
+    beside: tuple[int, ...]  # of these, what is not in the first
+
+
 @dataclass(slots=True, eq=False)
 class Heard:
     """One session."""
@@ -97,6 +116,7 @@ class Heard:
     outcomes: set[str] = field(default_factory=set)
     is_judged: bool = False  # some outcome is a reward
     samples: frozenset[int] = frozenset()  # digests of its paths, once it is closed
+    words: set[int] = field(default_factory=set)  # see `Path.words`
 
 
 _NONE = Heard()
@@ -118,7 +138,7 @@ class SessionsAudit:
         self._duplicates = duplicates
         self._expired = expired
         self.heard: dict[str, Heard] = {}
-        self._written: dict[str, tuple[int | None, Position]] = {}  # trajectories by sample
+        self._written: dict[str, _Written] = {}  # by sample
 
     def take(self, event: Event, position: Position) -> bool:
         """Take a record; False: it is of no session."""
@@ -177,6 +197,7 @@ class SessionsAudit:
             self._breaches.add(BreachKind.UNOPENED_CALL, name, detail)
         end = event.prompt_tokens + sum(len(segment.token_ids) for segment in event.segments)
         path, problem = _path(heard, event)
+        heard.words.update(() if path is None else path.words)
         heard.calls[event.call_id] = _Call(content, end, path)
         if problem and not self._is_expired(position):
             detail = f"call {event.call_id} at {position}: {problem}"
@@ -201,10 +222,14 @@ class SessionsAudit:
     def trajectory(self, name: str, event: Trajectory, position: Position) -> None:
         """Take the first trajectory of a sample with a session."""
         try:
-            path = Path().add(event.segments)
-            self._written[name] = None if path.is_too_long else path.digest, position
+            main, *others = [Path().add(row) for row in _rows(event)]
         except TensorError:
-            self._written[name] = None, position
+            self._written[name] = _Written(position, None, (), ())
+            return
+        is_cut = any(path.is_too_long for path in (main, *others))
+        beside = tuple(word for path in others for word in path.words)
+        digest = None if is_cut else main.digest
+        self._written[name] = _Written(position, digest, (*main.words, *beside), beside)
 
     def check(self, breaches: Breaches, ended: Iterable[str]) -> None:
         """Breaches that only the whole shows.
@@ -212,19 +237,27 @@ class SessionsAudit:
         Args:
             ended: samples whose prompt is done with, and that nobody has next.
         """
-        for name, (digest, position) in self._written.items():
-            heard = self.heard[name]
-            if heard.closed_at is None:
-                detail = f"the sample at {position} is of a session that is not closed"
-                breaches.add(BreachKind.FORGED_SAMPLE, name, detail)
-            elif digest not in heard.samples and not self._is_expired(heard.closed_at):
-                detail = f"the sample at {position} is no path of its calls"
+        for name, written in self._written.items():
+            if problem := self._forged(self.heard[name], written):
+                detail = f"the sample at {written.position} {problem}"
                 breaches.add(BreachKind.FORGED_SAMPLE, name, detail)
         for name in ended:
             heard = self.heard.get(name, _NONE)
             if heard.kind in JUDGED and heard.is_judged:
                 detail = f"{heard.kind} at {heard.closed_at}, judged, and no sample or dead letter"
                 breaches.add(BreachKind.UNDELIVERED, name, detail)
+
+    def _forged(self, heard: Heard, written: _Written) -> str:
+        """Why a sample is not its session's, or ""."""
+        if heard.closed_at is None:
+            return "is of a session that is not closed"
+        if len(set(written.words)) < len(written.words):
+            return "has a token of a call in two rows"
+        if self._is_expired(heard.closed_at):
+            return ""
+        if written.digest not in heard.samples:
+            return "is no path of its calls"
+        return "" if heard.words.issuperset(written.beside) else "has a branch that is none"
 
     @property
     def by_kind(self) -> dict[str, int]:
@@ -260,6 +293,16 @@ def _path(heard: Heard, event: CallCommitted) -> tuple[Path | None, str]:
         return Path(before).add(_added(event, is_root=before is None)), ""
     except TensorError as err:
         return None, str(err)
+
+
+def _rows(event: Trajectory) -> list[list[Segment]]:
+    """A prompt behind other authors begins one."""
+    rows: list[list[Segment]] = [[]]
+    for one in event.segments:
+        if one.author == "prompt" and rows[-1] and rows[-1][-1].author != "prompt":
+            rows.append([])
+        rows[-1].append(one)
+    return rows
 
 
 def _added(event: CallCommitted, *, is_root: bool) -> Iterator[Segment]:

@@ -271,13 +271,14 @@ def _add(known: Lineage, record: Record[Event], *, counts: bool) -> None:
 
 def _trained(event: StepCompleted, position: Position, ref: SampleRef, index: int) -> TrainedIn:
     ends = list(itertools.accumulate(event.micro_batches))
+    first = sum(event.rows[:index]) if event.rows else index  # of its rows
     key = ref.group_id, ref.sample
     return TrainedIn(
         step=event,
         position=position,
         ref=ref,
         index=index,
-        micro_batch=bisect.bisect_right(ends, event.order.index(index) if event.order else index),
+        micro_batch=bisect.bisect_right(ends, event.order.index(first) if event.order else first),
         masked={m.segment: m.staleness for m in event.masked if (m.group_id, m.sample) == key},
     )
 

@@ -1,32 +1,46 @@
-"""A session's main chain, and the sample that it becomes. Pure.
+"""A session's main chain and its branches, and the sample that they become. Pure.
 
 The main chain is the path to the call whose answer was judged. Where nobody named one:
 
 1. calls count that the newest start of the agent was answered with: one that forked from what an
-   earlier start did has not done the rest of that;
+   earlier start did has not done the rest of that; of these, calls whose answer somebody waited
+   for, if there is one;
 2. the tree is that of the first root; if any call has tools, of the first root below which a call
    has them (calls without tools beside such ones are titles and summaries);
 3. the end is its deepest call, by the number of calls above it; of several as deep the one that was
    committed last, and the chain names the others: a last request that an agent repeated cannot be
    told from its repetition.
 
+Branches are the paths to all other calls that count and are learnt from, if the session has them
+(`SessionOpened.branches`): forks, sub-agents, histories that were written anew. None goes on behind
+an answer that was judged.
+
 Segments of a sample: the root's prompt, and per call what was sampled, between them `environment`.
 Tokens of a call that is not learnt from are `environment` too: they are read, and have no version.
+A branch is a row of its own behind that. Its `prompt` is all up to its first answer that no row
+before has, so each sampled token is the policy's in one row.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import zstandard
 
-from rlstreams.schemas.events import CallCommitted, Segment, Tensor
-from rlstreams.streams.sessions.experts import Part, Rows, row_versions, stitched
-from rlstreams.streams.sessions.session import Node, Session, sampled_tokens
+from rlstreams.schemas.events import TRAIN, CallCommitted, Segment, Tensor
+from rlstreams.streams.sessions.experts import (
+    Part,
+    Rows,
+    one_behind_another,
+    row_versions,
+    stitched,
+)
+from rlstreams.streams.sessions.session import Node, Session, added, sampled_tokens
 
 MAX_REQUEST_BYTES = 1 << 26  # of one request's JSON, unpacked
 
@@ -36,11 +50,25 @@ class NoChainError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A path of which the calls up to some place are in rows before it."""
+
+    nodes: tuple[Node, ...]  # from the root on
+    num_known: int  # of these, that are in rows before; below len(nodes)
+
+    @property
+    def own(self) -> tuple[Node, ...]:
+        """Calls whose answers are the policy's in its row."""
+        return self.nodes[self.num_known :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """A path of a session's tree that becomes a sample."""
+    """A path of a session's tree that becomes a sample, and what of the others does."""
 
     nodes: tuple[Node, ...]  # from the root on; at least one
     ties: tuple[str, ...] = ()  # ids of other calls that are as deep; it was chosen by commit order
+    branches: tuple[Branch, ...] = ()  # in commit order of their last calls
 
     @property
     def calls(self) -> tuple[CallCommitted, ...]:
@@ -48,9 +76,20 @@ class Chain:
         return tuple(node.call for node in self.nodes)
 
     @property
+    def rows(self) -> tuple[Branch, ...]:
+        """The main chain, and the branches."""
+        return (Branch(nodes=self.nodes, num_known=0), *self.branches)
+
+    @property
+    def delivered(self) -> frozenset[Node]:
+        """Calls that are the sample's, in some row."""
+        return frozenset(node for row in self.rows for node in row.own)
+
+    @property
     def trained_tokens(self) -> int:
         """Sampled tokens of it that can be learnt from."""
-        return sum(sampled_tokens(call) for call in self.calls if is_learnt_from(call))
+        calls = (node.call for node in self.delivered)
+        return sum(sampled_tokens(call) for call in calls if is_learnt_from(call))
 
 
 def is_learnt_from(call: CallCommitted) -> bool:
@@ -59,7 +98,7 @@ def is_learnt_from(call: CallCommitted) -> bool:
 
 
 def main_chain(session: Session, terminal: str | None = None) -> Chain:
-    """The path that becomes the session's sample.
+    """The path that becomes the session's sample, with its branches.
 
     Args:
         terminal: the call whose answer was judged; None: as nobody named one.
@@ -74,18 +113,53 @@ def main_chain(session: Session, terminal: str | None = None) -> Chain:
             raise NoChainError(f"session {session.session_id} has no call {terminal}")
         if node.problem:
             raise NoChainError(f"call {terminal}: {node.problem}")
-        return Chain(nodes=node.path)
+        return Chain(nodes=node.path, branches=_branches(session, node.path, node))
     counted = session.newest
     known = [node for node in counted if not node.problem]
     if not known:
         first = counted[0]
         raise NoChainError(f"call {first.call.call_id}: {first.problem}")
+    known = [node for node in known if session.is_heard(node)] or known
     with_tools = [node.root for node in known if has_tools(node.call)]
     root = min(with_tools, key=lambda node: node.number, default=known[0].root)
     tree = [node for node in known if node.root is root]
     deepest = max(node.depth for node in tree)
     *others, last = (node for node in tree if node.depth == deepest)
-    return Chain(nodes=last.path, ties=tuple(node.call.call_id for node in others))
+    ties = tuple(node.call.call_id for node in others)
+    return Chain(nodes=last.path, ties=ties, branches=_branches(session, last.path))
+
+
+def _branches(
+    session: Session, main: Sequence[Node], judged: Node | None = None
+) -> tuple[Branch, ...]:
+    """What is learnt from beside the main chain.
+
+    Args:
+        judged: nothing behind it is.
+    """
+    opened = session.opened
+    if opened is None or not opened.branches or opened.purpose != TRAIN:
+        return ()
+    if not any(map(_has_words, main)):
+        return ()  # no sample can be made of that
+    wanted = [
+        node
+        for node in session.newest
+        if not node.problem and _has_words(node) and session.is_heard(node)
+    ]
+    inner = {above for node in wanted for above in node.path[:-1]}
+    known, found = set(main), []
+    for node in wanted:
+        if node in inner or node in known or (judged is not None and judged in node.path):
+            continue
+        num_known = sum(above in known for above in node.path)
+        found.append(Branch(nodes=node.path, num_known=num_known))
+        known.update(node.path)
+    return tuple(found)
+
+
+def _has_words(node: Node) -> bool:
+    return is_learnt_from(node.call) and sampled_tokens(node.call) > 0
 
 
 def has_tools(call: CallCommitted) -> bool:
@@ -110,22 +184,29 @@ def unpacked(packed: bytes) -> bytes:
 
 
 def segments_of(chain: Chain) -> tuple[Segment, ...]:
-    """Its tokens as the segments of a trajectory.
+    """Its tokens as the segments of a trajectory, row by row.
 
-    The last word is the policy's: tokens behind the last that is learnt from are left out. Without
-    one that is, all of them stay.
+    The last word of a row is the policy's: tokens behind the last that is learnt from are left
+    out. Without one that is, all of them stay.
 
     Raises:
         schemas.TensorError: a tensor that cannot be read.
     """
-    return tuple(_joined(_kept(list(_segments(chain)))))
+    return tuple(segment for row in chain.rows for segment in _row(row))
 
 
-def _segments(chain: Chain) -> Iterator[Segment]:
-    for node in chain.nodes:
+def _row(row: Branch) -> tuple[Segment, ...]:
+    return tuple(_joined(_kept(list(_segments(row)))))
+
+
+def _segments(row: Branch) -> Iterator[Segment]:
+    known = [ids for node in row.nodes[: row.num_known] for ids in added(node.call)]
+    for number, node in enumerate(row.own):
         call = node.call
-        author = "prompt" if node.parent is None else "environment"
-        yield Segment(author=author, token_ids=call.new_ids)
+        author, ids = "environment", call.new_ids
+        if not number:
+            author, ids = "prompt", Tensor.of(np.concatenate([*known, ids.numpy()]))
+        yield Segment(author=author, token_ids=ids)
         for segment in call.segments:
             is_policy = is_learnt_from(call)
             yield (
@@ -160,26 +241,25 @@ def experts_of(chain: Chain) -> tuple[Tensor | None, Tensor | None]:
         ValueError: rows outside the sample, or calls that disagree on layers, top_k or dtype.
         schemas.TensorError: a tensor that cannot be read.
     """
-    num_tokens = sum(len(segment.token_ids) for segment in segments_of(chain))
-    sampled = list(_sampled(chain))
-    versions = row_versions(chain.nodes[-1].end, [(s.policy_version, end) for s, end in sampled])
-    rows, mask = stitched(versions, [part for node in chain.nodes for part in _parts(node)])
+    rows, mask = one_behind_another([_experts(row) for row in chain.rows])
     if rows is None:
         return None, None
-    rows = rows[: num_tokens - 1]
-    if mask is not None:
-        mask = mask[: num_tokens - 1]
     is_whole = mask is None or bool(mask.all())
     return Tensor.of(rows, "zstd"), None if is_whole or mask is None else Tensor.of(mask, "zstd")
 
 
-def _sampled(chain: Chain) -> Iterator[tuple[Segment, int]]:
-    """What was sampled, learnt from or not, and where it ends in the sample."""
-    for node in chain.nodes:
-        yield from _spans(node)
+def _experts(row: Branch) -> tuple[Rows | None, npt.NDArray[np.uint8] | None, int]:
+    """Of one row: its experts, which of them are recorded (None: all), and its tokens."""
+    num_tokens = sum(len(segment.token_ids) for segment in _row(row))
+    sampled = [span for node in row.nodes for span in _spans(node)]
+    versions = row_versions(row.nodes[-1].end, [(s.policy_version, end) for s, end in sampled])
+    rows, mask = stitched(versions, [part for node in row.nodes for part in _parts(node)])
+    end = num_tokens - 1
+    return None if rows is None else rows[:end], None if mask is None else mask[:end], num_tokens
 
 
 def _spans(node: Node) -> Iterator[tuple[Segment, int]]:
+    """What was sampled, learnt from or not, and where it ends in the sequence."""
     end = node.call.prompt_tokens
     for segment in node.call.segments:
         end += len(segment.token_ids)
@@ -202,6 +282,12 @@ def _parts(node: Node) -> Iterator[Part]:
             f"routed_experts of call {node.call.call_id} have {len(rows)} rows behind the token "
             f"before its last, {node.end - 1}"
         )
+
+
+def off_path(session: Session, chain: Chain) -> int:
+    """Sampled tokens of calls that are in no row of its sample."""
+    delivered = chain.delivered
+    return sum(sampled_tokens(n.call) for n in session.nodes.values() if n not in delivered)
 
 
 def undelivered_share(session: Session, chain: Chain | None) -> float:

@@ -74,3 +74,31 @@ def row_versions(num_tokens: int, sampled: Sequence[tuple[int, int]]) -> npt.NDA
         versions[done : end - 1] = version
         done = end - 1
     return versions
+
+
+def one_behind_another(
+    parts: Sequence[tuple[Rows | None, npt.NDArray[np.uint8] | None, int]],
+) -> tuple[Rows | None, npt.NDArray[np.uint8] | None]:
+    """Experts of several sequences, and which rows are recorded (None: all of them); as `stitched`
+    gives those of one. Nothing is recorded of a sequence's last token.
+
+    Args:
+        parts: of each sequence its rows, which of them are recorded, and its tokens.
+
+    Raises:
+        ValueError: sequences that disagree on layers, top_k or dtype.
+    """
+    if len(parts) == 1:
+        return parts[0][:2]
+    num_rows = sum(num_tokens for *_, num_tokens in parts) - 1
+    versions = np.zeros(num_rows, np.int64)
+    found: list[Part] = []
+    start = 0
+    for rows, mask, num_tokens in parts:
+        here = slice(start, start + num_tokens - 1)
+        if mask is not None:
+            versions[here] = mask.astype(np.int64) - 1  # those that are not recorded have no owner
+        if rows is not None:
+            found.append((0, start, rows))
+        start += num_tokens
+    return stitched(versions, found)

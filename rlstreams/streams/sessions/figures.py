@@ -204,12 +204,13 @@ def _calls(
     session: Session, chain: Chain | None, words: Words, begun_ms: int
 ) -> Iterator[CallFigures]:
     straight, levels = _straight(session, chain), dict[Node, int]()
+    delivered = frozenset() if chain is None else chain.delivered
     spoken = {node: words(node.call) for node in session.nodes.values()}
     parallel = _parallel(list(session.nodes.values()))
     for node in in_tree_order(session, straight):
         call, is_branch = node.call, node.parent is not None and node not in straight
         levels[node] = is_branch + (0 if node.parent is None else levels[node.parent])
-        is_in = chain is not None and node in chain.nodes
+        is_in = node in delivered
         why_not = f"constrained by {call.constrained}" if call.constrained else ""
         yield CallFigures(
             number=node.number,

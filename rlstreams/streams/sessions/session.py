@@ -127,6 +127,11 @@ class Session:
         named = [o.call_id for o in self.standing if o.call_id is not None and o.kind == REWARD]
         return named[-1] if named else None
 
+    def is_heard(self, node: Node) -> bool:
+        """Whether somebody waited for its answer, when it was written or later."""
+        name = node.call.call_id
+        return not node.call.unheard or any(of == name for _, of in self.replays)
+
     def recorded(self, request_hash: str, occurrence: int) -> CallCommitted | None:
         """The call that this request was answered by, when it came for the n-th time in a start."""
         return self._by_request.get((request_hash, occurrence))
@@ -204,7 +209,8 @@ class Session:
     def replay(self, event: CallReplayed) -> bool:
         """Take an answer from the log; False: it is void, there, of no call, or behind the close.
 
-        The call that a start sampled was its answer then, and is not one more.
+        The call that a start sampled was its answer then, and is not one more; where nobody heard
+        it, that it was heard later.
         """
         if self._is_void(event):
             return False
@@ -213,12 +219,13 @@ class Session:
         if node is None:
             self.num_strays += 1
             return False
-        if name in self.replays or node.call.start == event.start:
+        is_own = node.call.start == event.start
+        if name in self.replays or (is_own and not node.call.unheard):
             return self._is_copy()
         if self._is_late():
             return False
         self.replays[name] = event
-        self._asked[event.start, node.call.request_hash] += 1
+        self._asked[event.start, node.call.request_hash] += not is_own
         return True
 
     def fail(self, event: CallFailed) -> bool:

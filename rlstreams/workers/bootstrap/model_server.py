@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.bootstrap.judge_server import is_judge, make_judge_role, num_started
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.hub import model_folder
@@ -57,6 +58,8 @@ def make_server_role(context: Context) -> ServerWorker:
         ConfigError: there is no such server, or no such Python, or an argument that cannot be used.
     """
     config, number = context.config, context.place
+    if is_judge(context):
+        return make_judge_role(context)
     kind, url = Kind(config.rollout.engine), server_urls(context)[number]
     where = where_installed(config, kind)
     name = context.worker
@@ -111,7 +114,7 @@ def own_urls(config: RunConfig) -> Sequence[str]:
     Raises:
         ConfigError: no such address here, or a port above 65535.
     """
-    engine, number = config.engine, 0 if config.engine.urls else config.num_servers
+    engine, number = config.engine, num_started(config)
     if number:
         check_address("engine.host", engine.host)
     ports = [port_of(config, n) for n in range(number)]

@@ -22,6 +22,7 @@ from rlstreams.workers.bootstrap.weights import (
     weight_store,
 )
 from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.reward import judged_by_server
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Pausable
@@ -175,7 +176,7 @@ def _rollout(context: Context) -> Pausable:
     note = lambda what: log.warning("user_code", what=what)  # noqa: E731
     sampler = Sampler(
         engine=engine,
-        verifier=make_verifier(context.config.reward, note),
+        verifier=make_verifier(judged_by_server(context.config.reward, context.config.judge), note),
         tokenizer=Tokenizer.load(model_folder(context.config.model.path)),
         sampling=sampling_of(config),
         evaluation=sampling_of(context.config.evaluation),

@@ -19,7 +19,7 @@ from rlstreams.workers.agents.remote import RemoteAgent
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.hub import model_folder
-from rlstreams.workers.config.reward import AGENT
+from rlstreams.workers.config.reward import AGENT, judged_by_server
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes
 from rlstreams.workers.engines.base import Engine
@@ -73,7 +73,7 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
         engine,
         secret,
         appender=context.bus.appender(),
-        verifier=make_verifier(context.config.reward, note),
+        verifier=make_verifier(judged_by_server(context.config.reward, context.config.judge), note),
         folder=context.folder / FOLDER / context.worker,
         worker=context.worker,
         instance=context.instance,

@@ -65,8 +65,8 @@ def for_hands(batch: Batch, hands: Sequence[int]) -> list[Batch]:
 
 
 def _told(batch: Batch, own: set[int]) -> Batch:
-    parts = (replace(part, trajectories=()) for part in batch.micro_batches)
-    told = (part if index in own else _small(part) for index, part in enumerate(parts))
+    parts = enumerate(batch.micro_batches)
+    told = (part if index in own else _small(part) for index, part in parts)
     return replace(batch, micro_batches=tuple(told))
 
 
@@ -95,7 +95,6 @@ def empty(like: MicroBatch) -> MicroBatch:
         num_batch_loss_tokens=1,
         num_batch_rows=1,
         num_batch_samples=1,
-        trajectories=(),
         bin_tokens=like.bin_tokens,
         taken=None if like.taken is None else (NOTHING_TAKEN,),
     )

@@ -11,7 +11,7 @@ from rlstreams.workers.config.agents import agent_problems, late_problems, outco
 from rlstreams.workers.config.checks import refuse_first
 from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.config.operation import Device
-from rlstreams.workers.config.reward import ENVIRONMENT
+from rlstreams.workers.config.reward import ENVIRONMENT, judge_problems
 from rlstreams.workers.config.run import AUTO, START, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
 
@@ -68,6 +68,7 @@ def _sample_problems(config: RunConfig) -> Iterator[str]:
         data=config.data,
         deadline_s=rollout.sample_deadline_s,
     )
+    yield from judge_problems(config.reward, config.judge)
     yield from outcome_problems(config.outcome, has_agents=bool(config.agent))
     if config.reward.verifier == ENVIRONMENT and not environment.name:
         yield "[reward.verifier], but environment.name is empty: nobody would give a reward"

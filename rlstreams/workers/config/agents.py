@@ -56,6 +56,12 @@ class AgentSection(Section, section="agent"):
     lease_s: PositiveFloat = 60.0
     """A runner that says nothing for so long, by no call and no heartbeat, loses its session to
     the next one that asks; a session of a client from outside is set aside."""
+    ignore: tuple[str, ...] = ()
+    """Regular expressions: requests that differ in what these find alone, in texts that are no
+    answer of the policy, are one. A date or a random name that each start writes anew, say."""
+    branches: bool = False
+    """Whether calls beside the main chain are learnt from, too: forks, sub-agents, histories that
+    were written anew; by the session's reward, each token once."""
     processes: PositiveInt = 2
     """Processes that run `python`, in each rollout worker."""
     memory_mb: NonNegativeInt = 4096
@@ -83,6 +89,17 @@ class AgentSection(Section, section="agent"):
                 "agent.python must be `file.py:function` or `module:function`, got "
                 f"{self.python!r}, of agent {self.name!r}"
             )
+        for text in self.ignore:
+            try:
+                is_idle = re.compile(text).search("") is not None
+            except re.error as err:
+                yield f"agent.ignore: {text!r} of agent {self.name!r} is no expression: {err}"
+            else:
+                if is_idle:
+                    yield (
+                        f"agent.ignore: {text!r} of agent {self.name!r} finds nothing, too: have "
+                        "it find one character at least, and no more than need be"
+                    )
         if self.env and not self.command:
             yield f"agent.env is set, but agent {self.name!r} has no `command`"
         if self.options and not self.python:

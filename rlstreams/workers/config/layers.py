@@ -43,20 +43,20 @@ _LONG_TEXT = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}|\'{3}.*?\'{3,5}', re.DOTALL)
 EXTENDS = "extends"
 _EXAMPLE = "example:"  # before the name of a file that comes with the package
 _PATHS = frozenset(
-    {"data.train", "data.held_out", "data.template", "model.path", "broker.jars_dir"}
+    {"data.train", "data.held_out", "data.template", "model.path", "judge.model", "broker.jars_dir"}
     | {"reward.options.schema_file", "reward.options.template_file", "logprob.reference"}
 )
 _WORDS = {"logprob.reference": START}  # what stands for a path and is none
 _SECRET = re.compile(
     r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"
-    r"|^(engine|agent)\.env\.(?i:.*(token|secret|password|key))$"
+    r"|^(engine|agent|judge)\.env\.(?i:.*(token|secret|password|key))$"
     # Of code that we do not know: an `end_token` or an `answer_key` is no secret.
     r"|^(reward|environment|agent)\.options\.(?i:(.*[_-])?(secret|password|passphrase"
     r"|(api|access|private)[_-]?key|(api|access|auth|bearer)[_-]?token)|token)$"
 )
 _REFERENCES = ("env:", "file:")
 _REFERRING = (
-    *("broker.options.", "engine.env.", "reward.options."),
+    *("broker.options.", "engine.env.", "judge.env.", "reward.options."),
     *("environment.options.", "agent.env.", "agent.options."),
 )
 _PARTS, _AGENTS = "reward.parts", "agent"

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.checks import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from rlstreams.workers.config.checks import (
+    Ipv4,
+    NonNegativeInt,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
 from rlstreams.workers.config.user_code import Option
 
 SUM = "sum"
@@ -45,7 +53,7 @@ class RewardSection(Section, section="reward"):
 
     verifier: str = "exact"
     """`exact`, `numeric`, `choice`, `pattern`, `math-verify`, `reasoning-gym`, `json-schema`,
-    `judge` (a model that you serve), `sum`, `environment` or `agent` (its own numbers alone), or
+    `judge` (a model behind a server), `sum`, `environment` or `agent` (its own numbers alone), or
     your `file.py:function` or `module:function`, called with (prompt, completion, answer, metadata)
     in a separate process."""
     options: dict[str, Option] = field(default_factory=dict)
@@ -76,6 +84,64 @@ class RewardSection(Section, section="reward"):
         names = [part.label for part in self.parts]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             yield f"reward.parts: two are called {twice[0]!r}; give each a `name`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeSection(Section, section="judge"):
+    """The server of a model that judges, started and watched with the run's other servers."""
+
+    model: str = ""
+    """Model folder, or `hf:ORG/NAME`, that the verifier `judge` asks where its options name no
+    `url`; empty: you serve it. It stays as it is: no weights are pulled into it."""
+    engine: Literal["vllm", "sglang"] = "vllm"
+    """What serves it."""
+    python: str = ""
+    """Python executable of that server's environment; empty: as `engine.python`."""
+    args: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Arguments for it, without dashes: `gpu-memory-utilization = 0.4` on a GPU that others use."""
+    env: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Environment variables of it, such as `CUDA_VISIBLE_DEVICES`; secrets as `env:NAME` or
+    `file:PATH`."""
+    host: Ipv4 = "127.0.0.1"
+    """Address that it listens on, without authentication, and that rollout workers ask."""
+    port: Port = 8100
+    """Its port."""
+    start_s: PositiveFloat = 600.0
+    """Time limit for its start. So long verifiers ask again while it is away, unless their options
+    say `patience_s`."""
+
+    @property
+    def url(self) -> str:
+        """Where it is asked."""
+        return f"http://{self.host}:{self.port}"
+
+    def _problems(self) -> Iterator[str]:
+        if not self.port:
+            yield "judge.port must be above 0: all who ask have to know it"
+
+
+def judged_by_server(section: RewardSection, judge: JudgeSection) -> RewardSection:
+    """The section with the server of the run's judge, where verifiers `judge` name none."""
+    own: dict[str, Option] = {}
+    if judge.model:
+        own = {"url": judge.url, "model": judge.model, "patience_s": judge.start_s}
+
+    def options(verifier: str, given: dict[str, Option]) -> dict[str, Option]:
+        return {**own, **given} if verifier == JUDGE and "url" not in given else given
+
+    parts = tuple(replace(p, options=options(p.verifier, p.options)) for p in section.parts)
+    return replace(section, options=options(section.verifier, section.options), parts=parts)
+
+
+def judge_problems(section: RewardSection, judge: JudgeSection) -> Iterator[str]:
+    """A judge that nobody asks, or that has no model."""
+    if not judge.model and judge != JudgeSection():
+        yield "judge.model is empty: name the model that the server of [judge] has"
+    if judge.model and judged_by_server(section, judge) == section:
+        yield (
+            "judge.model is set, but [reward.verifier]: no verifier is 'judge' without a url of "
+            "its own, so nobody would ask that server"
+        )
 
 
 def judging_s(section: RewardSection) -> float:

@@ -31,7 +31,7 @@ from rlstreams.workers.config.operation import (
     GuardSection,
     TrackSection,
 )
-from rlstreams.workers.config.reward import EnvironmentSection, RewardSection
+from rlstreams.workers.config.reward import EnvironmentSection, JudgeSection, RewardSection
 from rlstreams.workers.config.trainer import (
     ScorerLayoutSection,
     TrainerSection,
@@ -281,6 +281,7 @@ class RunConfig:
     engine: EngineSection = field(default_factory=EngineSection)
     environment: EnvironmentSection = field(default_factory=EnvironmentSection)
     reward: RewardSection = field(default_factory=RewardSection)
+    judge: JudgeSection = field(default_factory=JudgeSection)
     outcome: OutcomeSection = field(default_factory=OutcomeSection)
     gateway: GatewaySection = field(default_factory=GatewaySection)
     logprob: LogprobSection = field(default_factory=LogprobSection)

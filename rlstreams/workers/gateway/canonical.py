@@ -160,17 +160,13 @@ def _is_same(one: Message, other: Message) -> bool:
 class Matcher:
     """Tells requests of a session apart, and finds the call that one of them continues."""
 
-    def __init__(
-        self, leave_out: Sequence[re.Pattern[str]] = (), *, ids_matter: bool = False
-    ) -> None:
+    def __init__(self, ignored: Sequence[str] = ()) -> None:
         """
         Args:
-            leave_out: what in texts that the agent wrote makes no difference, a date for example;
-                by default everything makes one.
-            ids_matter: the template writes the ids of tool calls into the prompt.
+            ignored: regular expressions: what they find in texts that are no answer, a date for
+                example, makes no difference. By default everything makes one.
         """
-        self._leave_out = tuple(leave_out)
-        self._ids_matter = ids_matter
+        self._ignored = tuple(map(re.compile, ignored))
 
     def request_hash(self, request: CallRequest, spelled: Spelled | None = None) -> str:
         """SHA-256 of the canonical request, hexadecimal. What the run overrules is no part of it.
@@ -216,9 +212,9 @@ class Matcher:
         for index in range(len(texts), len(messages)):
             made = plain(messages[index], f"messages[{index}]")
             if made["role"] != "assistant":
-                for pattern in self._leave_out:
+                for pattern in self._ignored:
                     made["content"] = pattern.sub("", made["content"])
-            for call in () if self._ids_matter else made.get("tool_calls", ()):
+            for call in made.get("tool_calls", ()):
                 numbers[call["id"]] = call["id"] = f"#{count}"
                 count += 1
             if made["role"] == "tool":

@@ -19,7 +19,7 @@ from rlstreams.schemas.events import CallCommitted
 from rlstreams.streams.sessions.chain import unpacked
 from rlstreams.streams.sessions.session import Session, added, sampled_tokens
 from rlstreams.workers.engines.base import Int32s, Sampling
-from rlstreams.workers.gateway.canonical import Spelled, answer_message
+from rlstreams.workers.gateway.canonical import Matcher, Spelled, answer_message
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message
 from rlstreams.workers.gateway.shared import Shared
 
@@ -37,8 +37,9 @@ class PromptIds:
 class Dialogue:
     """The calls of a session by their messages."""
 
-    def __init__(self, shared: Shared, log: Session, sampling: Sampling) -> None:
+    def __init__(self, shared: Shared, log: Session, sampling: Sampling, matcher: Matcher) -> None:
         self._shared = shared
+        self._matcher = matcher
         self._log = log
         self._sampling = sampling
         self._continued: dict[bytes, str] = {}  # by digest of messages and answer: the call
@@ -54,11 +55,11 @@ class Dialogue:
         for call in self._log.calls:
             with suppress(CallRefusedError, KeyError, ValueError):
                 request = self._shared.read_again(call.dialect, unpacked(call.request))
-                spelled = self._shared.matcher.spelled(request.messages, request.tools)
+                spelled = self._matcher.spelled(request.messages, request.tools)
                 self._said_behind(spelled, json.loads(unpacked(call.response)), call.call_id)
 
     def _said_behind(self, spelled: Spelled, answer: Message, named: str) -> None:
-        said = self._shared.matcher.spelled((*spelled.messages, answer), spelled.tools, spelled)
+        said = self._matcher.spelled((*spelled.messages, answer), spelled.tools, spelled)
         self._continued[said.chain[-1]] = named
 
     def prompt(self, request: CallRequest, spelled: Spelled) -> PromptIds:

@@ -2,7 +2,8 @@
 
 What a request becomes:
 
-1. equal to one under way, or marked by its client as another try: it is that call;
+1. equal to one under way or to one whose answer nobody heard, or marked by its client as another
+   try: it is that call;
 2. recorded, as the n-th of its kind in an earlier start of the agent: answered from the log;
 3. else it is sampled. Its answer leaves when it is committed.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -29,16 +30,15 @@ from rlstreams.schemas.events import (
     CallReplayed,
     OutcomeReported,
     Prompt,
-    Tensor,
 )
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.sessions.session import Session, sampled_tokens
-from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling, sampled_by
+from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling
 from rlstreams.workers.engines.sampled import Sampled, sampled_of
 from rlstreams.workers.engines.turn import whole_turn
-from rlstreams.workers.gateway.canonical import Spelled, answer_message, call_id
+from rlstreams.workers.gateway.canonical import Matcher, Spelled, call_id
 from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
 from rlstreams.workers.gateway.limits import CallLimits, LimitError, Trouble, too_long
 from rlstreams.workers.gateway.port import (
@@ -48,7 +48,7 @@ from rlstreams.workers.gateway.port import (
     Report,
     ending,
 )
-from rlstreams.workers.gateway.records import Records, experts_of
+from rlstreams.workers.gateway.records import Records
 from rlstreams.workers.gateway.shared import BUSY_S, Shared
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.sandbox.reward import Judgement, check_judgement
@@ -67,6 +67,7 @@ class OpenSession:
         log: Session,
         limits: CallLimits,
         sampling: Sampling,
+        matcher: Matcher,
         *,
         goes_on: bool = False,
     ) -> None:
@@ -92,13 +93,14 @@ class OpenSession:
         self._shared = shared
         self._record = record
         self._limits = limits
-        self._sampling = sampling
+        self._sampling, self._matcher = sampling, matcher
         self._is_closed = False
         self._under_way: dict[str, asyncio.Task[CallAnswer]] = {}  # by request hash
         self._writing: set[str] = set()  # of these, what is being committed
+        self._listening = Counter[str]()  # clients that wait for the answer
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
         self.records = Records(shared, record, log.session_id, self.start)
-        self._dialogue = Dialogue(shared, log, sampling)
+        self._dialogue = Dialogue(shared, log, sampling, matcher)
         self._spelled: Spelled | None = None  # of the newest request: the next one often goes on
         if goes_on:
             self._dialogue.recall()
@@ -119,17 +121,21 @@ class OpenSession:
         agent_hash: str,
         caught_up: Callable[[], bool] | None = None,
         client_group: str = "",
+        *,
+        branches: bool = False,
     ) -> None:
         """Record that the agent is started; before the first of its calls.
 
         Behind this record no call of an earlier start counts, whoever writes one.
 
         Args:
+            branches: see `SessionOpened`.
             caught_up: once it is committed, takes into `log` what others recorded before it;
                 returns whether that is all. None: nobody else had the session.
         """
         opened = await self.records.committed(
-            self.records.opened(agent, agent_hash, client_group), is_progress=False
+            self.records.opened(agent, agent_hash, client_group, branches=branches),
+            is_progress=False,
         )
         if caught_up is not None:
             await self.records.settled(caught_up)
@@ -139,24 +145,31 @@ class OpenSession:
     async def call(self, request: CallRequest) -> CallAnswer:
         """The answer, once it is committed; see `Calls.call`."""
         self.check_open()
-        matcher = self._shared.matcher
-        spelled = self._spelled = matcher.spelled(request.messages, request.tools, self._spelled)
-        request_hash = matcher.request_hash(request, spelled)
+        spelled = self._matcher.spelled(request.messages, request.tools, self._spelled)
+        self._spelled, request_hash = spelled, self._matcher.request_hash(request, spelled)
         task = self._under_way.get(request_hash)
-        if task is None and request.retry > 0 and request_hash in self._answered:
-            return replace(self._answered[request_hash], is_replayed=True)
+        known = self._answered.get(request_hash)
+        if task is None and known is not None:
+            is_unheard = not self.log.is_heard(self.log.nodes[known.call_id])
+            if is_unheard:  # whoever sends it again has not seen it, and may not say so
+                await self._replay(self.log.nodes[known.call_id].call)
+            if is_unheard or request.retry > 0:
+                return replace(known, is_replayed=True)
         if task is None:
             task = asyncio.get_running_loop().create_task(
                 self._answer(request, spelled, request_hash)
             )
             self._under_way[request_hash] = task
             task.add_done_callback(lambda task: self._is_done(request_hash, task))
+        self._listening[request_hash] += 1
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():  # not the client hung up: the session is over
                 raise self._gone() from None
             raise
+        finally:
+            self._listening[request_hash] -= 1
 
     def check_open(self) -> None:
         """
@@ -223,41 +236,25 @@ class OpenSession:
         answer = self._dialogue.read(
             request, prompt.token_ids, sampled.token_ids, sampled.is_cut, named
         )
-        behind = len(prompt.token_ids) - len(prompt.new_ids)  # tokens that the parent has
-        first_row = max(0, behind - 1)
-        draft = CallCommitted(
-            session_id=self.session_id,
-            group_id=self._record.event.group_id,
+        draft = replace(
+            self.records.call(request, prompt, sampled, answer),
             call_id=named,
-            start=self.start,
-            ordinal=-1,
             request_hash=request_hash,
             occurrence=occurrence,
-            parent=prompt.parent,
-            why_root=prompt.why_root,
-            prompt_tokens=len(prompt.token_ids),
-            new_ids=Tensor.of(prompt.new_ids),
-            segments=(),
-            finish_reason=answer.finish_reason,
-            attempt=sampled.attempt,
-            dialect=request.dialect,
-            request=self._shared.packed(request.body),
-            response=self._shared.packed(json.dumps(answer_message(answer.parsed)).encode()),
-            overruled=json.dumps(answer.overruled) if answer.overruled else "",
-            routed_experts=experts_of(sampled, first_row),
-            routed_experts_start=first_row,
-            engine=sampled_by(self._shared.engine.name, sampled.segments),
-            worker=self._shared.worker,
-            instance=self._shared.instance,
             received_at_ms=received_ms,
         )
-
         self._writing.add(request_hash)
         try:
             load_ids = await self._load_ids(sampled)
             segments = sampled.events(load_ids.__getitem__, self._sampling)
             ordinal = next(self._ordinals)
-            event = replace(draft, segments=segments, ordinal=ordinal, finished_at_ms=now_ms())
+            event = replace(
+                draft,
+                segments=segments,
+                ordinal=ordinal,
+                finished_at_ms=now_ms(),
+                unheard=not self._listening[request_hash],
+            )
             await self._append(event)
         finally:
             self._writing.discard(request_hash)
@@ -390,7 +387,10 @@ class OpenSession:
             self.ended.set()
 
     async def _replayed(self, request: CallRequest, recorded: CallCommitted) -> CallAnswer:
+        await self._replay(recorded)
+        return self._dialogue.again(request, recorded)
+
+    async def _replay(self, recorded: CallCommitted) -> None:
         event = self.records.replayed(recorded)
         await self._append(event)
         self.log.replay(event)
-        return self._dialogue.again(request, recorded)

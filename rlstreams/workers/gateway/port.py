@@ -139,7 +139,9 @@ class Calls(Protocol):
         """A sign of life, as each of the others is: its session is worked on."""
 
     async def call(self, key: str, request: CallRequest) -> CallAnswer:
-        """Sample or replay. A client that hangs up ends nothing: a retry gets the same answer."""
+        """Sample or replay. Cancelled: its client hung up, which ends nothing; a retry gets the
+        same answer.
+        """
 
     async def report(self, key: str, report: Report) -> str:
         """Write an outcome of the session; returns its id once it is committed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,8 +28,11 @@ from rlstreams.streams.log.record import Outgoing, Record
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.sessions.experts import row_versions, stitched
 from rlstreams.streams.sessions.session import Session
+from rlstreams.workers.engines.base import sampled_by
 from rlstreams.workers.engines.sampled import Sampled
-from rlstreams.workers.gateway.port import CallRefusedError, Report
+from rlstreams.workers.gateway.canonical import answer_message
+from rlstreams.workers.gateway.dialogue import PromptIds
+from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Report
 from rlstreams.workers.gateway.shared import Shared
 
 E = TypeVar("E", bound=Event)
@@ -48,7 +52,9 @@ class Records:
         self.start = start
         self._came_forward = False  # some call of this start is in the log
 
-    def opened(self, agent: str, agent_hash: str, client_group: str) -> SessionOpened:
+    def opened(
+        self, agent: str, agent_hash: str, client_group: str, *, branches: bool
+    ) -> SessionOpened:
         """The agent is started."""
         prompt, at = self._record.event, self._record.position
         return SessionOpened(
@@ -70,6 +76,39 @@ class Records:
             instance=self._shared.instance,
             at_ms=now_ms(),
             client_group=client_group,
+            branches=branches,
+        )
+
+    def call(
+        self, request: CallRequest, prompt: PromptIds, sampled: Sampled, answer: CallAnswer
+    ) -> CallCommitted:
+        """A call, without what only its commit knows: its names, segments and times."""
+        shared, behind = self._shared, len(prompt.token_ids) - len(prompt.new_ids)
+        first_row = max(0, behind - 1)  # rows before are the parent's
+        return CallCommitted(
+            session_id=self.session_id,
+            group_id=self._record.event.group_id,
+            call_id="",
+            start=self.start,
+            ordinal=-1,
+            request_hash="",
+            occurrence=0,
+            parent=prompt.parent,
+            why_root=prompt.why_root,
+            prompt_tokens=len(prompt.token_ids),
+            new_ids=Tensor.of(prompt.new_ids),
+            segments=(),
+            finish_reason=answer.finish_reason,
+            attempt=sampled.attempt,
+            dialect=request.dialect,
+            request=shared.packed(request.body),
+            response=shared.packed(json.dumps(answer_message(answer.parsed)).encode()),
+            overruled=json.dumps(answer.overruled) if answer.overruled else "",
+            routed_experts=experts_of(sampled, first_row),
+            routed_experts_start=first_row,
+            engine=sampled_by(shared.engine.name, sampled.segments),
+            worker=shared.worker,
+            instance=shared.instance,
         )
 
     def replayed(self, recorded: CallCommitted) -> CallReplayed:

@@ -10,7 +10,6 @@ import zstandard
 
 from rlstreams.streams.log.bus import Appender
 from rlstreams.workers.engines.base import Engine
-from rlstreams.workers.gateway.canonical import Matcher
 from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Renderer
 from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.model.tokenizer import Tokenizer
@@ -34,7 +33,6 @@ class Shared:
     worker: str
     instance: str
     max_attempts: int = 3
-    matcher: Matcher = field(default_factory=Matcher)
     num_live: int = 0
     readable: set[str] = field(
         default_factory=set

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from rlstreams.schemas.events import ScoredTrajectory, Segment, SegmentScore, Tensor, Trajectory
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Record
+from rlstreams.streams.rows import rows_of_sample
 from rlstreams.workers.engines.base import Scorer, Scores, TokenSequence
 from rlstreams.workers.logprob.versions import Anchor
 from rlstreams.workers.loop.context import Context
@@ -28,7 +29,7 @@ from rlstreams.workers.policy.puller import Load
 
 T = TypeVar("T")
 S = TypeVar("S")
-Pass = tuple[int, float, int]  # version, temperature, place in the window
+Pass = tuple[int, float, int]  # version, temperature, row of the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +133,9 @@ def score_window(
     Raises:
         EngineError: a scorer refused or failed.
     """
-    parts = [part for place, one in enumerate(window) for part in _parts(place, one)]
-    sequences = [_sequence(trajectory, replay_routes) for trajectory in window]
+    rows = [(place, row) for place, one in enumerate(window) for row in rows_of_sample(one)]
+    parts = [part for number, (_, row) in enumerate(rows) for part in _parts(number, row)]
+    sequences = [_sequence(row, replay_routes) for _, row in rows]
     under = {v: a.policy_version for v, a in anchors.items() if a.label != "behavior"}
     asked = [part for part in parts if part.segment.policy_version in under]
     found = _scores(
@@ -141,7 +143,7 @@ def score_window(
     )
     compared: Mapping[Pass, Scores] = {}
     if reference is not None:
-        sequences = [_sequence(trajectory, replay_routes=False) for trajectory in window]
+        sequences = [_sequence(row, replay_routes=False) for _, row in rows]
         version = reference.policy_version
         compared = _scores(reference.scorer, (part.under(version) for part in parts), sequences)
     scores: list[list[SegmentScore]] = [[] for _ in window]
@@ -158,29 +160,29 @@ def score_window(
                 reference_top_ids=_tensor(its.top_ids, part.tokens),
                 reference_top_logprobs=_tensor(its.top_logprobs, part.tokens),
             )
-        scores[part.place].append(score)
+        scores[rows[part.row][0]].append(score)
     return [tuple(of_trajectory) for of_trajectory in scores]
 
 
 class _Part(NamedTuple):
     """A segment that the policy sampled."""
 
-    place: int  # of the trajectory in the window
-    number: int  # of the segment in it
+    row: int  # of all rows of the window's trajectories
+    number: int  # of the segment in its trajectory
     segment: Segment
-    tokens: slice  # of the trajectory
+    tokens: slice  # of the row
 
     def under(self, version: int) -> Pass:
         """The pass that scores it."""
-        return version, self.segment.temperature, self.place
+        return version, self.segment.temperature, self.row
 
 
-def _parts(place: int, trajectory: Trajectory) -> Iterator[_Part]:
+def _parts(number_of_row: int, row: Trajectory) -> Iterator[_Part]:
     start = 0
-    for number, segment in enumerate(trajectory.segments):
+    for number, segment in enumerate(row.segments):
         end = start + len(segment.token_ids)
         if segment.author == "policy":
-            yield _Part(place, number, segment, slice(start, end))
+            yield _Part(number_of_row, number, segment, slice(start, end))
         start = end
 
 

@@ -32,6 +32,9 @@ COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
         "reward",
         "environment",
         "agent",
+        "judge.model",
+        "judge.engine",
+        "judge.args",
         "prompts.evaluate_temperature",
         "prompts.evaluate_max_tokens",
         "model.dtype",
@@ -78,6 +81,9 @@ _JUDGED_WITH = (
     "environment.max_turns",
     "environment.role",
     "agent",
+    "judge.model",
+    "judge.engine",
+    "judge.args",
 )
 HELD_OUT = "held_out"
 _LOOPBACK = ("127.", "localhost", "::1")
@@ -230,18 +236,22 @@ def check_ordinal(config: RunConfig, role: str, ordinal: int) -> None:
     Raises:
         ConfigError: it counts fewer.
     """
-    if role == "server" and config.rollout.engine == "builtin":
+    is_judged = bool(config.judge.model)
+    if role == "server" and config.rollout.engine == "builtin" and not is_judged:
         raise ConfigError(
             "rollout.engine is 'builtin', which samples in its worker: a run has a model server "
             "with 'vllm' or 'sglang'"
         )
     counts = {"rollout": config.rollout.workers, "logprob": config.logprob.workers}
-    count = config.num_servers if role == "server" else counts.get(role, 1)
+    count = config.num_servers + is_judged if role == "server" else counts.get(role, 1)
     if ordinal < count:
         return
     why = f"{role}.workers is {count}" if role in counts else f"a run has one {role}"
     if role == "server":
-        why = f"there are {count} model servers (engine.urls, or engine.servers of each worker)"
+        why = (
+            f"there are {count} model servers (engine.urls, or engine.servers of each worker; "
+            "judge.model is one more)"
+        )
     others = f"0 to {count - 1} over all hosts" if count > 1 else "0"
     raise ConfigError(f"--ordinal {ordinal}: {why}, so ordinals are {others}")
 

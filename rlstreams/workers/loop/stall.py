@@ -21,7 +21,7 @@ from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.views.stalls import Limits
 from rlstreams.streams.workers import PROGRESS
 from rlstreams.workers.config.operation import Device
-from rlstreams.workers.config.reward import judging_s
+from rlstreams.workers.config.reward import judged_by_server, judging_s
 from rlstreams.workers.config.run import RunConfig
 
 TICK_S = 1.0  # a longer pause between two looks is our own: stopped, or the machine slept
@@ -35,7 +35,9 @@ class StuckError(DeadlineError):
 
 def limits_of(config: RunConfig) -> Limits:
     """How long the work of a run may take: for its roles, for `up` and for the monitor."""
-    sample_s = config.rollout.sample_deadline_s + judging_s(config.reward)
+    sample_s = config.rollout.sample_deadline_s + judging_s(
+        judged_by_server(config.reward, config.judge)
+    )
     return Limits(
         groups_per_step=config.trainer.groups_per_step,
         stall_s=config.deadlines.stall_s,

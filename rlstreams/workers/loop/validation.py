@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 from rlstreams.streams.log.group_ids import evaluation_id, issue_number
+from rlstreams.streams.rows import row_places
 
 AUTHORS = ("prompt", "policy", "environment")
 # Differences of rewards go into float32, and times the largest ratio (e^20) and the usual cap of a
@@ -66,10 +67,10 @@ def check_trajectory(trajectory: Trajectory, vocab_size: int, max_tokens: int) -
     Raises:
         ValueError: names the field, the place and the value: an id that no run gives, a reward that
             `check_reward` refuses, a sample number outside of its group, an unknown author, ids
-            outside of the vocabulary, more tokens than `max_tokens`, log-probs that are missing,
-            NaN, infinite or above 0, lengths that disagree, a policy segment without a version or
-            another with one, no policy token or one with nothing before it, routed experts of
-            another shape, an expert twice in a row, or a mask of experts that are not there.
+            outside of the vocabulary, log-probs that are missing, NaN, infinite or above 0, lengths
+            that disagree, a policy segment without a version or another with one; a row with more
+            tokens than `max_tokens`, no policy token or one with nothing before it; routed experts
+            of another shape, an expert twice in a row, or a mask of experts that are not there.
     """
     _check_identity(trajectory)
     check_reward("reward", trajectory.reward)
@@ -78,11 +79,16 @@ def check_trajectory(trajectory: Trajectory, vocab_size: int, max_tokens: int) -
     num_tokens = _count_tokens(trajectory, max_tokens)
     for index, segment in enumerate(trajectory.segments):
         _check_segment(f"segments[{index}]", segment, vocab_size)
-    authors = [s.author for s in trajectory.segments if len(s.token_ids)]
-    if "policy" not in authors:
-        raise ValueError("segments: none by the policy has tokens")
-    if authors[0] == "policy":
-        raise ValueError("segments: the first token is the policy's, with nothing to condition on")
+    places = row_places(trajectory)
+    for place in places:
+        own, name = [trajectory.segments[number] for number in place], _name(place, places)
+        authors = [s.author for s in own if len(s.token_ids)]
+        if "policy" not in authors:
+            raise ValueError(f"{name}: none by the policy has tokens")
+        if authors[0] == "policy":
+            raise ValueError(
+                f"{name}: the first token is the policy's, with nothing to condition on"
+            )
     _check_experts(trajectory.routed_experts, trajectory.routed_experts_mask, num_tokens - 1)
 
 
@@ -95,10 +101,19 @@ def _count_tokens(trajectory: Trajectory, max_tokens: int) -> int:
                 f"segments[{index}].token_ids must be integers [tokens], "
                 f"got {ids.dtype} {list(ids.shape)}"
             )
-    num_tokens = sum(len(segment.token_ids) for segment in trajectory.segments)
-    if num_tokens > max_tokens:
-        raise ValueError(f"segments hold {num_tokens} tokens, the model takes {max_tokens}")
-    return num_tokens
+    places = row_places(trajectory)
+    sizes = [sum(len(trajectory.segments[n].token_ids) for n in place) for place in places]
+    for place, num_tokens in zip(places, sizes, strict=True):
+        if num_tokens > max_tokens:
+            raise ValueError(
+                f"{_name(place, places)} hold {num_tokens} tokens, the model takes {max_tokens}"
+            )
+    return sum(sizes)
+
+
+def _name(place: range, places: Sequence[range]) -> str:
+    """A row's segments; of one row all are."""
+    return "segments" if len(places) == 1 else f"segments[{place.start}:{place.stop}]"
 
 
 def _check_identity(sample: Prompt | Trajectory) -> None:

@@ -61,7 +61,7 @@ class Cut:
 def recorded_cut(event: StepCompleted) -> Cut:
     """That of a step."""
     return Cut(
-        order=event.order or tuple(range(len(event.samples))),
+        order=event.order or tuple(range(sum(event.rows) or len(event.samples))),
         sizes=event.micro_batches,
         bins=event.bins,
     )

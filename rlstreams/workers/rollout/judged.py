@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from rlstreams.schemas.events import Segment, Trajectory
+from rlstreams.streams.rows import main_row
 from rlstreams.streams.sessions.chain import Chain
 from rlstreams.workers.sandbox.reward import STOP, Sample
 
@@ -44,14 +45,15 @@ def sample_of_trajectory(
     metadata: str,
     decode: Callable[[Sequence[int]], str],
 ) -> Sample:
-    """The sample of a trajectory, to be judged again: its last turn, and all of them. What an
-    environment said is told as the policy read it, with the template's own words around it.
+    """The sample of a trajectory, to be judged again: the last turn of its main row, and all of
+    them. What an environment said is told as the policy read it, with the template's own words
+    around it.
 
     Args, Raises: as `sample_of_chain`; ValueError too: the policy said nothing.
     """
     turns = [
         (author, list(segments))
-        for author, segments in itertools.groupby(event.segments, lambda s: s.author)
+        for author, segments in itertools.groupby(main_row(event), lambda s: s.author)
         if author != "prompt"
     ]
     said = [(author, _ids(segments)) for author, segments in turns]

@@ -33,6 +33,7 @@ from rlstreams.streams.sessions.chain import (
     Chain,
     NoChainError,
     main_chain,
+    off_path,
 )
 from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.streams.sessions.verdict import Verdict
@@ -40,6 +41,7 @@ from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Place,
 from rlstreams.workers.agents.asking import Runners
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.gateway.canonical import Matcher
 from rlstreams.workers.gateway.keeper import Keeper
 from rlstreams.workers.gateway.limits import CallLimits
 from rlstreams.workers.gateway.open_session import OpenSession
@@ -95,20 +97,12 @@ class Closed:
             "samples": 1,
             "tokens": sum(map(sampled_tokens, mine)),
             "tokens_replayed": sum(map(sampled_tokens, calls)) - sum(map(sampled_tokens, mine)),
-            "tokens_off_path": self._tokens_off_path,
+            "tokens_off_path": 0 if self.chain is None else off_path(self.session.log, self.chain),
             "turns": len(calls),
             "calls": len(mine),
             "calls_replayed": len(calls) - len(mine),
             "sample_s": self.sample_s,
         }
-
-    @property
-    def _tokens_off_path(self) -> int:
-        """Sampled tokens of calls that are not on the path that becomes its sample."""
-        if self.chain is None:
-            return 0
-        all_calls, on_path = self.session.log.calls, self.chain.calls
-        return sum(map(sampled_tokens, all_calls)) - sum(map(sampled_tokens, on_path))
 
     def outputs(
         self, record: Record[Prompt], engine: str, context: Context, judge: str
@@ -222,7 +216,8 @@ class Sessions:
                     starts += 1
                     session = self._session(record, log, member)
                     name, code = member.section.name, member.code_hash
-                    await session.begin(name, code, caught_up, client_group)
+                    branches = member.section.branches
+                    await session.begin(name, code, caught_up, client_group, branches=branches)
                     caught_up = None  # from now on nobody else has it
                     try:
                         kind, detail = await self._played(session, prompt, member)
@@ -263,6 +258,7 @@ class Sessions:
             log,
             CallLimits(max_calls=section.max_calls, max_tokens=section.max_tokens),
             self.evaluation if record.event.purpose == EVALUATE else self.sampling,
+            Matcher(section.ignore),
             goes_on=section.outside,
         )
 

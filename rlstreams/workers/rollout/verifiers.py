@@ -160,7 +160,7 @@ def _judged_by(
     """
     title = f"{field} {JUDGE!r}"
     if lacks := [name for name in ("url", "model") if not options.get(name)]:
-        raise ConfigError(f"{title} needs the option {lacks[0]}")
+        raise ConfigError(f"{title} needs the option {lacks[0]}, or judge.model")
     template, parse = str(options.get("template_file", "")), str(options.get("parse", ""))
     if template and not Path(template).is_file():
         raise ConfigError(f"{title}: option template_file: there is no file {template}")

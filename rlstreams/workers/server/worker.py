@@ -267,7 +267,7 @@ class ServerWorker:
             if waited_s > self._patience.port_s:
                 raise ConfigError(
                     f"{self._url}: another process listens there for {self._patience.port_s:g} s: "
-                    "end it, or set engine.port to a port that is free, or to 0"
+                    "end it, or set a free port (engine.port, where 0 finds one, or judge.port)"
                 )
             return
         if why_not := self._process.why_not_yet():

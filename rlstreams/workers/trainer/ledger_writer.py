@@ -190,6 +190,7 @@ class LedgerWriter:
             finished_at_ms=finished_ms,
             order=trained.batch.cut.order,
             bins=trained.batch.cut.bins,
+            rows=trained.rows,
             value_head_hash=trained.value_head_hash,
             judged_by=Counter(sample.seen.judged_by for sample in plan.samples),
         )
@@ -321,8 +322,6 @@ class LedgerWriter:
 
 
 def _sample_refs(plan: Plan, trained: Trained) -> tuple[SampleRef, ...]:
-    found = [t.reward for mb in trained.batch.micro_batches for t in mb.trajectories]
-    rewards = [reward for _, reward in sorted(zip(trained.batch.cut.order, found, strict=True))]
     return tuple(
         SampleRef(
             group_id=planned.seen.group_id,
@@ -331,10 +330,8 @@ def _sample_refs(plan: Plan, trained: Trained) -> tuple[SampleRef, ...]:
             offset=planned.seen.position.offset,
             oldest_policy_version=planned.oldest_policy_version,
             num_tokens=planned.seen.num_tokens,
-            reward=reward,
+            reward=planned.seen.reward,
             advantage=advantage,
         )
-        for planned, reward, advantage in zip(
-            plan.samples, rewards, trained.advantages, strict=True
-        )
+        for planned, advantage in zip(plan.samples, trained.advantages, strict=True)
     )

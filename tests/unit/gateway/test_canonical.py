@@ -122,21 +122,15 @@ def test_the_hash_is_the_same_in_every_process() -> None:
 HASH = "854d13ad36433a3f6db8357355635276d0d784dff98e40f303a20c07ed0b223d"
 
 
-def test_a_date_makes_another_request_unless_it_is_left_out() -> None:
+def test_a_date_makes_another_request_unless_it_is_ignored() -> None:
     first, later = (
         with_message(0, {"role": "system", "content": f"Today is 2026-11-{day}. Be brief."})
         for day in (26, 27)
     )
     assert STRICT.request_hash(first) != STRICT.request_hash(later)
-    loose = Matcher([re.compile(r"\d{4}-\d\d-\d\d")])
+    loose = Matcher([r"\d{4}-\d\d-\d\d"])
     assert loose.request_hash(first) == loose.request_hash(later)
     assert loose.request_hash(first) != loose.request_hash(BASE)
-
-
-def test_ids_make_a_difference_where_the_template_writes_them() -> None:
-    matcher = Matcher(ids_matter=True)
-    assert matcher.request_hash(BASE) != matcher.request_hash(SAME["other ids"])
-    assert matcher.request_hash(BASE) == matcher.request_hash(SAME["spaces"])
 
 
 def test_a_chain_finds_the_call_that_a_request_continues() -> None:

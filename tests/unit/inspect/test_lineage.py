@@ -10,11 +10,13 @@ from rich.console import Console
 
 from rlstreams.debug.inspect.terminal import table
 from rlstreams.schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
-from rlstreams.streams.lineage.fold import Lineage, LineageFold, SampleId, is_group
+from rlstreams.streams.lineage.fold import Lineage, LineageFold, SampleId, _trained, is_group
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.streams.samples.life import Outcome
 from rlstreams.words.sample_detail import sample_detail, stages, staleness
 from rlstreams.words.spelling import NUMBERS
+from tests.factories import sample_ref, step_completed
 from tests.unit.inspect import told_run
 
 FATES = {
@@ -55,6 +57,14 @@ def test_a_trained_sample_leads_from_its_prompt_to_who_uses_the_result() -> None
     assert expected == sorted(found.loads)
     assert {"rollout-0", "logprob-0"} == {load.worker for load in found.used_by}
     assert {2} == {load.policy_version for load in found.used_by}
+
+
+def test_a_sample_of_several_rows_is_found_by_its_first() -> None:
+    """`order` and `micro_batches` count rows."""
+    refs = (sample_ref("7", 0), sample_ref("7", 1))
+    step = step_completed(samples=refs, rows=(2, 1), order=(2, 0, 1), micro_batches=(1, 2))
+    at = Position("steps", 0, 5)
+    assert [_trained(step, at, ref, n).micro_batch for n, ref in enumerate(refs)] == [1, 0]
 
 
 def test_later_records_of_a_sample_are_copies() -> None:

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rlstreams.schemas.events import CallFailed
 from rlstreams.streams.log.topics import CALLS
+from rlstreams.streams.rows import rows_of_sample
 from rlstreams.workers.agents.agent import LostAgentError
 from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError
@@ -97,6 +99,27 @@ def test_a_session_that_ends_leaves_no_call_in_the_engine(tmp_path: Path) -> Non
     assert len([s for s in ended.trajectories[0].segments if s.author == "policy"]) == 1
 
 
+@pytest.mark.parametrize("ignore", [(), (r"000\d+",)])
+def test_a_clock_in_a_prompt_forks_unless_it_is_ignored(
+    tmp_path: Path, ignore: tuple[str, ...]
+) -> None:
+    """Then its lost start is answered from the log, and the next call goes on behind it."""
+    starts: list[list[CallAnswer]] = []
+
+    async def tells_the_time(client: Client) -> None:
+        starts.append([])
+        client.messages = [{"role": "system", "content": "000" + "1" * len(starts)}]
+        for text in ("1", "10"):
+            starts[-1].append(await client.say(text))
+            if len(starts) == 1:
+                raise LostAgentError("its process ended")
+
+    log = recorded(Ended(tmp_path, tells_the_time, ignore=ignore).stand)
+    is_same = starts[0][0].call_id == starts[1][0].call_id
+    assert (is_same, len(log.replays), len(log.calls)) == (bool(ignore), len(ignore), 3 - is_same)
+    assert log.calls[-1].parent == log.calls[-2].call_id
+
+
 def test_an_agent_that_begins_anew_and_does_otherwise_is_judged_for_that(tmp_path: Path) -> None:
     """Its tool answers differently: it forks there, and what its lost start did is beside it."""
     heard: list[list[CallAnswer]] = []
@@ -115,3 +138,50 @@ def test_an_agent_that_begins_anew_and_does_otherwise_is_judged_for_that(tmp_pat
     said = [s.token_ids.numpy().tolist() for s in trajectory.segments if s.author == "policy"]
     wanted = [log.calls[n].segments[0].token_ids.numpy().tolist() for n in (0, 4)]
     assert said == wanted
+
+
+@pytest.mark.parametrize("asks_again", [False, True])
+def test_an_answer_that_nobody_waits_for_is_not_the_end(tmp_path: Path, asks_again: bool) -> None:
+    """The record says so; whoever asks the same later is given it, and a record says that, too."""
+
+    async def gives_up(client: Client) -> None:
+        await client.say("1")
+        client.messages.append({"role": "user", "content": "10"})
+        last = asyncio.ensure_future(client.call())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        last.cancel()
+        session = client.keeper._open[client.start.session_id]
+        await asyncio.wait(list(session._under_way.values()))
+        if asks_again:
+            assert (await client.call()).is_replayed
+            assert (await client.call(retry=1)).is_replayed
+
+    ended = Ended(tmp_path, gives_up)
+    log = recorded(ended.stand)
+    assert [call.unheard for call in log.calls] == [False, True]
+    assert [(r.start, r.call_id) for r in log.replays] == [(0, log.calls[1].call_id)] * asks_again
+    policy = [s for s in ended.trajectories[0].segments if s.author == "policy"]
+    assert len(policy) == 1 + asks_again
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_another_history_begins_a_branch_and_says_why(tmp_path: Path, branches: bool) -> None:
+    """The main chain is the trajectory; the branch is a row of it where the agent's table says so,
+    and else stays in the log."""
+
+    async def compacts(client: Client) -> None:
+        await client.say("1")
+        await client.say("10")
+        client.messages = [{"role": "user", "content": "0"}]
+        await client.say("11")
+
+    ended = Ended(tmp_path, compacts, branches=branches)
+    calls, opened = recorded(ended.stand).calls, recorded(ended.stand).opened
+    assert [one.branches for one in opened] == [branches]
+    assert [call.parent is None for call in calls] == [True, False, True]
+    assert "begin" in calls[2].why_root
+    main, *others = rows_of_sample(ended.trajectories[0])
+    assert [sum(s.author == "policy" for s in row.segments) for row in (main, *others)] == (
+        [2, 1] if branches else [2]
+    )

@@ -131,6 +131,7 @@ def test_a_client_that_hangs_up_ends_nothing(tmp_path: Path) -> None:
 
     ended = Ended(tmp_path, impatient)
     assert len(recorded(ended.stand).calls) == len(ended.engine.requests) == 1
+    assert not recorded(ended.stand).calls[0].unheard  # the retry waited for it
 
 
 def test_the_runs_sampling_is_forced_and_what_was_asked_is_said(tmp_path: Path) -> None:
@@ -374,20 +375,3 @@ def test_a_key_of_a_session_that_is_over_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(CallRefusedError) as caught:
         ended.agent.keeper._session(keys[0].start.key)
     assert caught.value.status == 410
-
-
-def test_another_history_begins_a_branch_and_says_why(tmp_path: Path) -> None:
-    """The main chain is the trajectory; the branch stays in the log."""
-
-    async def compacts(client: Client) -> None:
-        await client.say("1")
-        await client.say("10")
-        client.messages = [{"role": "user", "content": "0"}]
-        await client.say("11")
-
-    ended = Ended(tmp_path, compacts)
-    calls = recorded(ended.stand).calls
-    assert [call.parent is None for call in calls] == [True, False, True]
-    assert "begin" in calls[2].why_root
-    policy = [s for s in ended.trajectories[0].segments if s.author == "policy"]
-    assert len(policy) == 2

@@ -67,7 +67,6 @@ def test_tokens_and_their_numbers_share_a_column():
     np.testing.assert_array_equal(micro.temperature_BT, [[1, 1, 1, 1, 0.5, 0.5], [1] * 6])
     np.testing.assert_array_equal(micro.is_true_anchor_BT, [[0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]])
     np.testing.assert_array_equal(micro.advantages_B, [1, 2])
-    assert [t.sample for t in micro.trajectories] == [1, 0]
 
 
 def test_the_ledger_counts_what_is_trained():

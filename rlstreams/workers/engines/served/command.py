@@ -114,6 +114,39 @@ def start_command(start: Start) -> StartCommand:
     )
 
 
+def judge_command(
+    kind: Kind,
+    python: str,
+    *,
+    model: str,
+    name: str,
+    address: tuple[str, int],
+    log_level: str,
+    args: Mapping[str, Value],
+) -> StartCommand:
+    """A server of a fixed model, which answers chat completions and is told nothing of weights.
+
+    Args:
+        name: by which it is asked for.
+
+    Raises:
+        EngineError: an argument of the user's contradicts one of ours.
+    """
+    host, port = address
+    ours: dict[str, Value] = {"host": host, "port": port, "served-model-name": name}
+    if kind is Kind.VLLM:
+        module, defaults = "vllm.entrypoints.openai.api_server", {"uvicorn-log-level": log_level}
+        ours["model"] = model
+    else:
+        module, defaults = "sglang.launch_server", {"log-level": log_level}
+        ours["model-path"] = model
+    theirs = {name.lstrip("-").replace("_", "-"): value for name, value in args.items()}
+    _refuse_clash(ours, theirs, "judge.args")
+    environment = {} if kind is Kind.VLLM else {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    words = _words({**defaults, **theirs, **ours})
+    return StartCommand(argv=(python, "-m", module, *words), environment=environment)
+
+
 def _args(start: Start, model: str) -> dict[str, Value]:
     args: dict[str, Value] = {
         "host": start.host,

@@ -138,6 +138,7 @@ class Gateway:
         asked = dialect.asked(await self._body(request), request.headers)
         calls = [self._started(self._calls.call(key, call)) for call in asked.calls]
         work = self._started(_all(calls))
+        _watch(request, work, calls)
         if not asked.is_stream:
             answers = await asyncio.shield(work)
             body = as_json(dialect.answer(asked, answers, self._calls.model))
@@ -268,6 +269,20 @@ async def _given(desk: Desk, request: Request, key: str) -> Response:
     if given is None:
         return Response(status_code=204, headers={"retry-after": "1"})
     return Response(as_json(dict(given)), media_type="application/json")
+
+
+def _watch(
+    request: Request, work: asyncio.Task[Any], calls: Sequence[asyncio.Task[CallAnswer]]
+) -> None:
+    """Cancel who waits for these calls once their client hung up; the calls go on."""
+    gone = asyncio.ensure_future(_hung_up(request))
+
+    def tell(_: object) -> None:
+        for call in () if gone.cancelled() else calls:
+            call.cancel()
+
+    gone.add_done_callback(tell)
+    work.add_done_callback(lambda _: gone.cancel())
 
 
 async def _hung_up(request: Request) -> None:

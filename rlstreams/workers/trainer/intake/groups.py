@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rlstreams.schemas.events import AbsentSample, DeadLetter, ScoredTrajectory, Trajectory
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import SCORED
+from rlstreams.streams.rows import main_row
 from rlstreams.workers.engines.base import FinishReason
 
 
@@ -63,8 +64,8 @@ class SeenSample:
 
 
 def is_truncated(trajectory: Trajectory) -> bool:
-    """Whether the last that the policy said was cut at its length."""
-    reasons = [s.finish_reason for s in trajectory.segments if s.author == "policy"]
+    """Whether the last that the policy said in its main row was cut at its length."""
+    reasons = [s.finish_reason for s in main_row(trajectory) if s.author == "policy"]
     return bool(reasons) and reasons[-1] == FinishReason.LENGTH
 
 

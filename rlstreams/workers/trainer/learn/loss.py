@@ -241,22 +241,26 @@ def reduced(
     num_batch_tokens: int,
     num_batch_rows: int,
     num_batch_samples: int,
+    shares_R: Tensor | None = None,
 ) -> Tensor:
     """A micro-batch's share of the batch's loss; the shares add up.
 
     - token: the mean over all tokens of the batch.
-    - sequence: the mean over rows of each row's mean.
+    - sequence: the mean over samples of each one's mean over its tokens, in whichever rows.
     - constant: the mean over all samples, masked ones too, of each one's sum, divided by one length
       for all (Dr. GRPO, arXiv 2503.20783): a factor that no mask changes.
 
     Args:
         num_batch_tokens: of the loss, in the whole batch.
-        num_batch_rows: rows of the whole batch that have some.
+        num_batch_rows: samples of the whole batch that have some.
         num_batch_samples: of the whole batch.
+        shares_R: of its sample's tokens the share that a row has; None: each row is a sample.
     """
     if by.reduce == "token":
         return losses_N.sum() / num_batch_tokens
     if by.reduce == "constant":
         return losses_N.sum() / (num_batch_samples * by.constant_tokens)
     means_R = torch.stack([row_T.mean() for row_T in torch.split(losses_N, list(counts_R))])
+    if shares_R is not None:
+        means_R = means_R * shares_R.to(means_R.dtype)
     return means_R.sum() / num_batch_rows

@@ -6,7 +6,7 @@ every array bit for bit. Axes: `B` sequence, `T` token.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment, Trajectory
+from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment
 from rlstreams.workers.model.cut import Cut, one_row, rows_of
 from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Prefixes, Taken, own_tokens
 from rlstreams.workers.model.routes import padded_routes
@@ -48,9 +48,10 @@ class MicroBatch:
     temperature_BT: Float32s
     advantages_B: Float32s
     num_batch_loss_tokens: int  # of the whole batch: the loss is a mean over these
-    num_batch_rows: int  # samples of the whole batch that have such tokens
+    num_batch_rows: int  # samples of the whole batch that have such tokens, in whichever row
     num_batch_samples: int  # of the whole batch, also those that are masked whole
-    trajectories: tuple[Trajectory, ...]  # by row
+    # Of its sample's tokens to learn from, the share that a row has; None: each row is a sample.
+    shares_B: npt.NDArray[np.float64] | None = None
     bin_tokens: int = 0  # rows are computed one behind another in a bin of so many; 0: padded
     taken: Sequence[Taken] | None = None  # by row, what of a bin another has; None: nothing
     reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no samples
@@ -94,6 +95,11 @@ class MicroBatch:
     def num_loss_tokens(self) -> int:
         """Tokens of this micro-batch that are learnt from."""
         return int(self.loss_mask_BT.sum())
+
+    @property
+    def shares_R(self) -> npt.NDArray[np.float64] | None:
+        """`shares_B` of the rows that have tokens to learn from."""
+        return None if self.shares_B is None else self.shares_B[self.loss_mask_BT.any(1)]
 
     @property
     def loss_tokens_by_row(self) -> list[int]:
@@ -168,7 +174,7 @@ def pack(
     """The batch of a plan. Deterministic; samples have passed `validate`.
 
     Args:
-        samples: in batch order, as `advantages`.
+        samples: rows of samples (`scored_rows`) in batch order, as `advantages`.
         masked: segments that stay out of the loss.
         token_budget: tokens of a micro-batch, padding included; a longer sample goes alone.
         cut: exactly so (a redo), whatever the budget.
@@ -183,23 +189,23 @@ def pack(
         raise ValueError(f"{len(advantages)} advantages for {len(samples)} samples")
     planned = _trained_segments(samples, masked)
     kept = _kept(samples, planned, left_out)
-    tokens = _policy_tokens(samples, kept)
+    counted, tokens = (_policy_tokens(samples, own) for own in (planned, kept))
     if not any(tokens):
         raise ValueError(f"batch of {len(samples)} samples has no token to learn from")
-    group_ids = [s.trajectory.group_id for s in samples]
-    lengths = [num_tokens(s.trajectory) for s in samples]
+    names, lengths = _names(samples), [num_tokens(s.trajectory) for s in samples]
+    group_ids = [group_id for group_id, _ in names]
     cut = cut or planned_cut(
         lengths, group_ids, token_budget, minibatches, in_bins=in_bins, prefixes=prefixes
     )
     cut.check(len(samples))
-    of_sample = minibatch_of(group_ids, minibatches)
-    sums = _sums(of_sample, _policy_tokens(samples, planned), tokens)
+    of_sample, shares = minibatch_of(group_ids, minibatches), _shares(names, counted)
+    sums = _sums(of_sample, names, counted, tokens)
 
     def part(members: Sequence[int], row: tuple[int, Sequence[Taken] | None]) -> MicroBatch:
         return _micro_batch(
             [samples[index] for index in members], advantages[list(members)],
             [kept[index] for index in members], sums[of_sample[members[0]]],
-            policy_version, replay_routes, *row,
+            None if shares is None else shares[list(members)], policy_version, replay_routes, *row,
         )  # fmt: skip
 
     return Batch(
@@ -212,15 +218,37 @@ def pack(
     )
 
 
+def _names(samples: Sequence[ScoredTrajectory]) -> list[tuple[str, int]]:
+    """Of the sample of each row."""
+    return [(s.trajectory.group_id, s.trajectory.sample) for s in samples]
+
+
+def _shares(
+    names: Sequence[tuple[str, int]], counted: Sequence[int]
+) -> npt.NDArray[np.float64] | None:
+    """Of its sample's tokens those of each row; None: no sample has several rows."""
+    if len(set(names)) == len(names):
+        return None
+    whole = Counter[tuple[str, int]]()
+    for name, num in zip(names, counted, strict=True):
+        whole[name] += num
+    pairs = zip(names, counted, strict=True)
+    return np.array([num / max(1, whole[name]) for name, num in pairs])
+
+
 def _sums(
-    of_sample: Sequence[int], counted: Sequence[int], learnt: Sequence[int]
+    of_sample: Sequence[int],
+    names: Sequence[tuple[str, int]],
+    counted: Sequence[int],
+    learnt: Sequence[int],
 ) -> dict[int, tuple[int, int, int]]:
     """Of each mini-batch its tokens, samples that have some, and samples; no token of one that
     nothing is learnt from."""
-    found: dict[int, tuple[int, int, int]] = {}
-    for number, num in zip(of_sample, counted, strict=True):
-        before = found.get(number, (0, 0, 0))
-        found[number] = (before[0] + num, before[1] + (num > 0), before[2] + 1)
+    tokens, own = Counter[int](), defaultdict[int, Counter[tuple[str, int]]](Counter)
+    for number, name, num in zip(of_sample, names, counted, strict=True):
+        tokens[number] += num
+        own[number][name] += num
+    found = {n: (tokens[n], sum(map(bool, by.values())), len(by)) for n, by in own.items()}
     alive = {number for number, num in zip(of_sample, learnt, strict=True) if num}
     return {n: own if n in alive else (0, 0, own[2]) for n, own in found.items()}
 
@@ -257,10 +285,8 @@ def _kept(
     Divisors count them all the same, so what the others add to the gradient stays as it was. A
     mini-batch of these alone is no optimizer step.
     """
-    names = [(s.trajectory.group_id, s.trajectory.sample) for s in samples]
-    return [
-        frozenset() if name in left_out else own for name, own in zip(names, planned, strict=True)
-    ]
+    pairs = zip(_names(samples), planned, strict=True)
+    return [frozenset() if name in left_out else own for name, own in pairs]
 
 
 def _policy_tokens(
@@ -278,6 +304,7 @@ def _micro_batch(
     advantages_B: Float32s,
     kept: Sequence[frozenset[int]],
     of_batch: tuple[int, int, int],
+    shares_B: npt.NDArray[np.float64] | None,
     policy_version: int,
     replay_routes: bool,
     bin_tokens: int,
@@ -299,7 +326,7 @@ def _micro_batch(
         num_batch_loss_tokens=of_batch[0],
         num_batch_rows=of_batch[1],
         num_batch_samples=of_batch[2],
-        trajectories=tuple(s.trajectory for s in samples),
+        shares_B=shares_B,
         bin_tokens=bin_tokens,
         taken=taken,
         reference_logprobs_BT=np.zeros(shape, np.float32),

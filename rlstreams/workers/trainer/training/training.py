@@ -19,6 +19,7 @@ from torch import Tensor
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.rows import row_counts, scored_rows
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.loop.dead_letters import Reason
 from rlstreams.workers.model.base import CPU
@@ -58,6 +59,7 @@ class Trained:
     batch: Batch
     advantages: Sequence[float]
     seconds: float
+    rows: tuple[int, ...] = ()  # as `StepCompleted` has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +194,7 @@ class Training:
             batch=batch,
             advantages=[float(a) for a in advantages],
             seconds=figures["train_s"],
+            rows=row_counts(samples),
         )
 
     def try_train(
@@ -227,17 +230,18 @@ class Training:
             own = tuple(m for m in masked if (m.group_id, m.sample) == of_sample)
             if len(own) == sum(is_sampled(segment) for segment in sample.trajectory.segments):
                 continue  # nothing of it is learnt from
+            rows = scored_rows(sample)
             batch = pack(
-                [sample],
-                np.array([advantage], np.float32),
+                rows,
+                np.full(len(rows), advantage, np.float32),
                 own,
                 policy_version=policy_version,
                 token_budget=self._section.micro_batch_tokens,
                 in_bins=not self.learner.why_padded,
                 replay_routes=self._section.routing_replay,
-                prefixes=self._prefixes([sample]),
+                prefixes=self._prefixes(rows),
             )
-            batch = with_teacher(batch, [sample], self._section.loss.distill_top_k)
+            batch = with_teacher(batch, rows, self._section.loss.distill_top_k)
             try:
                 problem, reason = self.learner.probe(batch), Reason.NUMERICS
             except OutOfMemoryError as err:
@@ -267,6 +271,9 @@ class Training:
         left_out: Collection[tuple[str, int]],
     ) -> tuple[Batch, StepResult]:
         """The step, cut so that it fits in memory."""
+        own = [scored_rows(sample) for sample in samples]
+        places = [place for place, rows in enumerate(own) for _ in rows]
+        samples, advantages = [row for rows in own for row in rows], advantages[places]
         lengths = [num_tokens(sample.trajectory) for sample in samples]
         section, prefixes = self._section, self._prefixes(samples)
         if cut is not None and self.learner.why_padded:
@@ -307,7 +314,7 @@ class Training:
                 failed, told = err.index, err.told
             cut = cut_smaller(batch.cut, lengths, section.micro_batch_tokens, failed, prefixes)
             if cut == batch.cut:
-                raise SampleTooLargeError(cut.members[failed][0], told)
+                raise SampleTooLargeError(places[cut.members[failed][0]], told)
 
     def _prefixes(self, samples: Sequence[ScoredTrajectory]) -> Prefixes | None:
         """What they share where they share a bin; None: nothing."""

@@ -1,0 +1,92 @@
+"""From a configuration to the server of the run's judge: a fixed model that nobody trains.
+
+It is one more server of the run, behind those that it samples from: the same role starts it, looks
+at it and ends with it. Without torch, as that role.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.config.checks import check_address
+from rlstreams.workers.config.engine import VISIBLE
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.served.adapters import ADAPTERS
+from rlstreams.workers.engines.served.command import (
+    StartCommand,
+    installed_server,
+    judge_command,
+)
+from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.server.process import HealthLooks, ServerProcess, start_locks
+from rlstreams.workers.server.worker import Patience, ServerWorker
+
+
+def is_judge(context: Context) -> bool:
+    """Whether this server is the judge's: the one behind those that the run samples from."""
+    config, is_server = context.config, context.role == "server"
+    if not is_server or not config.judge.model or context.is_joined:
+        return False
+    return context.ordinal == num_started(config)
+
+
+def num_started(config: RunConfig) -> int:
+    """Servers that are started to sample from."""
+    return 0 if config.engine.urls else config.num_servers
+
+
+def command_of_judge(config: RunConfig) -> tuple[StartCommand, str]:
+    """How it is started, and the version of the server.
+
+    Raises:
+        ConfigError: no such Python or model, an argument that contradicts one of ours.
+    """
+    judge = config.judge
+    kind, python = Kind(judge.engine), judge.python or config.engine.python or sys.executable
+    try:
+        _, version = installed_server(kind, python)
+        command = judge_command(
+            kind,
+            python,
+            model=str(model_folder(judge.model)),
+            name=judge.model,
+            address=(judge.host, judge.port),
+            log_level=config.engine.log_level,
+            args=judge.args,
+        )
+    except EngineError as err:
+        raise ConfigError(f"the server of [judge]: {err}") from err
+    environment = {
+        name: resolve_secret(str(int(v) if isinstance(v, bool) else v), f"judge.env.{name}")
+        for name, v in judge.env.items()
+    }
+    return replace(command, environment={**command.environment, **environment}), version
+
+
+def make_judge_role(context: Context) -> ServerWorker:
+    """The role that runs it; nothing is started yet.
+
+    Raises:
+        ConfigError: as `command_of_judge`; an address that is not here.
+    """
+    config, judge = context.config, context.config.judge
+    check_address("judge.host", judge.host)
+    command, version = command_of_judge(config)
+    kind = Kind(judge.engine)
+    patience = Patience(start_s=judge.start_s, silent_s=config.engine.silent_s)
+    locks = start_locks((os.environ | command.environment).get(VISIBLE))
+    return ServerWorker(
+        context,
+        judge.url,
+        ServerProcess(command, context.folder / "logs" / f"judge-{kind}.log", locks),
+        HealthLooks(judge.url, ADAPTERS[kind].alive, patience.beat_s, patience.look_s),
+        patience,
+        name=f"judge {judge.model}, {kind}/{version}",
+    )
