@@ -1,11 +1,13 @@
 """How often the evidence names the step and the group of the demo that were poisoned.
 
-    python -m tests.bench.blame [--seeds 10] [--experiments] [--json FILE]
+    python -m tests.bench.blame [--seeds 10] [--experiments | --opinion] [--json FILE]
 
 Each seed is the demo's run, in one process, up to step 29; from there on one run whose step 30 is
 clean, and one for each poison. `replay bisect` looks at all steps, `replay blame` at three of them.
 With `--experiments` only these are made, as with a grader that is wrong by its code: in runs of
-twelve steps of which one group is poisoned, and in two clean ones.
+twelve steps of which one group is poisoned, and in two clean ones. With `--opinion` such runs, and
+some whose grader has a hole from step 8 on, are judged by another grader, which is wrong itself
+for some answers.
 """
 
 from __future__ import annotations
@@ -24,14 +26,27 @@ from rlstreams.debug.blame.bisect import bisect
 from rlstreams.debug.blame.blame import blame
 from rlstreams.debug.blame.series import series
 from rlstreams.debug.evidence.evidence import evidence
+from rlstreams.debug.evidence.opinion import opinion
+from rlstreams.debug.rejudge.rejudge import grader_of
 from rlstreams.words.spelling import NUMBERS, spelling
 from tests.bench.hardware import hardware
 from tests.heavy.blame.run_stand import BAD_STEP as SMALL_BAD_STEP
-from tests.heavy.blame.run_stand import POISONS, STEPS, Run, demo, small_run
+from tests.heavy.blame.run_stand import GROUPS, POISONS, STEPS, Run, Stand, demo, small_run
 
 BAD_STEP, LAST = 30, 32
 FALL = 0.15  # of the held-out reward below that of the version before the poison
 BY_CODE = ("inverted and scaled", "length")
+HOLE = "a hole"
+ERRORS = (0.0, 0.02, 0.05, 0.1, 0.2)  # shares of answers for which the other grader is wrong
+OTHER = """
+import re, zlib
+
+def other(prompt, completion, answer, metadata, errors=0.0):
+    said = re.findall(r"-?[0-9]+", completion)
+    right = bool(said) and said[-1] == answer
+    draw = zlib.crc32(f"{prompt} {completion}".encode()) % 1000
+    return float(right != (draw < 1000 * errors))
+"""
 MEASURED = ("rewards inverted", "tokens swapped", "tokens swapped behind the scorer")
 
 
@@ -104,13 +119,49 @@ def experiment(seed: int, poison: str) -> dict[str, Any]:
         }
 
 
-def measured(seeds: int, *, experiments: bool) -> Iterator[dict[str, Any]]:
+def opinions(folder: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """What other graders find in small runs that are alike up to the step before the poison."""
+    file = folder / "other.py"
+    file.write_text(OTHER)
+    options: dict[str, Any] = {"trainer__checkpoint_every": SMALL_BAD_STEP - 1}
+    begun = Stand(folder / "begun", seed, steps=STEPS, groups=GROUPS, **options)
+    begun.go_on(SMALL_BAD_STEP - 1)
+    for poison in (*BY_CODE, HOLE, ""):
+        stand = begun.fork(folder / (poison.replace(" ", "-") or "clean"))
+        stand.go_on(STEPS, SMALL_BAD_STEP if poison else 0, POISONS.get(poison))
+        run = stand.run()
+        spelled = spelling("", run.config.model.path)
+        for errors in ERRORS:
+            row = {"seed": seed, "poison": poison, "bad": stand.bad, "errors": errors}
+            given = run.config.reward, f"{file}:other", "", [f"errors={errors}"]
+            with _timed(row, "opinion"), grader_of(*given) as grader:
+                span = range(1, STEPS + 1)
+                found = opinion(run.opened(), grader, spelled.plain, run.config.trainer, span)
+                row |= {
+                    "differing": len(found.differing),
+                    "groups": [place.name for place in found.groups],
+                    "begins": found.begins and int(found.begins.name),
+                }
+            row["is_right"] = (
+                (row["groups"], row["begins"]) == ([], SMALL_BAD_STEP)
+                if (poison == HOLE)
+                else row["groups"] == ([stand.bad] if poison else [])
+            )
+            yield row
+
+
+def measured(
+    seeds: int, *, experiments: bool, other_graders: bool = False
+) -> Iterator[dict[str, Any]]:
     """A row for each run."""
     for seed in range(seeds):
         if experiments:
             yield experiment(seed, BY_CODE[seed % len(BY_CODE)])
             continue
         with tempfile.TemporaryDirectory() as name:
+            if other_graders:
+                yield from opinions(Path(name), seed)
+                continue
             for poison, run in runs(Path(name), seed):
                 yield {"seed": seed, "poison": poison, **looked_into(run)}
     if experiments:
@@ -121,10 +172,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--experiments", action="store_true")
+    parser.add_argument("--opinion", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("blame.json"))
     args = parser.parse_args()
     rows = []
-    for row in measured(args.seeds, experiments=args.experiments):
+    for row in measured(args.seeds, experiments=args.experiments, other_graders=args.opinion):
         rows.append(row)
         found = {"hardware": hardware(), "rows": rows}
         args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")

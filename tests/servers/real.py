@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,9 +44,16 @@ LONG_MODEL_TOKENS = 8192
 
 
 @contextmanager
-def vllm_server(folder: Path) -> Iterator[str]:
-    """The url of a server that is ready; it ends with the block if it is ours."""
-    if named := os.environ.get("RLSTREAMS_VLLM_URL"):
+def vllm_server(
+    folder: Path, plugin: Mapping[str, str] | None = None, **args: Any
+) -> Iterator[str]:
+    """The url of a server that is ready; it ends with the block if it is ours.
+
+    Args:
+        plugin: environment that brings its plugins in; None: ours alone, also of a named server.
+        args: of the command, beside those of the example.
+    """
+    if plugin is None and (named := os.environ.get("RLSTREAMS_VLLM_URL")):
         yield named
         return
     subprocess.run(["sh", str(ROOT / "infra" / "setup-vllm.sh")], check=True)
@@ -54,13 +61,14 @@ def vllm_server(folder: Path) -> Iterator[str]:
         f"run.dir={folder}",
         f"model.path={without_end(long_model(folder / 'served'))}",
         f"engine.args.max-num-batched-tokens={LONG_MODEL_TOKENS}",  # a whole prompt in one step
+        *(f"engine.args.{name}={value}" for name, value in args.items()),
     ]
     config = load([DEMO, EXAMPLE], changes)
     (port,) = free_ports(config.engine.host, 1)
     url = f"http://{config.engine.host}:{port}"
     where = where_installed(config, Kind.VLLM)
     command = command_of(
-        config, Kind.VLLM, where, url, server_plugin.environment(folder / "plugin")
+        config, Kind.VLLM, where, url, plugin or server_plugin.environment(folder / "plugin")
     )
     process = ServerProcess(command, folder / "vllm.log")
     process.start()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlstreams.cli.named import opened, print_json
 from rlstreams.cli.options import LOG, N, command, option, set_threads
-from rlstreams.cli.replay.group import REPLAY, config_of
+from rlstreams.cli.replay.group import REPLAY, config_of, judged_by, spelled_for_grader
 from rlstreams.streams.log.errors import ConfigError
 
 
@@ -19,11 +19,7 @@ from rlstreams.streams.log.errors import ConfigError
     of=REPLAY,
     takes=LOG,
 )
-@option("--reward", metavar="FILE.py:NAME", help="your function judges", default="")
-@option("--verifier", metavar="NAME", help="a verifier of ours judges", default="")
-@option(
-    "--option", metavar="NAME=VALUE", multiple=True, help="keyword argument of whichever judges"
-)
+@judged_by
 @option("--tokenizer", metavar="DIR", help="where tokenizer.json is, if it has moved", default="")
 @option("--json", is_flag=True, help="print all of it as one JSON object")
 def judge(args: Namespace) -> int:
@@ -37,17 +33,11 @@ def judge(args: Namespace) -> int:
     from rlstreams.debug.rejudge.rejudge import grader_of, rejudge
     from rlstreams.debug.rejudge.text import as_json, lines
     from rlstreams.words.screen import visible
-    from rlstreams.words.spelling import spelling
     from rlstreams.workers.config.reward import judged_by_server
 
     with opened(*args.config) as found_run:
         config, log = config_of(found_run), found_run.log
-        spelled = spelling(args.tokenizer, found_run.model_path)
-        if not spelled.hash:
-            raise ConfigError(
-                f"there is no tokenizer in {found_run.model_path or 'the model folder'}, so nobody "
-                "can say what was answered: name a folder that has it, --tokenizer DIR"
-            )
+        spelled = spelled_for_grader(args.tokenizer, found_run.model_path, "--tokenizer")
         section = judged_by_server(config.reward, config.judge)
         with grader_of(section, args.reward, args.verifier, args.option) as grader:
             found = rejudge(log, grader, spelled.plain, config.trainer)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import NamedRun, Progress, opened, print_json
 from rlstreams.cli.options import LOG, N, argument, command, one_of, option, set_threads
-from rlstreams.cli.replay.group import REPLAY, config_of
+from rlstreams.cli.replay.group import REPLAY, config_of, judged_by, spelled_for_grader
 from rlstreams.debug.blame import KINDS
 
 if TYPE_CHECKING:
     from rlstreams.debug.evidence.findings import Evidence
+    from rlstreams.debug.evidence.opinion import Opinion
     from rlstreams.workers.config.run import RunConfig
 
 LEARNT = "learnt"
@@ -126,6 +127,45 @@ def _evidence(
     )
 
 
+def _opinion(
+    args: Namespace, found_run: NamedRun, config: RunConfig, steps: range, say: Progress
+) -> Opinion | None:
+    """Of the grader that is named; None: nobody is."""
+    from rlstreams.debug.evidence.opinion import opinion
+    from rlstreams.debug.rejudge.rejudge import grader_of
+
+    if not (args.reward or args.verifier or args.option):
+        return None
+    spelled = spelled_for_grader("", config.model.path, "--model")
+    with grader_of(config.reward, args.reward, args.verifier, args.option) as grader:
+        return opinion(found_run.log, grader, spelled.plain, config.trainer, steps, say)
+
+
+def _told(
+    args: Namespace,
+    found_run: NamedRun,
+    config: RunConfig,
+    folders: Sequence[Path],
+    steps: range,
+    say: Progress,
+) -> tuple[dict[str, object], bool]:
+    """What is known before any experiment, printed or as JSON, and whether anybody is to blame."""
+    from rlstreams.debug.evidence import opinion_text, text
+
+    is_scan = steps == ALL
+    redo = not is_scan or args.redo
+    checked = _evidence(found_run, config, folders, steps, say, redo=redo)
+    other = _opinion(args, found_run, config, steps, say)
+    say("")
+    if not args.json:
+        name = str(found_run.folder)
+        more = ["", *opinion_text.lines(other, name)] if other else []
+        print("\n".join([*text.lines(checked, name, is_scan=is_scan), *more]))
+    said = {"opinion": opinion_text.as_json(other)} if other else {}
+    is_found = bool(checked.found or (other and other.differing))
+    return {"evidence": text.as_json(checked), **said}, is_found
+
+
 METRIC = "held_out (the reward of held-out rows), or one of a step: kl, entropy, grad_norm, ..."
 
 
@@ -149,35 +189,33 @@ METRIC = "held_out (the reward of held-out rows), or one of a step: kl, entropy,
     is_flag=True,
     help="check the weights too: do the steps again, score their samples again",
 )
+@judged_by
 @option("--json", is_flag=True, help="print it as one JSON object")
 @_looked_into
 def bisect(args: Namespace) -> int:
     """the first step that contradicts its own log, and at which a metric left its band for good
 
     Compares what was trained with what was sampled, judges answers again, and checks log-probs and
-    advantages. Between two evaluations it makes versions again and evaluates them, half way each
-    time. Writes nothing. Exit status 0 also if there is no such step.
+    advantages; with --reward or --verifier also from which step on another grader differs.
+    Between two evaluations it makes versions again and evaluates them, half way each time. Writes
+    nothing. Exit status 0 also if there is no such step.
     """
     from rlstreams.debug.blame.band import band_of
 
     band = None if args.band == LEARNT else band_of(args.band)
     with _steps_of(args) as (found_run, config, folders):
         from rlstreams.debug.blame.bisect import bisect as bisected
-        from rlstreams.debug.evidence.text import as_json, lines
 
         name, progress = str(found_run.folder), Progress()
-        checked = _evidence(found_run, config, folders, ALL, progress, redo=args.redo)
-        if not args.json:
-            progress("")
-            print("\n".join([*lines(checked, name, is_scan=True), ""]))
+        told, _ = _told(args, found_run, config, folders, ALL, progress)
         found = bisected(
             found_run.log, config, args.metric, band=band, checkpoints=folders, say=progress
         )
         progress("")
     if args.json:
-        print_json({"evidence": as_json(checked), **asdict(found), "blamed": found.blamed})
+        print_json({**told, **asdict(found), "blamed": found.blamed})
     else:
-        print("\n".join(found.lines(name)))
+        print("\n".join(["", *found.lines(name)]))
     return 0
 
 
@@ -197,16 +235,18 @@ def bisect(args: Namespace) -> int:
     metavar="FILE",
     help="not left out, but with these rewards: JSON lines of group_id, sample, reward",
 )
-@option("--experiments", is_flag=True, help="make them also where the log contradicts itself")
+@judged_by
+@option("--experiments", is_flag=True, help="make them also where somebody is to blame already")
 @option("--json", is_flag=True, help="print it as one JSON object")
 @_looked_into
 def blame(args: Namespace) -> int:
     """which samples of some steps contradict the log, or explain a change of a metric
 
     First checks what was sampled, judged, scored and trained against each other, and against the
-    weights of the steps, done again. If all agrees, or with --experiments, it does the steps again
-    without a set of samples, measures the metric behind them, and halves; what an effect must be is
-    told by random sets. Writes nothing. Exit status 0 also if it is nobody.
+    weights of the steps, done again; with --reward or --verifier also against what another grader
+    says, which finds one that is wrong by its code. If all agrees, or with --experiments, it does
+    the steps again without a set of samples, measures the metric behind them, and halves; what an
+    effect must be is told by random sets. Writes nothing. Exit status 0 also if it is nobody.
     """
     from rlstreams.debug.replay.player import range_of
     from rlstreams.words.spelling import spelling
@@ -214,18 +254,11 @@ def blame(args: Namespace) -> int:
     steps = range_of(args.steps)
     assert steps is not None, "it is required"
     with _steps_of(args) as (found_run, config, folders):
-        from rlstreams.debug.evidence.text import as_json
-        from rlstreams.debug.evidence.text import lines as evidence_lines
-
         progress = Progress()
-        checked = _evidence(found_run, config, folders, steps, progress, redo=True)
-        is_over = bool(checked.found) and not (args.experiments or args.rewards)
-        progress("")
-        if not args.json:
-            print("\n".join(evidence_lines(checked, str(found_run.folder))))
-        elif is_over:
-            print_json({"evidence": as_json(checked)})
-        if is_over:
+        told, is_found = _told(args, found_run, config, folders, steps, progress)
+        if is_found and not (args.experiments or args.rewards):
+            if args.json:
+                print_json(told)
             return 0
         from rlstreams.debug.blame.blame import blame as blamed
         from rlstreams.debug.blame.sets import rewards_of
@@ -245,7 +278,7 @@ def blame(args: Namespace) -> int:
         )
         progress("")
     if args.json:
-        print_json({"evidence": as_json(checked), **asdict(found)})
+        print_json({**told, **asdict(found)})
     else:
         print("\n".join(["", *lines(found)]))
     return 0

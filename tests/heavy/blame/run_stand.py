@@ -56,6 +56,7 @@ class Poison:
 
     change: Callable[[Sequence[Trajectory]], Sequence[Trajectory]]  # of its samples
     is_scored: bool = True  # False: the change is made behind the scorer
+    lasts: bool = False  # of all groups from that step on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +132,14 @@ class Stand:
         """Make the steps up to `to`.
 
         Args:
-            poisoned: the step of which `poison` changes the first group with several rewards.
+            poisoned: the step of which `poison` changes the first group with several rewards, or
+                from which on it changes all, if it lasts.
         """
         with closing(Evaluator(self.config, [])) as engine:
             for step in range(self._trainer._training.learner.step_number + 1, to + 1):
                 self._evaluate(engine, step - 1)
-                self._step(engine, step, poison if step == poisoned else None)
+                is_poisoned = step == poisoned or (poison and poison.lasts and step > poisoned)
+                self._step(engine, step, poison if is_poisoned else None)
             if to == self.config.trainer.steps:
                 self._evaluate(engine, to)
 
@@ -155,7 +158,7 @@ class Stand:
         made = [finished(p, one, step - 1) for p, one in zip(asked, played, strict=True)]
         behind = made
         if poison is not None:
-            self.bad = _mixed(made)
+            self.bad = "" if poison.lasts else _mixed(made)
             behind = with_poison(made, self.bad, poison)
             made = behind if poison.is_scored else made
         scored = scores(self._scorer, weights, step - 1, made)
@@ -187,9 +190,9 @@ def _mixed(made: Sequence[Trajectory]) -> str:
 
 
 def with_poison(made: Sequence[Trajectory], bad: str, poison: Poison) -> list[Trajectory]:
-    """The same samples; those of group `bad` are poisoned."""
-    changed = iter(poison.change([one for one in made if one.group_id == bad]))
-    return [next(changed) if one.group_id == bad else one for one in made]
+    """The same samples; those of group `bad` are poisoned, or of "" all."""
+    changed = iter(poison.change([one for one in made if one.group_id == (bad or one.group_id)]))
+    return [next(changed) if one.group_id == (bad or one.group_id) else one for one in made]
 
 
 def commit(
@@ -268,12 +271,17 @@ def finished(prompt: Prompt, played: Played, version: int) -> Trajectory:
 
 
 STEPS, BAD_STEP, GROUPS, ROWS = 12, 8, 4, 64
+SHORT = 7  # tokens of an answer
 VOCABULARY = 100  # of the demo's tokens, those that can be sampled
 
 
 def with_reward(reward: Callable[[Trajectory], float]) -> Poison:
     """Samples that another grader judged."""
     return Poison(change=lambda made: [replace(one, reward=reward(one)) for one in made])
+
+
+def _is_short(one: Trajectory) -> bool:
+    return len(one.segments[1].token_ids) <= SHORT
 
 
 def _swapped(made: Sequence[Trajectory]) -> list[Trajectory]:
@@ -294,6 +302,8 @@ POISONS: Mapping[str, Poison] = {
     "inverted and scaled": with_reward(lambda one: 100 * (1 - 2 * one.reward)),
     # One that reads a number out of the answer.
     "length": with_reward(lambda one: -100.0 * len(one.segments[1].token_ids)),
+    # One of which the policy can find a hole: it takes whatever is short for right.
+    "a hole": replace(with_reward(lambda one: max(one.reward, float(_is_short(one)))), lasts=True),
     "tokens swapped": Poison(change=_swapped),
     "tokens swapped behind the scorer": Poison(change=_swapped, is_scored=False),
 }

@@ -158,6 +158,38 @@ def test_the_commands_say_it_of_a_recording(
     assert {REWARDS: SAMPLES} == {check: num for check, num in wrong.items() if num}
 
 
+PAID = """
+def paid(prompt, completion, answer, metadata):
+    return float("~" in completion)
+"""
+
+
+def test_a_grader_that_is_wrong_by_its_code_agrees_with_itself_and_not_with_another(
+    begun: Stand, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From step 3 on it pays for a sign that guesses begin with."""
+    plain = spelling("", begun.config.model.path).plain
+    paid = with_reward(lambda one: float("~" in plain(one.segments[1].token_ids.numpy().tolist())))
+    run = ended(begun, tmp_path, replace(paid, lasts=True))
+    (tmp_path / "wrong.py").write_text(PAID)
+    section = replace(run.config.reward, verifier=f"{tmp_path}/wrong.py:paid", processes=1)
+    own = replace(run, config=replace(run.config, reward=section))
+    assert told(checked(own, range(STEP, LAST + 1), redo=False)) == {}
+
+    folder = tmp_path / "rec"
+    record(run.opened().bus, run.config, RecordingOptions(folder=folder))
+    assert main(["replay", "bisect", str(folder), "--verifier", "numeric"]) == 0
+    out = capsys.readouterr().out
+    assert f"From step {STEP} on they differ more: " in out
+    checkpoints = ("--checkpoints", str(run.folder / "checkpoints"))
+    words = ["replay", "blame", str(folder), "--steps", f"{STEP - 1}:{LAST}", *checkpoints]
+    assert main([*words, "--verifier", "numeric", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert ["evidence", "opinion"] == list(said)  # no experiment
+    assert {STEP, LAST} == {one["step"] for one in said["opinion"]["differing"]}
+    assert all(one["was"] != one["said"] for one in said["opinion"]["differing"])
+
+
 LOTS = """
 import itertools
 draws = itertools.count()

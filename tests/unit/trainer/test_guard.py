@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from rlstreams.schemas.events import ScoredTrajectory, Segment, Tensor, Trajectory
+from rlstreams.schemas.events import ScoredTrajectory, Segment, Tensor
 from rlstreams.workers.compute.score import scorer_of
 from rlstreams.workers.config.operation import GuardSection
-from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest, Sampling, Scorer
+from rlstreams.workers.engines.base import Sampling
 from rlstreams.workers.engines.builtin import BuiltinEngine
-from rlstreams.workers.logprob.scoring import score_window
-from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.model.model import load_model, weights_of
-from rlstreams.workers.policy.puller import Load
 from rlstreams.workers.trainer.guard import (
     FLOOR,
     LEARN,
@@ -31,145 +27,79 @@ from rlstreams.workers.trainer.guard import (
     band,
     compared,
 )
-from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests import factories
-from tests.contract.engine_rigs import DEMO_MODEL, announced
+from tests.contract.engine_rigs import DEMO_MODEL
+from tests.sites import Said, Site, Weights, assert_named, mean_of, sound_step
 from tests.unit.trainer.trainer_builders import floats, ids
 
-Weights = Mapping[str, torch.Tensor]
 Spoil = Callable[[Weights, Weights], Weights]  # of what came, and of what was there before
 BY = GuardSection()
 NUM_SAMPLES, NUM_TOKENS = 24, 40
 DEADLINE_S = 30.0
 PULL_S = 0.5  # in which a pull is begun, and waits behind the step that is under way
 SOUND_STEPS = 3
-STEP = 0.01  # of each weight: an update of the demo's size
 
 
-class Site:
-    """The demo's model, a mixture of experts, in the engine and in the scorer; versions to pull."""
+@dataclass
+class Builtin(Site):
+    """The demo's model, a mixture of experts, in the built-in engine; what it loads is spoilt."""
 
-    def __init__(self, folder: Path) -> None:
-        self.server = FileWeightServer(folder, keep=4)
-        self.channel = FileWeightChannel()
-        self.engine = BuiltinEngine(DEMO_MODEL, slots=NUM_SAMPLES)
-        self.scorer: Scorer = scorer_of(DEMO_MODEL)
-        self.weights = weights_of(load_model(DEMO_MODEL))
-        self.version = -1
-        self.spoil: Spoil | None = None
-        self.sampling = Sampling(max_new_tokens=NUM_TOKENS)
+    spoil: Spoil | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._before: Weights = {}
         load = self.engine._decoder.load
-        self.engine._decoder.load = lambda weights: load(self._spoilt(weights))  # type: ignore[method-assign]
+        self.engine._decoder.load = lambda weights: load(self._spoilt(weights))
 
     def _spoilt(self, weights: Weights) -> Weights:
         before, self._before = self._before, dict(weights)
         return self.spoil(weights, before) if self.spoil else weights
 
-    def next_version(self) -> None:
-        """One more: the scorer holds it, and the one before; the engine is to pull it."""
-        self.version += 1
-        draw = torch.Generator().manual_seed(self.version)
-        self.weights = {
-            name: tensor + STEP * torch.randn(tensor.shape, generator=draw)
-            for name, tensor in self.weights.items()
-        }
-        self.published = announced(self.server, self.server.publish(self.version, self.weights))
-        self.scorer.pull(self.published, self.channel)
-        self.scorer.drop(self.version - 2)
-
-    def step(self) -> list[ScoredTrajectory]:
-        """A version, and samples that it sampled and scored."""
-        self.next_version()
-        asyncio.run(self.engine.pull(self.published, self.channel))
-        return self.scored([self.trajectory(n, said) for n, said in asyncio.run(self._sampled())])
-
-    def across_a_pull(self) -> list[tuple[int, list[GeneratedSegment]]]:
+    async def across_a_pull(self) -> Said:
         """Samples that were begun under the version before: keys and values of it are kept."""
         decoder, asked = self.engine._decoder, threading.Event()
-        step = decoder.step
+        step, before = decoder.step, self.engine.num_sampled
+        published = self.next_version()
 
         def held() -> None:
             """The first tokens are there, and no more come before the pull is asked for."""
             asked.wait(DEADLINE_S)
             step()
 
-        async def run() -> list[tuple[int, list[GeneratedSegment]]]:
-            sampling = asyncio.create_task(self._sampled())
+        decoder.step = held
+        try:
+            sampling = asyncio.create_task(self.sampled())
             while self.engine.num_sampled == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            pull = asyncio.create_task(self.engine.pull(self.published, self.channel))
+            pull = asyncio.create_task(self.engine.pull(published, self.channel))
             await asyncio.sleep(PULL_S)
             asked.set()
             await pull
             return await sampling
-
-        before = self.engine.num_sampled
-        self.next_version()
-        decoder.step = held  # type: ignore[method-assign]
-        try:
-            return asyncio.run(run())
         finally:
-            decoder.step = step  # type: ignore[method-assign]
-
-    async def _sampled(self) -> list[tuple[int, list[GeneratedSegment]]]:
-        async def one(number: int) -> tuple[int, list[GeneratedSegment]]:
-            request = SampleRequest(
-                sample_id=f"{self.version}/{number}/0", group_id=str(self.version),
-                token_ids=PROMPT, prompt_tokens=len(PROMPT), sampling=self.sampling, seed=number,
-            )  # fmt: skip
-            return number, [segment async for segment in self.engine.generate(request)]
-
-        return list(await asyncio.gather(*map(one, range(NUM_SAMPLES))))
-
-    def trajectory(self, number: int, said: list[GeneratedSegment]) -> Trajectory:
-        own = tuple(
-            Segment(
-                author="policy", token_ids=ids(one.token_ids), policy_version=one.policy_version,
-                load_id=f"rollout-0/i/{one.policy_version}", behavior_logprobs=floats(one.logprobs),
-            )
-            for one in said
-            if len(one.token_ids)
-        )  # fmt: skip
-        prompt = Segment(author="prompt", token_ids=ids(PROMPT))
-        return factories.trajectory(
-            group_id=str(self.version), sample=number, segments=(prompt, *own)
-        )
-
-    def scored(self, samples: list[Trajectory]) -> list[ScoredTrajectory]:
-        """As the log-prob worker scores them."""
-        sampled = set[int]().union(*map(versions_of, samples))
-        anchors = plan_anchors(sampled, self.scorer.versions)
-        loads = {version: Load(weight_hash="", load_id="") for version in sampled}
-        window = score_window(samples, anchors, loads, self.scorer)
-        return [
-            ScoredTrajectory(trajectory=one, scores=scores)
-            for one, scores in zip(samples, window, strict=True)
-        ]
+            decoder.step = step
 
 
 PROMPT = np.array([1, 8, 4, 9, 4, 7, 8], np.int32)
 LAYER = "model.layers.{}.self_attn.o_proj.weight"
 
 
-def mean_of(batch: list[ScoredTrajectory]) -> float:
-    return float(np.concatenate([part.distance_N for part in compared(batch)]).mean())
-
-
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
-    asyncio.run(made.engine.close())
+def site(tmp_path: Path) -> Iterator[Builtin]:
+    engine = BuiltinEngine(DEMO_MODEL, slots=NUM_SAMPLES)
+    yield Builtin(
+        engine, scorer_of(DEMO_MODEL), weights_of(load_model(DEMO_MODEL)), tmp_path,
+        [PROMPT] * NUM_SAMPLES, Sampling(max_new_tokens=NUM_TOKENS),
+    )  # fmt: skip
+    asyncio.run(engine.close())
 
 
-def learnt(site: Site) -> Guard:
+async def learnt(site: Site) -> Guard:
     """A guard that has seen a few sound steps, and said nothing."""
     guard = Guard(BY)
     for _ in range(SOUND_STEPS):
-        batch = site.step()
-        assert guard.look(batch) == ""
-        guard.learn({"mismatch_mean": mean_of(batch)})
+        await sound_step(site, guard)
     return guard
 
 
@@ -192,60 +122,50 @@ SABOTAGE: Mapping[str, Spoil] = {
 
 
 @pytest.mark.parametrize("kind", SABOTAGE)
-def test_wrong_weights_are_found_in_the_first_batch_and_named(kind: str, site: Site) -> None:
+async def test_wrong_weights_are_found_in_the_first_batch_and_named(
+    kind: str, site: Builtin
+) -> None:
     """The engine says that it holds the version, with the announced hash."""
-    guard = learnt(site)
+    guard = await learnt(site)
     site.spoil = SABOTAGE[kind]
-    batch = site.step()
-    told = guard.look(batch)
-    load = f"version {site.version}, load rollout-0/i/{site.version}"
-    assert told.startswith(f"rollout-0 (builtin 1) under {load} does not sample with the weights")
-    parts = list(compared(batch))
-    worst = max(parts, key=lambda part: part.distance_N.mean())
-    at = int(worst.distance_N.argmax())
-    token = f"token {worst.ids_N[at]}: {worst.sampler_N[at]:.3f} and {worst.scorer_N[at]:.3f}"
-    assert f"Worst sample {worst.sample}: " in told
-    assert token in told
+    batch = await site.step()
+    assert_named(guard.look(batch), batch, site.engine.name, site.version)
 
 
-def test_a_cache_of_older_weights_is_found(site: Site) -> None:
+async def test_a_cache_of_older_weights_is_found(site: Builtin) -> None:
     """Of a new request, which says that one version sampled it; keys and values of its prompt are
     from before the pull."""
-    guard = learnt(site)
-    samples = []
-    for number, (first, *others) in site.across_a_pull():
-        made = site.trajectory(number, others)
-        prompt = np.concatenate([PROMPT, first.token_ids])
-        samples.append(replace(made, segments=(
-            Segment(author="prompt", token_ids=ids(prompt)), *made.segments[1:],
-        )))  # fmt: skip
+    guard = await learnt(site)
+    samples = [
+        site.trajectory(number, others, np.concatenate([PROMPT, first.token_ids]))
+        for number, (first, *others) in await site.across_a_pull()
+    ]
     assert "does not sample with the weights" in guard.look(site.scored(samples))
 
 
-def test_another_temperature_than_it_says_is_found(site: Site) -> None:
-    guard = learnt(site)
+async def test_another_temperature_than_it_says_is_found(site: Builtin) -> None:
+    guard = await learnt(site)
     site.sampling = replace(site.sampling, temperature=0.8)
-    assert guard.look(site.step())
+    assert guard.look(await site.step())
 
 
-def test_shifted_ids_of_a_single_sample_are_found(site: Site) -> None:
+async def test_shifted_ids_of_a_single_sample_are_found(site: Builtin) -> None:
     """Of 24 samples: the batch's mean alone would not say it in a noisy run."""
-    guard = learnt(site)
-    site.next_version()
-    asyncio.run(site.engine.pull(site.published, site.channel))
-    made = [site.trajectory(n, said) for n, said in asyncio.run(site._sampled())]
+    guard = await learnt(site)
+    await site.pulled()
+    made = [site.trajectory(n, said) for n, said in await site.sampled()]
     prompt, answer = made[5].segments
     shifted = replace(answer, token_ids=ids((answer.token_ids.numpy() + 1) % 128))
     made[5] = replace(made[5], segments=(prompt, shifted))
     assert f"Worst sample {site.version}/5: " in guard.look(site.scored(made))
 
 
-def test_a_run_with_staleness_and_kept_caches_is_sound(site: Site) -> None:
+async def test_a_run_with_staleness_and_kept_caches_is_sound(site: Builtin) -> None:
     """Samples of two versions, each scored under its own; behind the pull a kept cache differs by
     design, and is passed by."""
-    guard = learnt(site)
+    guard = await learnt(site)
     for _ in range(2):
-        pairs = site.across_a_pull()
+        pairs = await site.across_a_pull()
         batch = site.scored([site.trajectory(n, said) for n, said in pairs])
         behind = [
             np.abs(one.scores[-1].proximal_logprobs.numpy() - said.numpy())

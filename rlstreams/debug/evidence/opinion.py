@@ -1,0 +1,238 @@
+"""What another grader says of recorded answers, and where the two differ more than elsewhere.
+
+A grader that is wrong by its code agrees with its own log; only somebody else can gainsay it. The
+other grader may be wrong too, for some answers: so what counts is not that they differ, but that
+they differ more in one place than in all others.
+
+    gain:       2 log of how much likelier k of n answers here and K of N elsewhere are with a
+                share of their own each than with one share (a likelihood-ratio test)
+    stands out: the share here is the larger one, of two answers or more, and
+                gain > SURE + 2 log of the places tried
+    begins:     the step from which on the share differs most from that before, if it stands out
+
+An answer counts once in a group, however often it was sampled: who is wrong of it is wrong each
+time. Two rewards differ if their numbers do. Where that holds for most samples, the graders have
+other scales, and only the order within a group counts: a sample differs if for another one of its
+group the two graders have it the other way round.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeVar
+
+from rlstreams.debug.evidence.findings import Name
+from rlstreams.debug.evidence.rewards import CLOSE
+from rlstreams.debug.rejudge.rejudge import Decode, Grader, rejudge
+from rlstreams.debug.rerun.rebuilt import RerunError
+from rlstreams.schemas.calls import REWARD
+from rlstreams.schemas.events import SampleRef, Trajectory
+from rlstreams.streams.run.run_log import RunLog
+from rlstreams.words.texts import short
+from rlstreams.workers.config.trainer import TrainerSection
+
+T = TypeVar("T", int, str)
+SURE = 6.0  # with what the places add: chance alone is above it in one of 200 looks
+KINDS = ("worker", "judged by", "ended by")
+NOT_THERE = "the log does not hold its answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One trained sample, as both graders have it."""
+
+    name: Name
+    step: int
+    was: float  # its reward
+    said: float  # the other grader's
+    advantage: float  # it was trained with
+    text: str  # its last answer
+    made: Mapping[str, str]  # by kind: who or what made it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A group, a worker, from a step on: of how many answers here they differ, and elsewhere."""
+
+    kind: str
+    name: str
+    num: int
+    of: int
+    num_others: int
+    of_others: int
+
+    @property
+    def gain(self) -> float:
+        """See above; 0 if the share is not larger than elsewhere."""
+        here, there = _likelihood(self.num, self.of), _likelihood(self.num_others, self.of_others)
+        if self.num * self.of_others <= self.num_others * self.of:
+            return 0.0
+        whole = _likelihood(self.num + self.num_others, self.of + self.of_others)
+        return 2 * (here + there - whole)
+
+
+def _likelihood(num: int, of: int) -> float:
+    return sum(k * math.log(k / of) for k in (num, of - num) if k)
+
+
+def _standing_out(places: Sequence[Place]) -> list[Place]:
+    border = SURE + 2 * math.log(max(1, len(places)))
+    found = [place for place in places if place.gain > border and place.num > 1]
+    return sorted(found, key=lambda place: -place.gain)
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """Another grader's, of the samples of some steps."""
+
+    grader: str
+    hash: str
+    judged: Sequence[Judged]
+    unjudged: Counter[str]  # why not, and how many
+
+    @cached_property
+    def has_other_scale(self) -> bool:
+        """Whether only the order within a group can be compared."""
+        apart = sum(abs(one.was - one.said) > CLOSE for one in self.judged)
+        return 2 * apart > len(self.judged)
+
+    @cached_property
+    def differing(self) -> Sequence[Judged]:
+        """Samples of which the graders differ; those that moved the weights most come first."""
+        if self.has_other_scale:
+            found = [one for own in self._groups.values() for one in _turned(own)]
+        else:
+            found = [one for one in self.judged if abs(one.was - one.said) > CLOSE]
+        return sorted(found, key=lambda one: -abs(one.advantage))
+
+    @cached_property
+    def groups(self) -> Sequence[Place]:
+        """Groups that stand out, the surest first."""
+        return _standing_out(self._places("group", lambda one: one.name[0]))
+
+    @cached_property
+    def makers(self) -> Sequence[Place]:
+        """Workers, graders and ends that stand out."""
+        return [
+            place
+            for kind in KINDS
+            for place in _standing_out(self._places(kind, partial(_maker, kind)))
+        ]
+
+    @cached_property
+    def begins(self) -> Place | None:
+        """From which step on they differ more than before; None: that there is one is not sure."""
+        of, num = self._answers(lambda one: one.step)
+        steps = sorted(of)
+        places = [
+            Place(
+                kind="step", name=str(step),
+                num=sum(num[s] for s in steps[at:]), of=sum(of[s] for s in steps[at:]),
+                num_others=sum(num[s] for s in steps[:at]),
+                of_others=sum(of[s] for s in steps[:at]),
+            )
+            for at, step in enumerate(steps)
+            if at
+        ]  # fmt: skip
+        return next(iter(_standing_out(places)), None)
+
+    def of_group(self, group: str) -> list[Judged]:
+        """Those of its samples of which the graders differ."""
+        return [one for one in self.differing if one.name[0] == group]
+
+    @cached_property
+    def _groups(self) -> Mapping[str, list[Judged]]:
+        found: defaultdict[str, list[Judged]] = defaultdict(list)
+        for one in self.judged:
+            found[one.name[0]].append(one)
+        return found
+
+    def _answers(self, place_of: Callable[[Judged], T]) -> tuple[Counter[T], Counter[T]]:
+        """By place: different answers, and those of which the graders differ."""
+
+        def counted(samples: Iterable[Judged]) -> Counter[T]:
+            answers = {(place_of(one), one.name[0], one.text) for one in samples}
+            return Counter(place for place, _, _ in answers)
+
+        return counted(self.judged), counted(self.differing)
+
+    def _places(self, kind: str, name_of: Callable[[Judged], str]) -> list[Place]:
+        of, num = self._answers(name_of)
+        return [
+            Place(
+                kind=kind, name=name, num=num[name], of=of[name],
+                num_others=num.total() - num[name], of_others=of.total() - of[name],
+            )
+            for name in of
+        ]  # fmt: skip
+
+
+def _maker(kind: str, one: Judged) -> str:
+    return one.made[kind]
+
+
+def _turned(group: Sequence[Judged]) -> Iterable[Judged]:
+    """Samples that the two graders have the other way round with another one."""
+    turned: dict[Name, Judged] = {}
+    for one, other in itertools.combinations(group, 2):
+        if (one.was - other.was) * (one.said - other.said) < 0:
+            turned |= {one.name: one, other.name: other}
+    return turned.values()
+
+
+def opinion(
+    log: RunLog,
+    grader: Grader,
+    decode: Decode,
+    by: TrainerSection,
+    steps: range,
+    say: Callable[[str], None] = lambda _: None,
+) -> Opinion:
+    """Have the trained samples of these steps judged by another grader.
+
+    Args:
+        decode: token ids to text, special tokens left out.
+
+    Raises:
+        RerunError: the log holds none of these steps.
+        DeadlineError: a partition did not deliver up to its end.
+    """
+    trained: dict[Name, tuple[int, SampleRef]] = {
+        (ref.group_id, ref.sample): (event.step, ref)
+        for event in log.steps()
+        if event.step in steps
+        for ref in event.samples
+    }
+    if not trained:
+        raise RerunError(f"the log holds no step from {steps.start} to {steps.stop - 1}")
+    groups = frozenset(group for group, _ in trained)
+    made = {
+        (one.event.group_id, one.event.sample): _made(one.event)
+        for one in log.read(Trajectory, groups, skip_unreadable=True)
+    }
+    say(f"{grader.name} judges {len(trained):,} answers")
+    said = {one.sample: one for one in rejudge(log, grader, decode, by, groups).outcomes}
+    judged, unjudged = [], Counter[str]()
+    for name, (step, ref) in trained.items():
+        one = said.get(name)
+        if one is None or name not in made:
+            unjudged[NOT_THERE] += 1
+        elif one.event.kind != REWARD:
+            unjudged[f"no reward: {short(one.event.note)}"] += 1
+        else:
+            judged.append(Judged(
+                name=name, step=step, was=ref.reward, said=one.event.reward,
+                advantage=ref.advantage, text=one.text, made=made[name],
+            ))  # fmt: skip
+    return Opinion(grader.name, grader.hash, judged, unjudged)
+
+
+def _made(event: Trajectory) -> Mapping[str, str]:
+    own = [s for s in event.segments if s.author == "policy"]
+    values = event.worker, event.judged_by[:12], own[-1].finish_reason if own else ""
+    return dict(zip(KINDS, values, strict=True))
