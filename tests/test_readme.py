@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,22 @@ def test_make_run_is_what_the_end_to_end_test_runs() -> None:
         check=True,
     )
     assert re.search(r"rlstreams up infra/examples/demo\.toml .*--steps 12", done.stdout)
+
+
+def test_the_tool_of_the_page_answers_calls_and_leaves_answers_to_the_verifier() -> None:
+    (shown,) = [
+        b
+        for b in blocks(PAGES["infra/docs/several-turns.md"])
+        if "Adder" in b.text and b.language == "python"
+    ]
+    page: dict[str, Any] = {}
+    exec(shown.text, page)
+    step = page["Adder"]("2+3=", "5", {}).step
+    asked = '<tool_call>{"name": "add", "arguments": {"numbers": [2, 3]}}</tool_call>'
+    assert [{"role": "tool", "content": "5"}] == step(asked, asked)
+    (broken,) = step("", "<tool_call>{</tool_call>")
+    assert broken["content"].startswith("error: JSONDecodeError")
+    assert step("5", "5<|im_end|>") is None
 
 
 def test_the_tree_names_what_is_there() -> None:

@@ -19,7 +19,7 @@ class Cause:
 
     reason: str
     num: int
-    newest: str  # detail of the newest letter, on one line
+    newest: str  # detail of the newest dead letter, on one line
 
 
 def causes(letters: Iterable[DeadLetter]) -> list[Cause]:

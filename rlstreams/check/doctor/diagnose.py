@@ -253,7 +253,7 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
             progress(f"warning: {check.found}")
     verifier_check(config)
     if config.broker.bootstrap:
-        from rlstreams.streams.kafka.admin_ask import refuse_silence
+        from rlstreams.streams.kafka.reachable import refuse_silence
 
         refuse_silence(config.broker.bootstrap)
         return

@@ -64,7 +64,7 @@ def table(details: Sequence[SampleDetail], title: str, width: int = WIDE) -> Ren
     drawn = Table(box=None, pad_edge=False, header_style="bright_black", expand=True)
     drawn.title, drawn.title_justify = _said(title, "bold"), "left"
     drawn.add_column("sample", no_wrap=True)
-    drawn.add_column("after", no_wrap=is_wide)
+    drawn.add_column("outcome", no_wrap=is_wide)
     for name in _IN_A_ROW if is_wide else ("reward",):
         drawn.add_column(name, justify="right", no_wrap=True)
     for name, ratio in (("parts", 1), ("prompt", 2), ("answer", 3)):
@@ -76,7 +76,7 @@ def table(details: Sequence[SampleDetail], title: str, width: int = WIDE) -> Ren
 
 
 FIGURES = ("step", "reward", "mismatch", "staleness", "tokens", "versions")
-_IN_A_ROW = FIGURES[1:]  # `after` has the step
+_IN_A_ROW = FIGURES[1:]  # the outcome has the step
 
 
 def _cells(detail: SampleDetail, *, is_wide: bool, has_parts: int) -> list[Text]:

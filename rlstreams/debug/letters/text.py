@@ -22,8 +22,10 @@ _COLUMNS = ("when (UTC)", "worker", "reason", "permanent", "sample", "group", "o
 
 
 def table(view: LettersView, letters: Sequence[Letter], width: int = 0) -> str:
-    """A line for each letter, the totals by reason, and by cause where several have one; cut to
-    `width` characters, 0: as long as they are.
+    """A line for each dead letter, the totals by reason, and by cause where several have one.
+
+    Args:
+        width: characters that a line is cut to; 0: as long as it is.
     """
     rows = [_COLUMNS, *(_row(view, letter) for letter in letters)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS) - 1)]
@@ -38,7 +40,7 @@ def table(view: LettersView, letters: Sequence[Letter], width: int = 0) -> str:
 
 
 def _repeated(letters: Sequence[Letter]) -> list[Cause]:
-    """Causes, if there are fewer of them than letters."""
+    """Causes, if there are fewer of them than dead letters."""
     found = causes(letter.event for letter in letters)
     return found if len(found) < len(letters) else []
 
@@ -65,7 +67,7 @@ def json_line(view: LettersView, letter: Letter) -> str:
 
 
 def whole(view: LettersView, letter: Letter, schemas: SchemaTexts = NO_TEXTS) -> str:
-    """All fields of a letter, and the record that it is about.
+    """All fields of a dead letter, and the record that it is about.
 
     Args:
         schemas: of the log that holds them: a newer release's record has become readable since.

@@ -37,7 +37,7 @@ LETTER_TOPICS: tuple[Topic, ...] = (STEPS, PROMPTS, DEAD_LETTERS)
 class Fate(StrEnum):
     """What became of a group."""
 
-    NOBODY = "no group"  # the letter names no sample of this run
+    NOBODY = "no group"  # the dead letter names no sample of this run
     EVALUATION = "evaluation"  # held-out samples belong to no group that closes
     UNKNOWN = "never issued"
     OPEN = "open"
@@ -98,7 +98,7 @@ class LettersView:
         self.num_unreadable = 0  # records in those topics that are no event
 
     def apply(self, event: Event, position: Position | None = None) -> None:
-        """Take one event; what is about no letter and no group is passed by."""
+        """Take one event; what is about no dead letter and no group is passed by."""
         self._samples.apply(event, position)
         if isinstance(event, DeadLetter):
             self._letter(event)
@@ -169,7 +169,7 @@ def select(
 
 
 def select_by_reason(view: LettersView, reason: str, max_replacements: int) -> list[str]:
-    """Every group that may be asked for and has a letter of that reason."""
+    """Every group that may be asked for and has a dead letter of that reason."""
     named = {
         letter.event.group_id
         for letter in view.letters

@@ -117,7 +117,7 @@ def again_lines(step: RedoneStep, differences: Sequence[Finding]) -> list[str]:
 
 
 def _planned(event: StepCompleted, payloads: Sequence[Payload], config: RunConfig) -> Plan:
-    """What the trainer's planner makes of the step's samples and of the letters about others.
+    """What the trainer's planner makes of the step's samples and of the dead letters about others.
 
     Which groups were complete when it planned is taken from the step: that hung on a clock.
     """

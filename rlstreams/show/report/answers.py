@@ -7,14 +7,14 @@ from typing import Any
 
 from rlstreams.schemas.events import TRAIN
 from rlstreams.show.report.html import clock_time, short
-from rlstreams.streams.samples.life import Sample
+from rlstreams.streams.samples.life import Outcome, Sample
 from rlstreams.words.texts import SampleText, parts_line
 from rlstreams.words.texts import short as cut
 
 LONGEST = 20_000  # characters of one text in a row; its own page has all
 FIGURES = (
     ("tokens", "length"), ("version", "version"), ("staleness", "staleness"),
-    ("mismatch", "mismatch"), ("step", "after"), ("at_ms", "sampled"),
+    ("mismatch", "mismatch"), ("step", "outcome"), ("at_ms", "sampled"),
 )  # fmt: skip
 """Behind prompt, answer and reward: what a row is sorted by, and what its column is called."""
 
@@ -43,6 +43,7 @@ def _answer_row(row: Sample, text: SampleText | None) -> dict[str, Any]:
         "parts": parts_line(text.parts) if text else "",
         "note": text.note if text else "",
         "advantage": short(row.advantage),
+        "step": row.group.step if row.outcome is Outcome.TRAINED else 0,
         "figures": [_figure(row, name) for name, _ in FIGURES],
     }
 

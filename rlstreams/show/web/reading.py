@@ -135,7 +135,7 @@ class RunReader:
                 if not left[0]:
                     self.fold, self.problem = fold, ""
                 self._tell(self.fold)
-                # Of the larger ones the first that is behind; at the end all of them in turn.
+                # Of the larger topics the first with records left; at the end one after the other.
                 due = next((n for n, num in enumerate(left) if num), len(feeds))
                 waits_s = [POLL_S if n == due or not sum(left) else 0.0 for n in range(len(feeds))]
                 polled = zip(feeds[: due + 1], waits_s, strict=False)

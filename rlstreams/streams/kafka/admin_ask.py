@@ -6,7 +6,6 @@ client may send it a request that any node could answer, and is refused. Uses ka
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -16,19 +15,15 @@ from typing import TypeVar
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError
 
+from rlstreams.streams.kafka.reachable import CONNECT_S, NOT_KAFKA, refuse_silence
 from rlstreams.streams.log.errors import BrokerError
 
 T = TypeVar("T")
 
-CONNECT_S = 10.0
 REQUEST_MS = 30_000
 RETRY_S = 20.0  # longer than a dead node stays in the metadata
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 _PAUSE_S = 0.3
-NOT_KAFKA = (
-    "something listens there and does not speak Kafka as we do: check the port, and "
-    "broker.options for one that wants TLS or a password"
-)
 _UNREACHABLE = (KafkaConnectionError, NodeNotReadyError)
 # librdkafka's property, as `broker.options` has it: kafka-python's argument, and how its value is
 # read (librdkafka's CONFIGURATION.md; keyword arguments of `KafkaAdminClient`).
@@ -91,30 +86,6 @@ def asked(
             if "bootstrap" in str(error):  # it takes connections: `refuse_silence` has seen that
                 raise BrokerError(f"broker {bootstrap}: {NOT_KAFKA}") from error
             raise BrokerError(f"broker {bootstrap}: {error}") from error
-
-
-def refuse_silence(bootstrap: str) -> None:
-    """One of the addresses takes a connection.
-
-    Asked before the client, which tries a dead address for all of its timeout and then leaves its
-    socket open.
-
-    Raises:
-        BrokerError: none does.
-    """
-    problems = []
-    for address in map(str.strip, bootstrap.split(",")):
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-        except (OSError, ValueError) as error:
-            problems.append(f"{address}: {error}")
-        else:
-            return
-    raise BrokerError(
-        f"no broker answers at {'; '.join(problems)}; start it, or correct broker.bootstrap "
-        "(empty: an embedded one)"
-    )
 
 
 def admin_settings(options: Mapping[str, str]) -> dict[str, object]:

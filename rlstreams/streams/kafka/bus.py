@@ -36,12 +36,14 @@ from rlstreams.streams.kafka.errors import (
 )
 from rlstreams.streams.kafka.feed import ASK_S, Feed
 from rlstreams.streams.kafka.producer import KafkaProducer
+from rlstreams.streams.kafka.reachable import NOT_KAFKA, refuse_silence
 from rlstreams.streams.kafka.reader import KafkaReader
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.catalogue import Catalogue
 from rlstreams.streams.log.errors import BrokerError, FencedError, TopicMismatchError
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 from rlstreams.streams.log.rights import READERS
+from rlstreams.streams.log.topics import TOPICS
 
 T = TypeVar("T")
 
@@ -274,19 +276,41 @@ class KafkaBus(Closing):
         """By partition; without numbers of all of them."""
         name = self._name(topic)
         tps = [TopicPartition(name, n) for n in numbers or range(self.partitions(topic))]
+        found = self._listed(tps, spec, isolation, f"the offsets of {name}", missing=name)
+        return {Partition(topic, tp.partition): offset for tp, offset in found.items()}
 
-        def ask() -> Mapping[Partition, int]:
+    def held(self) -> Sequence[Any]:
+        """The client's partitions of this run in which a transaction is open: what is committed
+        ends before what is written."""
+        ask = lambda: self._admin.list_topics(timeout=LOOK_UP_S).topics  # noqa: E731
+        there, names = self._ask(ask, "listing the topics"), {self._name(t.name) for t in TOPICS}
+        tps = [
+            TopicPartition(name, n) for name in names & there.keys() for n in there[name].partitions
+        ]
+        if not tps:
+            return ()
+        latest, doing = OffsetSpec.latest(), f"the ends of {self._run}"
+        ends = self._listed(tps, latest, IsolationLevel.READ_UNCOMMITTED, doing)
+        stable = self._listed(tps, latest, IsolationLevel.READ_COMMITTED, doing)
+        return [tp for tp in tps if stable[tp] < ends[tp]]
+
+    def _listed(
+        self,
+        tps: Sequence[Any],
+        spec: Any,  # noqa: ANN401
+        isolation: IsolationLevel,
+        what: str,
+        *,
+        missing: str = "",
+    ) -> Mapping[Any, int]:
+        def ask() -> Mapping[Any, int]:
+            wanted = dict.fromkeys(tps, spec)
             futures = self._admin.list_offsets(
-                dict.fromkeys(tps, spec),
-                isolation_level=isolation,
-                request_timeout=ASK_S,
+                wanted, isolation_level=isolation, request_timeout=ASK_S
             )
-            return {
-                Partition(topic, tp.partition): future.result(ASK_S + 1).offset
-                for tp, future in futures.items()
-            }
+            return {tp: future.result(ASK_S + 1).offset for tp, future in futures.items()}
 
-        return self._ask(ask, f"listing the offsets of {name}", missing=name)
+        return self._ask(ask, f"listing {what}", missing=missing)
 
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
         """See `Bus`."""
@@ -320,8 +344,6 @@ class KafkaBus(Closing):
         except BrokerError as err:
             if not is_silence(err):
                 raise
-            from rlstreams.streams.kafka.admin_ask import NOT_KAFKA, refuse_silence
-
             refuse_silence(self._bootstrap)
             raise BrokerError(f"{err}; {NOT_KAFKA}") from err
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from kafka import TopicPartition
-from kafka.admin import KafkaAdminClient, OffsetSpec
+from rlstreams.streams.kafka.bus import KafkaBus
 
-from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, asked
-from rlstreams.streams.log.topics import TOPICS
+if TYPE_CHECKING:
+    from kafka import TopicPartition
+    from kafka.admin import KafkaAdminClient
 
 WATCH_S = 2.0  # a commit takes well under a second
-_READ_COMMITTED = 1  # `isolation_level` of a ListOffsets request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -43,7 +44,7 @@ class OpenTransaction:
 def open_transactions(
     bootstrap: str,
     run: str,
-    options: Mapping[str, str] = NO_OPTIONS,
+    options: Mapping[str, str] = MappingProxyType({}),
     *,
     older_than_s: float | None = None,
     watch_s: float = WATCH_S,
@@ -57,34 +58,29 @@ def open_transactions(
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    return asked(
-        bootstrap,
-        options,
-        lambda admin: open_in(admin, run, older_than_s=older_than_s, watch_s=watch_s),
-    )
+    with KafkaBus(bootstrap, run, options=options) as bus:
+        held = bus.held()
+    if not held:
+        return ()
+    from kafka import TopicPartition  # 0.2 s, for what the other client cannot ask
+
+    from rlstreams.streams.kafka.admin_ask import asked
+
+    partitions = [TopicPartition(tp.topic, tp.partition) for tp in held]
+    ask = partial(open_in, held=partitions, older_than_s=older_than_s, watch_s=watch_s)
+    return asked(bootstrap, options, ask)
 
 
 def open_in(
     admin: KafkaAdminClient,
-    run: str,
+    held: Sequence[TopicPartition],
     *,
     older_than_s: float | None = None,
     watch_s: float = WATCH_S,
 ) -> tuple[OpenTransaction, ...]:
-    """See `open_transactions`; looks where the last stable offset lies below the end."""
-    every = [
-        TopicPartition(topic["name"], part["partition_index"])
-        for topic in admin.describe_topics([f"{run}.{topic.name}" for topic in TOPICS])
-        for part in topic["partitions"]
-    ]
-    if not every:
-        return ()
-    wanted = dict.fromkeys(every, OffsetSpec.LATEST)
-    ends = admin.list_partition_offsets(wanted)
-    stable = admin.list_partition_offsets(wanted, isolation_level=_READ_COMMITTED)
-    held = [p for p in every if stable[p].offset < ends[p].offset]
+    """See `open_transactions`; of partitions that hold more than is committed."""
     latest_ms = float("inf") if older_than_s is None else (time.time() - older_than_s) * 1000
-    before = {one for one in _look(admin, held) if one.written_at_ms < latest_ms} if held else ()
+    before = {one for one in _look(admin, held) if one.written_at_ms < latest_ms}
     if not before:
         return ()
     time.sleep(watch_s)

@@ -93,7 +93,7 @@ class RunPlace:
             BrokerError: the broker cannot be reached or started.
         """
         if self.bootstrap:
-            from rlstreams.streams.kafka.admin_ask import refuse_silence
+            from rlstreams.streams.kafka.reachable import refuse_silence
 
             refuse_silence(self.bootstrap)  # at once, where the client would try for long
             yield self.bootstrap

@@ -78,8 +78,8 @@ class Samples:
             ReplacementRequested: self._asked,
         }
         self._on_end: list[Callable[[Ending], None]] = []
-        # Records that letters are about which name no sample, by topic and place; and those of them
-        # that no sample was looked for yet.
+        # Dead letters that name no sample, by topic and place of the record that they are about;
+        # and those places of which no sample was looked for yet.
         self._nameless: dict[tuple[str, int], DeadLetter] = {}
         self._unmatched: set[tuple[str, int]] = set()
         # By id: training groups, and where only open samples are kept evaluations with such ones.
@@ -267,7 +267,7 @@ class Samples:
         return True
 
     def _place(self, group: Group, number: int, position: Position | None) -> int:
-        """Where a first record lies; a letter may have been about it that names no sample."""
+        """Where a first record lies; a dead letter may have been about it that names no sample."""
         if position is None:
             return NO_PLACE
         place = place_of(position.partition, position.offset)
@@ -276,7 +276,7 @@ class Samples:
         return place
 
     def _settle(self) -> None:
-        """Look for the samples of letters that name none, among all that are kept; once."""
+        """Look for the samples of dead letters that name none, among all that are kept; once."""
         if not self._unmatched:
             return
         for group in list(self._kept()):

@@ -36,7 +36,7 @@ class Ending(NamedTuple):
     """Training samples that ended: each is told of once, by the first event that ends it."""
 
     outcome: Outcome
-    reason: str  # as the letter, the step or the drop says; empty: trained
+    reason: str  # as the dead letter, the step or the drop says; empty: trained
     num: int
     at_ms: int
 

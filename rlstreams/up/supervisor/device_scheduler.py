@@ -1,4 +1,4 @@
-"""Scheduler of shared devices: grants and recalls turns; a turn whose holder ended is lost.
+"""Scheduler of shared devices: grants and recalls leases; a lease whose holder ended is lost.
 
 Its state is the log: it writes one event, and decides again once it has read it back. A holder that
 does not answer within `devices.change_s` is killed, and named. A lease is free only when its
@@ -30,8 +30,8 @@ from rlstreams.workers.loop.control import PAUSED
 from rlstreams.workers.loop.lease import lock_file
 
 IDLE_S = 2.0  # a holder that says so long that it waits has nothing to do
-AGAIN_S = 10.0  # before a role that had nothing to do is granted a turn for the same samples
-SERVER_S = 30.0  # for a model server to sleep or to end, once the turn is over
+AGAIN_S = 10.0  # before a role that had nothing to do is granted a lease for the same samples
+SERVER_S = 30.0  # for a model server to sleep or to end, once the lease is over
 READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again from the log
 
 
@@ -44,7 +44,7 @@ class DeviceScheduler(Closing):
         self._watcher = watcher
         self._bus = bus
         self._producer: Producer | None = None
-        self._written: dict[str, tuple[int, str, float]] = {}  # by device: turn, state, when
+        self._written: dict[str, tuple[int, str, float]] = {}  # by device: lease, state, when
         self._idle: dict[str, tuple[int, int, float]] = {}  # by role: samples, version, when
         self._killed: set[str] = set()  # instances
         self._since_s: dict[str, float] = {}  # that it is waited for, by process id

@@ -155,11 +155,18 @@ def _folder(config: RunConfig) -> Iterator[tuple[Path, Callable[[], bool]]]:
     """The run's folder, which nobody else uses in the block, and no other user can read; and what
     says whether it is still there.
 
-    Raises FolderGoneError: what went wrong in the block did so because it is not.
+    Raises:
+        ConfigError: it cannot be made, or another process uses it.
+        FolderGoneError: what went wrong in the block did so because it is not there any more.
     """
     os.umask(0o077)  # roles inherit it: logs, checkpoints and weights are their owner's
     folder = Path(config.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise ConfigError(
+            f"run.dir: {folder} cannot be made ({err.strerror}): name a folder that you may write"
+        ) from err
     with locked_run(folder) as is_there:
         refuse_other_run(config)
         with output_to(folder / LOGS / "up.log"):

@@ -150,7 +150,7 @@ class Watcher:
 
     @property
     def ledger(self) -> Ledger:
-        """Steps and claims: asked in each turn, in which no snapshot needs to be made."""
+        """Steps and claims: asked in each iteration, for which no snapshot needs to be made."""
         return self._views.ledger
 
     @property

@@ -39,7 +39,6 @@ from rlstreams.workers.weights import server_plugin
 
 LOGS = "logs"
 SERVERS = "servers"  # folder of the transfer plugin, and of versions for servers without it
-SERVER_ROLE = "server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

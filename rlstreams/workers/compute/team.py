@@ -302,7 +302,7 @@ class Team:
     def _looks(
         self, future: Future[Any], answers: dict[int, Answer], limit_s: float, undone: str
     ) -> Iterator[None]:
-        """Until rank 0's part is done and each follower has answered; a turn at each news.
+        """Until rank 0's part is done and each follower has answered; it yields at each message.
 
         Raises:
             FollowerError: one is gone or silent, or `undone` within `limit_s`.

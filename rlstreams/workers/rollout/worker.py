@@ -17,7 +17,7 @@ from rlstreams.workers.engines.thread import EngineThread
 from rlstreams.workers.loop.agreement import judged_by
 from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.dead_letters import set_aside
+from rlstreams.workers.loop.dead_letters import Reason, set_aside
 from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Handover
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import Finished, StageLoop
@@ -33,12 +33,12 @@ START_S = 10.0
 CLOSE_S = 40.0  # a server that is ours is given time to end
 _APART = 4  # times the engine's capacity: samples that only wait for others
 # Why a sample is set aside; any other error ends the worker.
-REASONS: Mapping[type[BaseException], str] = {
-    PromptTooLongError: "prompt_too_long",
-    EngineError: "engine",
-    RewardError: "reward",
-    UserCodeError: "environment",
-    TimeoutError: "deadline",
+REASONS: Mapping[type[BaseException], Reason] = {
+    PromptTooLongError: Reason.PROMPT_TOO_LONG,
+    EngineError: Reason.ENGINE,
+    RewardError: Reason.REWARD,
+    UserCodeError: Reason.ENVIRONMENT,
+    TimeoutError: Reason.DEADLINE,
 }
 
 
@@ -150,7 +150,7 @@ class RolloutStage:
 
     def _fail(self, key: Hashable, error: BaseException) -> Finished:
         reason = next((name for kind, name in REASONS.items() if isinstance(error, kind)), None)
-        if reason == "engine" and not self._engine.is_ready:
+        if reason is Reason.ENGINE and not self._engine.is_ready:
             reason = None
         refuses = self._context.config.run.on_changed_code == "refuse"
         if isinstance(error, EditedCodeError) and refuses:

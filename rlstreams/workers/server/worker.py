@@ -120,7 +120,7 @@ class Turn:
         self.is_ours = not is_shared
         self.number = 0  # of the last turn of a rollout worker
         self.instance = ""  # of that worker
-        self.is_released = False  # that turn is over, and the worker said so
+        self.is_released = False  # that lease is over, and the worker said so
         self.over_s = 0.0  # since when it is over; monotonic
 
     def follow(self, lease: Lease) -> None:
@@ -178,8 +178,8 @@ class ServerWorker:
         self._turn = Turn(is_shared=is_shared)
         self._began_s = time.monotonic()
         self._ready_s: float | None = None
-        self._used_by = ""  # the worker's process in whose turn it was started
-        self._slept_in = -1  # the turn at whose end it gave its memory up
+        self._used_by = ""  # the worker's process in whose lease it was started
+        self._slept_in = -1  # the lease at whose end it gave its memory up
         self._is_draining = self.is_paused = self.done = False
         self._drain_until_s = 0.0
         self._drain_s = context.config.deadlines.drain_s
@@ -190,7 +190,7 @@ class ServerWorker:
         return not self._users.is_used()
 
     def follow(self, lease: Lease) -> None:
-        """Whose turn it is on the device that the server shares."""
+        """The holder of the lease on the device that the server shares."""
         self._turn.follow(lease)
 
     def turn(self) -> None:

@@ -107,7 +107,7 @@ class LedgerWriter:
         self._reporter.state(_REPORTED.get(self.state, self.state), detail)
 
     def while_reading(self, num_records: int) -> None:
-        """Called in a turn that may read for long: alive, and not stuck as long as records come."""
+        """Called while reading takes long: alive, and not stuck as long as records come."""
         if num_records:
             self._reporter.count(fetched_records=num_records)
             self._beat()
@@ -215,7 +215,7 @@ class LedgerWriter:
         closed: ClosedGroups,
         letters: Sequence[DeadLetter],
     ) -> None:
-        """These groups are closed without a step; `letters` say what was wrong with their bytes."""
+        """These groups are closed without a step; dead letters say why their bytes were unfit."""
         records = [outgoing(DEAD_LETTERS, letter) for letter in letters]
         if groups:
             event = GroupsDropped(

@@ -92,7 +92,7 @@ class Samples:
         return self._admission.closed_after(plan.group_ids), positions
 
     def close_groups(self, group_ids: Sequence[str]) -> None:
-        """They are closed in the ledger; a sample may have come of which a plan knew a letter."""
+        """They are closed in the ledger; a plan may have known one of their samples as dead."""
         self._payloads.release(self._admission.positions_of(group_ids))
         self._admission.close(group_ids)
 

@@ -32,7 +32,7 @@ from rlstreams.workers.trainer.turns import TrainerTurns
 from rlstreams.workers.weights.channel import WeightServer
 from rlstreams.workers.weights.store.writer import StoreWriter
 
-POLL_S = 0.005  # of a turn; it returns early when records are there
+POLL_S = 0.005  # of an iteration; it returns early when records are there
 PAUSE_S = 30.0  # for our own word to come back by the log
 GO_ON = (
     "The run is paused. A worker that is killed pulls its weights anew; `rlstreams inspect` shows "
@@ -98,7 +98,7 @@ class TrainerWorker:
             )
 
     def _live(self) -> Coroutine[None]:
-        """The training loop. Each `yield` waits for a computation, while turns go on."""
+        """The training loop. Each `yield` waits for a computation, while iterations go on."""
         yield from self._redo()
         yield from self._publisher.publish(self._compute, self._step, self._version)
         idle_s = 0.0  # monotonic: since when there is nothing to do

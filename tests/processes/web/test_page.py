@@ -125,6 +125,17 @@ def test_a_row_has_prompt_answer_and_the_parts_of_its_reward(client: httpx.Clien
     assert page.index("samples/60/0") < page.index("samples/e0-0/0")
 
 
+def test_a_trained_sample_leads_to_its_step(client: httpx.Client) -> None:
+    """From a row of any list, and from its own page."""
+    row = client.get("/r/run/samples").text.partition('samples/3/1"')[2].partition("</tr>")[0]
+    address, _, rest = row.partition('data-name="outcome"><a href="')[2].partition('">')
+    assert rest.startswith("step ")
+    step = client.get(address).text
+    assert 'samples/3/1"' in step
+    number = address.rpartition("/")[2]
+    assert f'<a href="/r/run/steps/{number}">' in client.get("/r/run/samples/3/1").text
+
+
 def test_siblings_stand_side_by_side(client: httpx.Client) -> None:
     """Each answer of the group with its reward, under one prompt."""
     page = client.get("/r/run/samples/3").text

@@ -100,7 +100,7 @@ def test_a_list_says_what_became_of_a_sample_and_where_or_why() -> None:
         console = Console(file=io.StringIO(), width=width, color_system=None)
         console.print(table(details, "all", width))
         drawn = console.file.getvalue()  # type: ignore[attr-defined]
-        assert all(word in drawn for word in ("after", "step 2", "dropped:", "dead-lettered:"))
+        assert all(word in drawn for word in ("outcome", "step 2", "dropped:", "dead-lettered:"))
 
 
 def test_topics_may_come_in_any_order() -> None:

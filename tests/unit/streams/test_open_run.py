@@ -36,6 +36,17 @@ def test_importing_the_package_costs_nothing() -> None:
         rlstreams.open  # noqa: B018
 
 
+def test_looking_at_a_healthy_run_needs_neither_torch_nor_the_second_kafka_client() -> None:
+    """Which cost a second before the first record is read."""
+    text = (
+        "import sys; import rlstreams.streams.run.open_run, rlstreams.streams.audit.auditor, "
+        "rlstreams.streams.kafka.open_transactions, rlstreams.workers.bootstrap.parts, "
+        "rlstreams.words.sample_detail, rlstreams.show.metrics.rows; "
+        "assert not {'kafka', 'torch', 'transformers', 'datasets'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", text], check=True)
+
+
 def test_a_recording_is_opened_by_its_folder(tmp_path: Path) -> None:
     folder = told_run.recorded(tmp_path / "r", told_run.memory_bus())
     with open_run(folder) as log:

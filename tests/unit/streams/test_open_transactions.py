@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from kafka import TopicPartition
@@ -44,18 +43,12 @@ class Admin:
         assert [P] == partitions
         return {P: Partition(self.looks.pop(0))}
 
-    def describe_topics(self, names: list[str]) -> Any:
-        return [{"name": P.topic, "partitions": [{"partition_index": P.partition}]}]
-
-    def list_partition_offsets(self, wanted: Any, isolation_level: int = 0) -> Any:
-        return {P: SimpleNamespace(offset=5 if isolation_level else 9)}
-
     def list_transactions(self) -> Any:
         return {}
 
 
 def found(admin: Any, older_than_s: float | None = 35.0) -> list[int]:
-    return [one.producer_id for one in open_in(admin, "run", older_than_s=older_than_s, watch_s=0)]
+    return [one.producer_id for one in open_in(admin, [P], older_than_s=older_than_s, watch_s=0)]
 
 
 def test_commits_of_a_host_whose_clock_is_behind_do_not_hang() -> None:

@@ -23,6 +23,21 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_a_folder_that_cannot_be_made_is_named_with_its_field(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    config = RunConfig(run=RunSection(id="one", dir=str(file / "run")))
+    before = os.umask(0o022)
+    try:
+        with (
+            pytest.raises(ConfigError, match=rf"^run\.dir: {file}/run cannot be made \("),
+            up._folder(config),
+        ):
+            pytest.fail("made")
+    finally:
+        os.umask(before)
+
+
 def test_what_a_run_writes_is_its_owners_alone(tmp_path: Path) -> None:
     """Logs, checkpoints and weights: roles inherit the mask under which `up` holds the folder."""
     before = os.umask(0o022)

@@ -82,7 +82,7 @@ class DeadSample:
     reason: str
     permanent: bool
     position: Position
-    origin: Position  # of the record that the letter is about
+    origin: Position  # of the record that the dead letter is about
 
     @classmethod
     def of(cls, letter: DeadLetter, position: Position) -> DeadSample:
@@ -102,7 +102,7 @@ class DeadSample:
 
 
 def origin_of(letter: DeadLetter) -> Position:
-    """Where the record lies that the letter is about."""
+    """Where the record lies that the dead letter is about."""
     return Position(letter.origin_topic, letter.origin_partition, letter.origin_offset)
 
 
@@ -163,7 +163,7 @@ class Group:
         )
 
     def _meet(self, seen: SeenSample | DeadSample) -> None:
-        """A letter of a record that could not be read has no row; any other record has."""
+        """A dead letter of a record that could not be read has no row; any other record has."""
         if self.origin.row < 0:
             self.origin = seen
 

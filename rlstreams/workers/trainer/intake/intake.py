@@ -74,7 +74,7 @@ class Intake:
         has_letters = any(offsets[p] < end for p, end in self._history.items())
         self._later = {p: at for p, at in offsets.items() if has_letters and p.topic == SCORED.name}
         self._old_ends = {**bus.ends(SCORED.name), **self._history}  # of what lay there at start
-        # By origin, where its letter lies; None: it is due, or was not read back yet.
+        # By origin, where its dead letter lies; None: it is due, or was not read back yet.
         self._buried: dict[Position, Position | None] = {}
         self._bus = bus
         self._ends: Mapping[Partition, int] = {}  # of scored-trajectories, when they were asked for
@@ -102,7 +102,7 @@ class Intake:
         return sum(raw.position.offset < self._old_ends.get(raw.partition, 0) for raw in raws)
 
     def set_aside(self, payload: Payload, reason: Reason, detail: str) -> None:
-        """A sample that passed every check, and that no step can take: its letter is due.
+        """A sample that passed every check, and that no step can take: its dead letter is due.
 
         Not permanent: another answer to the same row may do.
         """
@@ -205,12 +205,12 @@ class Intake:
             self._reporter.count(foreign_records=1)
 
     def _note(self, origin: Position, letter: Position) -> None:
-        """A letter about `origin` was read; of several the first one counts."""
+        """A dead letter about `origin` was read; of several the first one counts."""
         if self._buried.get(origin) is None and self._is_there(origin):
             self._buried[origin] = letter
 
     def _is_there(self, origin: Position) -> bool:
-        """Whether there is such a record: a stranger's letter may name any.
+        """Whether there is such a record: a stranger's dead letter may name any.
 
         What the letters of a poll are about was written before them, so one question will do.
         """

@@ -132,7 +132,7 @@ def check_routing(
 
 
 def is_ours(letter: DeadLetter) -> bool:
-    """Whether a letter names a training sample as this run numbers them."""
+    """Whether a dead letter names a training sample as this run numbers them."""
     return letter.purpose == TRAIN and is_group_number(letter.group_id)
 
 
