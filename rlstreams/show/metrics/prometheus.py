@@ -80,6 +80,7 @@ def families(state: ViewState) -> Iterator[Family]:
     yield from _steps(state)
     yield from _samples(state)
     yield from _workers(state)
+    yield from _servers(state)
     yield from _agents(state)
     yield from _cost(state)
     pulls = state.pulls
@@ -180,6 +181,20 @@ def _workers(state: ViewState) -> Iterator[Family]:
     yield each("counter", about, counts, "counter", is_total=True)
     seconds = {(w.worker, w.role, at): s for w in workers for at, s in w.seconds.items()}
     yield each("state_seconds", "Time by state", seconds, "state", is_total=True)
+
+
+def _servers(state: ViewState) -> Iterator[Family]:
+    loads = {(w.worker, one.server): one for w in state.throughput.workers for one in w.loads}
+    labels = ("worker", "server")
+    in_flight: Values = {key: one.in_flight for key, one in loads.items()}
+    yield Family("server_in_flight", "Requests that a model server has of it", in_flight, labels)
+    limits: Values = {key: one.limit for key, one in loads.items()}
+    yield Family("server_limit", "Most that it is given at once", limits, labels)
+    why: Values = {(*key, one.why): 1.0 for key, one in loads.items()}
+    yield Family("server_limit_reason", "1 for what moved the limit last", why, (*labels, "why"))
+    lost: Values = {key: one.num_preemptions for key, one in loads.items()}
+    about = "Requests whose cache it threw away, to compute it again"
+    yield Family("server_preemptions", about, lost, labels, is_total=True)
 
 
 def _agents(state: ViewState) -> Iterator[Family]:
