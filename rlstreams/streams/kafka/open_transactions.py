@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka import TopicPartition
-from kafka.admin import KafkaAdminClient, OffsetSpec
+from kafka.admin import KafkaAdminClient, OffsetSpec, TransactionState
 
 from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, asked
 from rlstreams.streams.log.topics import TOPICS
@@ -62,6 +62,32 @@ def open_transactions(
         options,
         lambda admin: open_in(admin, run, older_than_s=older_than_s, watch_s=watch_s),
     )
+
+
+def standing(
+    bootstrap: str,
+    prefix: str,
+    options: Mapping[str, str] = NO_OPTIONS,
+    *,
+    older_than_s: float,
+) -> tuple[str, ...]:
+    """Transactional ids of this prefix whose transaction was begun longer ago and has not ended, by
+    the clock of the broker that coordinates it. Asked with the rights to these ids alone.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+    """
+    listed = asked(
+        bootstrap,
+        options,
+        lambda admin: admin.list_transactions(
+            # The client would send an enumeration's name in full, which no state is called.
+            state_filters=[TransactionState.ONGOING.value],
+            duration_filter_ms=1000 * older_than_s,
+        ),
+    )
+    ids = {one.transactional_id for some in listed.values() for one in some}
+    return tuple(sorted(name for name in ids if name.startswith(prefix)))
 
 
 def open_in(
