@@ -41,7 +41,7 @@ broker=${JOIN:-}
 if [ -z "$broker" ]; then
     address=${ADDRESS:-$(getent ahostsv4 "${nodes[0]}" | awk '{ print $1; exit }')}
     broker=$address:${PORT:-19092}
-    begin "${nodes[0]}" rlstreams up "$@" --resume --no-live --run.id="$run" --run.dir="$dir" \
+    begin "${nodes[0]}" rlstreams up "$@" --resume --no-live --run.id="$run" --run.dir="$dir/$run" \
         --broker.host="$address" --broker.port="${broker##*:}" --weights.host="$address"
     nodes=("${nodes[@]:1}")
     until [ -s "$password" ] || [ -n "$asked" ] || ! kill -0 "${steps[0]}" 2>/dev/null; do sleep 1; done

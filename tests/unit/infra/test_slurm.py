@@ -107,7 +107,7 @@ def test_a_second_job_joins_with_its_servers(
     assert all("--model.path=/srv/m" in words for words in calls(slurm))
     for node in NODES:
         of_node = [line.split(" ", 1)[1] for line in slurm.noted("steps") if line.startswith(node)]
-        servers = [line for line in of_node if "keep.sh server" in line]
+        servers = sorted(line for line in of_node if "keep.sh server" in line)
         assert [f"--engine.port={8000 + n}" in line for n, line in enumerate(servers)] == [True] * 2
         (worker,) = [line for line in of_node if "keep.sh rollout" in line]
         assert worker.endswith('--engine.urls=["http://127.0.0.1:8000","http://127.0.0.1:8001"]')
