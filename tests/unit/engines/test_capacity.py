@@ -180,6 +180,17 @@ def test_one_congestion_is_cut_once() -> None:
     assert capacity.limit < int(64 * KEPT)
 
 
+def test_what_waits_in_a_server_is_taken_back() -> None:
+    """Where seats were lost, or taken by somebody else: at the second look, for one is a burst."""
+    capacity = Capacity(64, adapts=True)
+    for _ in range(100):
+        capacity.answered(64, 0)
+    capacity.look(gauges(waiting=24, running=40), 64)
+    assert capacity.limit == 64
+    capacity.look(gauges(waiting=24, running=40), 64)
+    assert (capacity.limit, capacity.why) == (42, "requests waited in it")
+
+
 def test_preemptions_of_a_pull_are_no_congestion() -> None:
     capacity = Capacity(64, adapts=True)
     capacity.look(gauges(preempted=0), 32)
