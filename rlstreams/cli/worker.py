@@ -173,6 +173,7 @@ def _is_joining(args: Namespace) -> bool:
 
 def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None = None) -> None:
     from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker, make_role, open_bus
+    from rlstreams.workers.bootstrap.peers import peers_settled
     from rlstreams.workers.bootstrap.seats import take_seat
     from rlstreams.workers.loop import lease, runtime
     from rlstreams.workers.loop.agreement import check_alone, check_ordinal
@@ -219,10 +220,10 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
             context = replace(context, ordinal=ordinal)
             context.log.info("joined", run=config.run.id, epoch=joined.claim.epoch)
         pausable = make_role(context)
-        role: runtime.Role = pausable
-        if is_compared:
-            role = (StandaloneRole if is_alone else ComparedRole)(role, context)
-        runtime.run(ControlledRole(role, pausable, control, turns), stop, watchdog)
+        compared = StandaloneRole if is_alone else ComparedRole
+        role: runtime.Role = compared(pausable, context) if is_compared else pausable
+        with peers_settled(context) if args.role in JOINABLE else nullcontext():
+            runtime.run(ControlledRole(role, pausable, control, turns), stop, watchdog)
 
 
 def _shared_device(context: Context) -> Device | None:

@@ -17,6 +17,7 @@ from rlstreams.schemas.operations import (
     DeadLetter,
     DeviceLease,
     ReplacementRequested,
+    ServerLoad,
     WorkerReport,
 )
 from rlstreams.schemas.policy import (
@@ -120,6 +121,7 @@ __all__ = [
     "ScoredTrajectory",
     "Segment",
     "SegmentScore",
+    "ServerLoad",
     "SessionClosed",
     "SessionOpened",
     "StepCompleted",

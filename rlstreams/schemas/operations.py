@@ -42,6 +42,17 @@ class ReplacementRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """How busy a worker keeps one model server."""
+
+    server: str  # its address
+    in_flight: int  # requests that it was given and has not answered
+    limit: int  # most that it is given at once
+    why: str  # what moved the limit last
+    num_preemptions: int  # seen by this worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """State and counters of one worker; counters only grow while `instance` stays the same."""
 
@@ -56,6 +67,7 @@ class WorkerReport:
     at_ms: int = 0  # on the clock of its host
     host: str = ""  # name of the machine or container; empty: written before it was told
     servers: dict[str, str] = field(default_factory=dict)  # state of each model server, by address
+    loads: tuple[ServerLoad, ...] = ()  # of those that it uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

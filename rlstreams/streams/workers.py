@@ -23,6 +23,7 @@ from rlstreams.schemas.events import (
     PolicyLoaded,
     PullRequested,
     ScoredTrajectory,
+    ServerLoad,
     Trajectory,
     WorkerReport,
 )
@@ -74,6 +75,7 @@ class Life:
     policy_version: int
     counters: Mapping[str, float]
     heard_ms: int = 0  # its last report
+    loads: tuple[ServerLoad, ...] = ()  # of the model servers that it uses
     has_started: bool = False  # it reported that it does more than to start
 
     @property
@@ -358,6 +360,7 @@ class Workers:
         life.at_ms, life.state, life.detail = event.at_ms, event.state, event.detail
         life.heard_ms = heard_ms
         life.policy_version, life.counters = event.policy_version, event.counters
+        life.loads = event.loads
         life.has_started |= event.state not in STARTING
         if life.role != "trainer" and any(
             count for name, count in event.counters.items() if name not in _NO_WORK

@@ -65,7 +65,7 @@ class TimedEngine(EndsTurns):
 
     def __init__(self, slots: int = SLOTS) -> None:
         super().__init__()
-        self.capacity = slots
+        self.capacity = self.max_capacity = slots
         self.took_s: dict[str, float] = {}
 
     async def generate(self, request: Any) -> Any:

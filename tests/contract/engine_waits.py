@@ -17,7 +17,7 @@ def num_running(engine: Engine) -> int:
     if isinstance(engine, LocalEngine):
         return len(engine._decoder.running)
     assert isinstance(engine, ServedEngine)
-    return sum(server.in_flight for server in engine._servers)
+    return sum(len(server.requests) for server in engine._servers)
 
 
 def num_waiting(engine: Engine) -> int:

@@ -196,7 +196,7 @@ async def test_servers_are_dealt_to_workers_like_cards(tmp_path: Path, is_named:
         engine = served.make_served_engine(context)
         await engine.close()
         assert urls[ordinal::2] == list(engine.servers)
-        assert engine.capacity == context.config.engine.max_running * len(engine.servers)
+        assert engine.max_capacity == context.config.engine.max_running * len(engine.servers)
 
 
 def test_all_processes_of_a_run_know_the_same_addresses(tmp_path: Path) -> None:

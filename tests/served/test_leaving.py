@@ -24,18 +24,18 @@ async def test_who_was_cancelled_in_this_turn_of_the_loop_is_given_no_place(worl
         await engine.pull(world.publish(0), world.channel)
         server = engine._monitors[0].server
         other = Running("2/0/0", None, None, {}, None)  # type: ignore[arg-type]
-        server._requests.begin(other)
+        server.requests.begin(other)
         first, second = (
             asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in range(2)
         )
         await until(lambda: engine._num_waiting == 2, "they do not wait")
-        server._requests.end(other)
+        server.requests.end(other)
         engine.dispatch()
         first.cancel()
         assert {0} == {s.policy_version for s in await second}
         with pytest.raises(asyncio.CancelledError):
             await first
-        assert 0 == server.in_flight
+        assert 0 == len(server.requests)
 
 
 @pytest.mark.parametrize("flavour", VERSIONS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import sampled_by
+from rlstreams.workers.engines.served.capacity import SLACK, Load, choose
 from rlstreams.workers.engines.served.engine import ServedEngine
-from rlstreams.workers.engines.served.routing import SLACK, choose
 from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
 from tests.contract.engine_waits import num_running, num_waiting
@@ -21,8 +22,8 @@ LIMIT = 64
 
 def chosen(in_flight: Sequence[int], num_groups: int, limit: int = LIMIT) -> list[str | None]:
     """The servers of as many groups."""
-    places = {f"s{i}": number for i, number in enumerate(in_flight)}
-    return [choose(str(group), places, limit) for group in range(num_groups)]
+    loads = {f"s{i}": Load(number, limit) for i, number in enumerate(in_flight)}
+    return [choose(str(group), loads) for group in range(num_groups)]
 
 
 def test_a_group_stays_together() -> None:
@@ -74,6 +75,25 @@ async def test_an_answer_names_the_server_that_sampled_it(world: World) -> None:
     found = {sampled_by("engine", segments) for segments in answers}
     assert found == {f"engine at {server.url}" for server in servers}
     assert sampled_by("builtin/1", []) == "builtin/1"
+
+
+async def test_a_session_stays_where_its_turns_are(world: World) -> None:
+    """Also one that was given to another server than its group's, while that one was full."""
+    servers = [world.serve() for _ in range(2)]
+    async with world.engine(limit=1) as engine:
+        await _all_hold(engine, world.publish(0), world, 2)
+        first = (await collect(engine, replace(request("7/0/0"), session="7/0")))[0].server
+        theirs = next(server for server in servers if server.url == first)
+        theirs.core.holds = True
+        held = asyncio.create_task(collect(engine, request("7/1/0")))
+        await until(lambda: bool(theirs.core.jobs), "nothing runs there")
+        second = (await collect(engine, replace(request("7/2/0"), session="7/2")))[0].server
+        theirs.core.holds = False
+        await held
+        assert second != first
+        for turn in range(3):  # its group's server has room again
+            again = await collect(engine, replace(request(f"7/2/{turn}"), session="7/2"))
+            assert again[0].server == second
 
 
 async def test_work_of_a_dead_server_goes_to_the_others(world: World) -> None:

@@ -144,7 +144,13 @@ class FakeServer:
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
         path = request.path
         self.num_looks += path == "/health"
-        if path not in ("/generate", "/inference/v1/generate", "/health", "/openapi.json"):
+        if path not in (
+            "/generate",
+            "/inference/v1/generate",
+            "/health",
+            "/openapi.json",
+            "/metrics",
+        ):
             self.called.append(request.path_qs)
         if self.dies_of_loading and path in _LOADING:
             self.dies_of_loading = False

@@ -71,6 +71,8 @@ class MarkovServer:
         self.label = START_LABEL
         self.paused = False
         self.is_asleep = False
+        self.num_waiting = self.num_preemptions = 0  # what its gauges say
+        self.cache_share = 0.0
         self.jobs: dict[str, Job] = {}
 
     def load(self, folder: str) -> None:

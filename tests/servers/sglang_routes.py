@@ -94,6 +94,15 @@ class SglangRoutes:
         self._core.is_asleep = False
         return web.json_response(None)
 
+    async def metrics(self, _: web.Request) -> web.Response:
+        core, labels = self._core, '{model_name="m",tp_rank="0"}'
+        lines = [
+            f"sglang:num_running_reqs{labels} {float(len(core.jobs))}",
+            f"sglang:num_queue_reqs{labels} {float(core.num_waiting)}",
+            f"sglang:token_usage{labels} {core.cache_share}",
+        ]
+        return web.Response(text="\n".join(lines))
+
     def routes(self) -> list[web.RouteDef]:
         routes = [
             web.post("/generate", self.generate),
@@ -103,6 +112,7 @@ class SglangRoutes:
             web.post("/update_weights_from_disk", self.from_disk),
             web.post("/update_weight_version", self.update_label),
             web.get("/health", fine),
+            *([web.get("/metrics", self.metrics)] if self._server.has_spans else []),
             web.get("/server_info", self.info),
             web.post("/release_memory_occupation", self.release),
             web.post("/resume_memory_occupation", self.resume_memory),

@@ -108,6 +108,20 @@ class VllmRoutes:
         replicas = 1 if is_whole else self._server.replicas
         return web.json_response({"world_size": self._server.ranks // replicas})
 
+    async def metrics(self, _: web.Request) -> web.Response:
+        core, labels = self._core, '{engine="0",model_name="m"}'
+        lines = [
+            "# HELP vllm:num_requests_running Number of requests in model execution batches.",
+            "# TYPE vllm:num_requests_running gauge",
+            f"vllm:num_requests_running{labels} {float(len(core.jobs))}",
+            f"vllm:num_requests_waiting{labels} {float(core.num_waiting)}",
+            'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 7.0',
+            f"vllm:kv_cache_usage_perc{labels} {core.cache_share}",
+            f"vllm:num_preemptions_total{labels} {float(core.num_preemptions)}",
+            f"vllm:num_preemptions_created{labels} 1.79e+09",
+        ]
+        return web.Response(text="\n".join(lines))
+
     async def sleep(self, request: web.Request) -> web.Response:
         assert request.query["level"] == "2"
         self._core.sleep()
@@ -133,6 +147,7 @@ class VllmRoutes:
             web.post("/resume", self.resume),
             web.post("/collective_rpc", self.collective_rpc),
             web.get("/health", fine),
+            web.get("/metrics", self.metrics),
             web.get("/get_world_size", self.world_size),
             web.get("/version", self.version),
             web.post("/sleep", self.sleep),

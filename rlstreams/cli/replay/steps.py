@@ -133,11 +133,13 @@ def _opinion(
     """Of the grader that is named; None: nobody is."""
     from rlstreams.debug.evidence.opinion import opinion
     from rlstreams.debug.rejudge.rejudge import grader_of
+    from rlstreams.workers.config.reward import judged_by_server
 
     if not (args.reward or args.verifier or args.option):
         return None
     spelled = spelled_for_grader("", config.model.path, "--model")
-    with grader_of(config.reward, args.reward, args.verifier, args.option) as grader:
+    section = judged_by_server(config.reward, config.judge)
+    with grader_of(section, args.reward, args.verifier, args.option) as grader:
         return opinion(found_run.log, grader, spelled.plain, config.trainer, steps, say)
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.streams.views.feed import ViewState
+from rlstreams.workers.config.load import from_json
+from rlstreams.workers.loop.stall import limits_of
 
 PREFIX = "rlstreams"
 Values = Mapping[tuple[str, ...], float]
@@ -80,6 +84,7 @@ def families(state: ViewState) -> Iterator[Family]:
     yield from _steps(state)
     yield from _samples(state)
     yield from _workers(state)
+    yield from _servers(state)
     yield from _agents(state)
     yield from _cost(state)
     pulls = state.pulls
@@ -130,12 +135,44 @@ def _samples(state: ViewState) -> Iterator[Family]:
     yield _total("issued_samples", "Samples issued", flow.issued)
     about = "Lag: samples in a topic that its reader has not finished"
     yield _by("topic", "waiting_samples", about, flow.waiting)
+    yield from _ages(state)
     dead = {"rollout": flow.dead_at_rollout, "logprob": flow.dead_at_logprob}
     yield _by("role", "dead_letters", "Samples set aside", dead, is_total=True)
     yield _by("reason", "dropped_groups", "Groups dropped", state.run.dropped, is_total=True)
     if last is not None:
         yield _one("evaluation_mean_reward", "Held-out rows", last.accuracy)
         yield _one("evaluation_version", "Version last evaluated", last.policy_version)
+
+
+def _ages(state: ViewState) -> Iterator[Family]:
+    since = {topic: at_ms / 1000 for topic, at_ms in state.oldest.items()}
+    about = "Since when the training sample that waits longest in a topic does"
+    yield _by("topic", "oldest_waiting_timestamp_seconds", about, since)
+    claims = state.run.claims
+    goals: Values = dict(objectives(claims[-1].config)) if claims else {}
+    about = "How long a sample may wait in a topic by the deadlines of the role that reads it"
+    yield Family("objective_seconds", about, goals, ("topic", "role"))
+
+
+@lru_cache(maxsize=1)
+def objectives(config: str) -> Values:
+    """Seconds by topic and by the role that reads it; of a claim of another release, which names
+    what we do not know, none.
+
+    A sample waits for a slot at most as long as the one before it is sampled; a window that takes
+    longer than `stall_s` ends its worker; a group that is incomplete for longer is dropped.
+    """
+    try:
+        run = from_json(config, "the claim")
+    except ConfigError:
+        return {}
+    limits = limits_of(run)
+    found: dict[tuple[str, ...], float] = {
+        (PROMPTS.name, "rollout"): 2 * limits.sample_s,
+        (TRAJECTORIES.name, "logprob"): limits.stall_s,
+        (SCORED.name, "trainer"): run.trainer.group_deadline_s,
+    }
+    return {key: seconds for key, seconds in found.items() if seconds}  # stall_s = 0: never
 
 
 def _cost(state: ViewState) -> Iterator[Family]:
@@ -180,6 +217,20 @@ def _workers(state: ViewState) -> Iterator[Family]:
     yield each("counter", about, counts, "counter", is_total=True)
     seconds = {(w.worker, w.role, at): s for w in workers for at, s in w.seconds.items()}
     yield each("state_seconds", "Time by state", seconds, "state", is_total=True)
+
+
+def _servers(state: ViewState) -> Iterator[Family]:
+    loads = {(w.worker, one.server): one for w in state.throughput.workers for one in w.loads}
+    labels = ("worker", "server")
+    in_flight: Values = {key: one.in_flight for key, one in loads.items()}
+    yield Family("server_in_flight", "Requests that a model server has of it", in_flight, labels)
+    limits: Values = {key: one.limit for key, one in loads.items()}
+    yield Family("server_limit", "Most that it is given at once", limits, labels)
+    why: Values = {(*key, one.why): 1.0 for key, one in loads.items()}
+    yield Family("server_limit_reason", "1 for what moved the limit last", why, (*labels, "why"))
+    lost: Values = {key: one.num_preemptions for key, one in loads.items()}
+    about = "Requests whose cache it threw away, to compute it again"
+    yield Family("server_preemptions", about, lost, labels, is_total=True)
 
 
 def _agents(state: ViewState) -> Iterator[Family]:

@@ -71,6 +71,36 @@ def open_transactions(
     return asked(bootstrap, options, ask)
 
 
+def standing(
+    bootstrap: str,
+    prefix: str,
+    options: Mapping[str, str] = MappingProxyType({}),
+    *,
+    older_than_s: float,
+) -> tuple[str, ...]:
+    """Transactional ids of this prefix whose transaction was begun longer ago and has not ended, by
+    the clock of the broker that coordinates it. Asked with the rights to these ids alone.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+    """
+    from kafka.admin import TransactionState
+
+    from rlstreams.streams.kafka.admin_ask import asked
+
+    listed = asked(
+        bootstrap,
+        options,
+        lambda admin: admin.list_transactions(
+            # The client would send an enumeration's name in full, which no state is called.
+            state_filters=[TransactionState.ONGOING.value],
+            duration_filter_ms=1000 * older_than_s,
+        ),
+    )
+    ids = {one.transactional_id for some in listed.values() for one in some}
+    return tuple(sorted(name for name in ids if name.startswith(prefix)))
+
+
 def open_in(
     admin: KafkaAdminClient,
     held: Sequence[TopicPartition],

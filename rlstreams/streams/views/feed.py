@@ -38,7 +38,7 @@ from rlstreams.streams.views.evaluation import (
     SamplesState,
     evaluation,
 )
-from rlstreams.streams.views.flow import FlowState, flow
+from rlstreams.streams.views.flow import FlowState, flow, oldest
 from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.run import RunState, RunView
 from rlstreams.streams.views.workers import PullsState, ThroughputState, pulls, throughput
@@ -72,6 +72,7 @@ class ViewState:
     samples: SamplesState = field(default_factory=SamplesState)
     pulls: PullsState = field(default_factory=PullsState)
     flow: FlowState = field(default_factory=FlowState)
+    oldest: Mapping[str, int] = field(default_factory=dict)  # by topic, ms since 1970
     dead: DeadState = field(default_factory=DeadState)
     agents: tuple[AgentState, ...] = ()  # none: the run has none, or `calls` is not read
     cost: CostState = field(default_factory=CostState)
@@ -126,14 +127,15 @@ class Views:
     @property
     def state(self) -> ViewState:
         """A snapshot of all."""
-        run = self._run.state
+        run, now = self._run.state, self.flow
         return ViewState(
             run=run,
             evaluation=self.evaluation,
             throughput=throughput(self.workers),
             samples=self._answers.state,
             pulls=pulls(self.workers),
-            flow=self.flow,
+            flow=now,
+            oldest=oldest(self.samples, now.waiting),
             dead=dead(self.samples),
             agents=self._agents.state,
             cost=cost(run, self.samples, self.workers),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
@@ -41,3 +42,30 @@ def flow(samples: Samples, workers: Workers) -> FlowState:
              "dead_at_rollout", "dead_at_logprob")  # fmt: skip
     scored = min(counts["scorable"], max(counts["closed"], counted))
     return FlowState(**{name: counts[name] for name in names}, scored=scored)
+
+
+def oldest(samples: Samples, waiting: Mapping[str, int]) -> Mapping[str, int]:
+    """Since when the training sample that waits longest in each topic does, ms since 1970; a topic
+    in which none waits is missing.
+
+    Who is scored is counted, and not read where no score is. So it is as if they were scored in the
+    order in which they were sampled; and what is scored waits since it was sampled.
+
+    Args:
+        waiting: `FlowState.waiting`.
+    """
+    issued, sampled = [], []
+    for sample in samples.open:
+        if sample.group.is_awaited(1 << sample.number):
+            issued.append(sample.issued_at_ms)
+        elif sample.is_rolled_out and not sample.is_dead:
+            sampled.append(sample.at_ms)
+    sampled.sort()
+    num_unscored = min(len(sampled), waiting[TRAJECTORIES.name])
+    num_scored = len(sampled) - num_unscored
+    by_topic = {
+        PROMPTS.name: issued,
+        TRAJECTORIES.name: sampled[num_scored:],
+        SCORED.name: sampled[:num_scored],
+    }
+    return {topic: min(times) for topic, times in by_topic.items() if times}

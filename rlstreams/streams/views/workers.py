@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import PolicyLoaded
+from rlstreams.schemas.events import PolicyLoaded, ServerLoad
 from rlstreams.streams.workers import Restart, Worker, Workers
 
 NEWEST_PULLS = 20
@@ -29,6 +29,7 @@ class WorkerView:
     at_ms: int
     from_ms: int = 0  # first report of its first process
     host: str = ""
+    loads: tuple[ServerLoad, ...] = ()  # of the model servers that it uses; none of a silent one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ def _shown(workers: Workers, worker: Worker) -> WorkerView:
         at_ms=life.at_ms,
         from_ms=next(iter(worker.lives.values())).from_ms,
         host=life.host,
+        loads=() if is_silent or life.state == "stopped" else life.loads,
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rlstreams.schemas.events import PolicyPublished, TrainerStarted
 from rlstreams.streams.broker.password import login
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
 from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.secrets import resolve_secret
@@ -69,7 +69,8 @@ def join(
         claim_s: how long a trainer that has not claimed the run yet is waited for.
 
     Raises:
-        ConfigError: no such run, no claim, or what this role needs is not on this host; names it.
+        ConfigError: no such run, or what this role needs is not on this host; names it.
+        DeadlineError: no claim; whoever keeps this worker tries again.
         BrokerError: the broker cannot be reached, or refuses the password.
     """
     own = [*_reached(bootstrap, password_file), *overrides]
@@ -146,7 +147,7 @@ def _claim(bus: Bus, run: str, bootstrap: str, limit_s: float) -> TrainerStarted
     foreign = ForeignRecords("join", bus.schemas())
     while (claim := newest_claim(bus, foreign)) is None:
         if time.monotonic() >= until_s:
-            raise ConfigError(
+            raise DeadlineError(
                 f"run {run!r} at {bootstrap} has had no claim for {limit_s:g} s, so nobody knows "
                 "its configuration: start its trainer, or `rlstreams up`, then join again"
             )

@@ -76,6 +76,7 @@ def settings_of(config: RunConfig) -> ServedSettings:
     return ServedSettings(
         kind=Kind(config.rollout.engine),
         limit=engine.max_running,
+        adapts=engine.adapt,
         capture_experts=config.rollout.capture_experts,
         on_pull=PauseMode(engine.on_pull),
         keep_cache=engine.cache_on_pull == "keep",

@@ -116,7 +116,7 @@ def sessions_of(
             return agent
         if section.command:
             return CommandAgent(section, folder / section.name)
-        return PythonAgent(section, engine.capacity, note)
+        return PythonAgent(section, engine.max_capacity, note)
 
     shared = _shared(config, engine, appender, worker, instance)
     keys = Keys(secret)

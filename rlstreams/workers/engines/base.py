@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlstreams.schemas.events import NO_VERSION, PolicyPublished
+from rlstreams.schemas.events import NO_VERSION, PolicyPublished, ServerLoad
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightSource
 
@@ -69,6 +69,7 @@ class SampleRequest:
     prompt_tokens: int  # of token_ids; the rest was sampled before, in this turn
     sampling: Sampling
     seed: int
+    session: str = ""  # requests of one begin with its earlier ones; empty: of none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,14 @@ class Engine(Protocol):
     """
 
     vocab_size: int  # token ids are below it
-    capacity: int  # requests that it is worth having in flight
+
+    @property
+    def capacity(self) -> int:
+        """Requests that it is worth having in flight now."""
+
+    @property
+    def max_capacity(self) -> int:
+        """What `capacity` never exceeds."""
 
     @property
     def name(self) -> str:
@@ -150,6 +158,10 @@ class Engine(Protocol):
     @property
     def servers(self) -> Mapping[str, str]:
         """The state of each model server that it uses, by address; asked from any thread."""
+
+    @property
+    def loads(self) -> Sequence[ServerLoad]:
+        """How busy it keeps each of them; asked from any thread."""
 
     def wants(self, published: PolicyPublished) -> bool:
         """Whether a pull of `published` would bring it forward now; asked from any thread.

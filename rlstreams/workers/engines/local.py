@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from rlstreams.schemas.events import PolicyPublished
+from rlstreams.schemas.events import PolicyPublished, ServerLoad
 from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
@@ -58,7 +58,7 @@ class LocalEngine:
         self.name = name
         self.vocab_size = vocab_size
         self.max_tokens = max_tokens
-        self.capacity = slots
+        self.capacity = self.max_capacity = slots
         self._pull_deadline_s = pull_deadline_s
         self._answer_deadline_s = answer_deadline_s
         self._decoder = decoder
@@ -93,6 +93,11 @@ class LocalEngine:
     def servers(self) -> Mapping[str, str]:
         """None: it is here."""
         return {}
+
+    @property
+    def loads(self) -> Sequence[ServerLoad]:
+        """None: it is here."""
+        return ()
 
     def wants(self, published: PolicyPublished) -> bool:
         """Whether `published` is newer than what it holds, or of another content."""

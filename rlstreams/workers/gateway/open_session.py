@@ -337,6 +337,7 @@ class OpenSession:
                 prompt_tokens=given,
                 sampling=replace(self._sampling, max_new_tokens=min(wanted)),
                 seed=self._record.event.seed,
+                session=self.session_id,
             )
             try:
                 segments = await whole_turn(engine, asked)

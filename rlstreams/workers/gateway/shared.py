@@ -52,7 +52,7 @@ class Shared:
         Raises:
             CallRefusedError: 429; too many are under way.
         """
-        most = CALLS_PER_SLOT * self.engine.capacity
+        most = CALLS_PER_SLOT * self.engine.max_capacity
         if self.num_live >= most:
             raise CallRefusedError(
                 429,

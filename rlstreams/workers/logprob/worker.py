@@ -74,6 +74,7 @@ class LogprobStage:
         # Where nothing is scored, nothing is gained by waiting for others.
         window_s = config.logprob.window_s if config.versions_held else 0.0
         self._backlog = windows.Backlog(config.logprob.token_budget, window_s)
+        self._most = self._backlog.room
         self._windows: deque[_Window] = deque()  # being scored, and one behind it
         self._num_windows = 0
         self._passed: list[Finished] = []
@@ -87,6 +88,11 @@ class LogprobStage:
     def room(self) -> int:
         """Room for two windows: they are filled while others are scored."""
         return self._backlog.room
+
+    @property
+    def most(self) -> int:
+        """What it takes with nothing begun."""
+        return self._most
 
     def begin(self, record: Record[Event]) -> None:
         """Let a trajectory wait for its window; evaluations are not scored."""

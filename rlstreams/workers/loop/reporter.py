@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from rlstreams.schemas.events import NO_VERSION, WorkerReport
+from rlstreams.schemas.events import NO_VERSION, ServerLoad, WorkerReport
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import WORKER_EVENTS
@@ -32,6 +32,7 @@ class Reporter:
         self._stuck = StuckWatch(context.worker, context.role, limits_of(context.config))
         self.policy_version = NO_VERSION
         self._servers: Mapping[str, str] = {}
+        self.loads: Sequence[ServerLoad] = ()  # of the model servers that the worker uses
         self.load: Mapping[str, object] = {}  # for `/load` alone
 
     def count(self, **amounts: float) -> None:
@@ -74,6 +75,7 @@ class Reporter:
             at_ms=now_ms(),
             host=host_name(),
             servers=dict(self._servers),
+            loads=tuple(self.loads),
         )
         self._context.told(report, self.load)
         if now >= self._next_line:

@@ -57,6 +57,10 @@ class Stage(Protocol):
     def room(self) -> int:
         """How many more records it would take now."""
 
+    @property
+    def most(self) -> int:
+        """Records that it ever holds at once."""
+
     def begin(self, record: Record[Event]) -> None:
         """Start work on a record.
 
@@ -132,7 +136,7 @@ class StageLoop:
             self._producer, self._consumer, self._tracker, self._unwritable
         )
         self._waiting: list[RawRecord] = []  # delivered, not begun
-        self._window = min(stage.room(), MAX_POLL)  # records that a worker holds at once
+        self._window = min(stage.most, MAX_POLL)  # records that a worker holds at once
         self._num_isolated = 0  # records that are still to be begun alone
         self._begun_s = 0.0  # when the last record was begun
         self._has_joined = False  # its group: the first poll does

@@ -257,6 +257,7 @@ class Sampler:
             prompt_tokens=len(given),
             sampling=self._sampling_of(prompt),
             seed=prompt.seed,
+            session=f"{prompt.group_id}/{prompt.sample}",
         )
         segments = await whole_turn(self.engine, request)
         sampled = [token for segment in segments for token in segment.token_ids.tolist()]

@@ -92,6 +92,11 @@ class RolloutStage:
         apart = min(self._player.num_apart, _APART * capacity)
         return max(0, 2 * capacity + apart - self.num_open - self._player.num_late)
 
+    @property
+    def most(self) -> int:
+        """While the engine has all that it may ever have."""
+        return 2 * self._engine.max_capacity
+
     def begin(self, record: Record[Event]) -> None:
         """Let a sample wait until the engine holds what it asks for."""
         prompt = record.event
@@ -200,6 +205,7 @@ class RolloutStage:
         held = self._engine.policy_version
         self.reporter.policy_version = held
         self.reporter.servers(self._engine.servers)
+        self.reporter.loads = self._engine.loads
         self.reporter.load = {"open": self.num_open, "versions": [held]}
         # Of all that was sampled, what is in no trajectory was sampled in vain.
         sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled

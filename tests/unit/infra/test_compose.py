@@ -8,8 +8,13 @@ from pathlib import Path
 import yaml
 
 from rlstreams.__main__ import parsed
+from rlstreams.show.metrics.prometheus import families
 from rlstreams.streams.broker.config import server_properties
 from rlstreams.streams.broker.jars import KAFKA_VERSION
+from rlstreams.streams.views.feed import Views
+from rlstreams.workers.config.load import over
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.rollout.worker import CLOSE_S
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = (ROOT / "infra/compose.yaml").read_text("utf-8")
@@ -58,6 +63,37 @@ def test_kubernetes_would_accept_its_manifests() -> None:
         kubernetes_validate.validate(item, "1.33", strict=True)
     servers = ["Job", "Service"]  # of rollout 0
     assert ["Job", *servers, "Job", "Service", "PersistentVolumeClaim", "Deployment"] == kinds
+
+
+def test_kubernetes_would_accept_workers_that_join() -> None:
+    """Their commands are commands, they are given longer to end than they drain, their number is
+    scaled by a figure that we serve, and no more come than there are partitions."""
+    import kubernetes_validate
+
+    text = (ROOT / "infra/hosts/kubernetes-joining.yaml").read_text("utf-8")
+    items = {item["kind"]: item for item in yaml.safe_load(text)["items"]}
+    for item in items.values():
+        kubernetes_validate.validate(item, "1.33", strict=True)
+    deployment, scaler = items["Deployment"], items["HorizontalPodAutoscaler"]
+    pod = deployment["spec"]["template"]["spec"]
+    (server,), (worker,) = pod["initContainers"], pod["containers"]
+    assert server["restartPolicy"] == "Always"
+    of_role = {one["args"][2]: parsed(one["args"][1:]).params for one in (server, worker)}
+    assert {("kafka-1:9094", "demo")} == {(of["join"], of["run"]) for of in of_role.values()}
+    own = over(RunConfig(), of_role["rollout"]["config"].overrides, "the manifest")
+    assert pod["terminationGracePeriodSeconds"] >= own.deadlines.drain_s + CLOSE_S
+    (port,) = (word for word in server["args"] if word.startswith("--engine.port="))
+    assert own.engine.urls == (f"http://127.0.0.1:{port.partition('=')[2]}",)
+    assert worker["livenessProbe"]["httpGet"]["port"] == of_role["rollout"]["health_port"]
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert scaler["spec"]["maxReplicas"] + own.rollout.workers == own.broker.headroom
+    (metric,) = scaler["spec"]["metrics"]
+    wanted = metric["external"]
+    labels = {
+        f"rlstreams_{family.name}": {"run", *family.labels} for family in families(Views().state)
+    }
+    assert set(wanted["metric"]["selector"]["matchLabels"]) == labels[wanted["metric"]["name"]]
+    assert int(wanted["target"]["averageValue"]) == own.engine.max_running
 
 
 def test_commands_of_roles_are_commands() -> None:

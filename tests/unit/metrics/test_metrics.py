@@ -8,13 +8,14 @@ import json
 import threading
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from socketserver import BaseServer
 from typing import Any
 
 import pytest
 
-from rlstreams.schemas.events import EVALUATE, Event
+from rlstreams.schemas.events import EVALUATE, Event, ServerLoad
 from rlstreams.show.metrics import rows as reading
 from rlstreams.show.metrics.prometheus import families, served
 from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row, SamplePicks, read_rows
@@ -315,6 +316,21 @@ def test_a_scrape_has_steps_lag_staleness_and_workers(monkeypatch: pytest.Monkey
     ):
         assert line in text.splitlines(), line
     feed.close()
+
+
+def test_a_scrape_says_how_busy_each_model_server_is() -> None:
+    """In flight, limit, why it moved, preemptions; nothing of a worker that has left."""
+    views = Views()
+    load = ServerLoad(server="http://a:1", in_flight=7, limit=9, why="preempted", num_preemptions=3)
+    report = replace(factories.worker_report(), loads=(load,))
+    views.apply(report)
+    values = {family.name: family.values for family in families(views.state)}
+    key = (report.worker, "http://a:1")
+    assert ({key: 7}, {key: 9}) == (values["server_in_flight"], values["server_limit"])
+    assert {(*key, "preempted"): 1} == values["server_limit_reason"]
+    assert {key: 3} == values["server_preemptions"]
+    views.apply(replace(report, state="stopped"))
+    assert not {f.name: f.values for f in families(views.state)}["server_limit"]
 
 
 def test_an_empty_run_has_figures_too() -> None:

@@ -9,9 +9,10 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.served.capacity import Gauges
 from rlstreams.workers.engines.served.facts import ServerFacts
-from rlstreams.workers.engines.served.http import ServerHttp
-from rlstreams.workers.engines.served.wire import Answer, GenerateRequest
+from rlstreams.workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest, gauges_of
 
 
 class Adapter(ABC):
@@ -19,6 +20,8 @@ class Adapter(ABC):
 
     generate_route: ClassVar[str]
     alive: ClassVar[frozenset[int]]  # what `/health` of one that works may be answered with
+    # In `/metrics`: requests that run, that wait, the cache's share, preemptions; "": it has none.
+    gauge_names: ClassVar[tuple[str, str, str, str]]
 
     def __init__(self, http: ServerHttp, facts: ServerFacts, answer_s: float) -> None:
         """Args: answer_s: longest answer of a control route."""
@@ -52,6 +55,18 @@ class Adapter(ABC):
     async def ask_engine(self, deadline_s: float) -> None:
         """Ask what only the engine behind the front end can answer; touches nothing."""
         await self.http.get(self.engine_route, deadline_s)
+
+    async def gauges(self, deadline_s: float) -> Gauges:
+        """What it says of its load, in Prometheus' words.
+
+        Raises:
+            ServerError: it says nothing of it, or not in these words.
+        """
+        found = await self.http.get("/metrics", deadline_s)
+        try:
+            return gauges_of(str(found), self.gauge_names)
+        except AnswerError as err:
+            raise ServerError(f"server {self.http.url}: /metrics: {err}") from err
 
     @property
     @abstractmethod

@@ -103,6 +103,7 @@ def start_command(start: Start) -> StartCommand:
     else:
         module, ours = "sglang.launch_server", _sglang_args(start)
         defaults = {"max-running-requests": start.limit, "log-level": start.log_level}
+        defaults["enable-metrics"] = True  # else it says nothing of its load
     theirs = {name.lstrip("-").replace("_", "-"): value for name, value in start.args.items()}
     _refuse_clash(ours, theirs, "engine.args")
     words = _words({**defaults, **theirs, **ours})

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
-from rlstreams.schemas.events import NO_VERSION, PolicyPublished
+from rlstreams.schemas.events import NO_VERSION, PolicyPublished, ServerLoad
 from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
@@ -21,9 +21,9 @@ from rlstreams.workers.engines.base import (
     check_request,
 )
 from rlstreams.workers.engines.served.answer import empty_segment
+from rlstreams.workers.engines.served.capacity import Load, choose
 from rlstreams.workers.engines.served.health_monitor import HealthMonitor
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
-from rlstreams.workers.engines.served.routing import choose
 from rlstreams.workers.engines.served.running import room
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
@@ -33,6 +33,7 @@ from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 
 _POLL_S = 0.02
+_SESSIONS = 65_536  # whose server is remembered: more than are ever open beside each other
 
 
 class ServedEngine:
@@ -58,15 +59,25 @@ class ServedEngine:
         self.vocab_size = shape.vocab_size
         self._longest = max_tokens
         self._monitors = [HealthMonitor(s, settings, self.dispatch, note) for s in servers]
-        self.capacity = settings.limit * len(servers)  # of down ones too: they come back
         self._on_close = on_close
         self._floor = NO_VERSION  # the newest version that was ever in service
         self._queue = asyncio.Lock()  # whoever has it is the next to be given a server
         self._moved = asyncio.Event()  # a gate or a request, since that one looked
         self._num_waiting = 0
+        self._sessions: dict[str, str] = {}  # the address that each was given last
         self._tasks: list[asyncio.Task[None]] = []
         self._pulls: dict[Server, asyncio.Task[Pulled]] = {}
         self._is_closed = False
+
+    @property
+    def capacity(self) -> int:
+        """Of servers that are down too: they come back."""
+        return sum(server.requests.capacity.limit for server in self._servers)
+
+    @property
+    def max_capacity(self) -> int:
+        """With every server at its limit's bound."""
+        return self._settings.limit * len(self._monitors)
 
     @property
     def name(self) -> str:
@@ -103,7 +114,7 @@ class ServedEngine:
     @property
     def num_sampled(self) -> int:
         """Tokens received; of requests that broke off none."""
-        return sum(server.num_sampled for server in self._servers)
+        return sum(server.requests.num_sampled for server in self._servers)
 
     def wants(self, published: PolicyPublished) -> bool:
         """Whether a server that could pull it now does not hold it, or something newer.
@@ -125,6 +136,11 @@ class ServedEngine:
         """The state of each server by its address."""
         return {server.url: str(server.state) for server in self._servers}
 
+    @property
+    def loads(self) -> Sequence[ServerLoad]:
+        """How busy each server is."""
+        return [server.load for server in self._servers]
+
     async def start(self) -> None:
         """Bring the servers into service; returns at once."""
         self._tasks = [asyncio.create_task(monitor.run()) for monitor in self._monitors]
@@ -134,7 +150,7 @@ class ServedEngine:
         check_request(request, self.vocab_size, self.max_tokens)
         if self._is_closed:
             raise EngineError(f"{self.name} is closed")
-        server = await self._next_server(request.group_id)  # and it is asked at once
+        server = await self._next_server(request)  # and it is asked at once
         if server is None:
             held = [server.held for server in self._servers if server.held]
             newest = max(held, key=lambda one: one.policy_version, default=Held())
@@ -228,13 +244,14 @@ class ServedEngine:
     def _monitor_of(self, server: Server) -> HealthMonitor:
         return next(monitor for monitor in self._monitors if monitor.server is server)
 
-    async def _next_server(self, group_id: str) -> Server | None:
+    async def _next_server(self, request: SampleRequest) -> Server | None:
         """A server that may be asked now, in the order of who came; None: the engine is closed."""
         self._num_waiting += 1
         try:
             async with self._queue:  # fair: first in, first out
                 while not self._is_closed:
-                    if server := self._free_server(group_id):
+                    if server := self._free_server(request):
+                        self._remember(request.session, server)
                         return server
                     self._moved.clear()
                     await self._moved.wait()
@@ -242,14 +259,25 @@ class ServedEngine:
         finally:
             self._num_waiting -= 1
 
-    def _free_server(self, group_id: str) -> Server | None:
+    def _remember(self, session: str, server: Server) -> None:
+        if not session:
+            return
+        self._sessions.pop(session, None)
+        self._sessions[session] = server.url  # the newest is the last
+        if len(self._sessions) > _SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+
+    def _free_server(self, request: SampleRequest) -> Server | None:
         able = {
             server.url: server
             for server in self._at_work
             if server.state.is_open and server.held and server.held.policy_version >= self._floor
         }
-        in_flight = {url: server.in_flight for url, server in able.items()}
-        url = choose(group_id, in_flight, self._settings.limit)
+        loads = {
+            url: Load(len(server.requests), server.requests.capacity.limit)
+            for url, server in able.items()
+        }
+        url = choose(request.group_id, loads, self._sessions.get(request.session, ""))
         return able[url] if url else None
 
     def _check_any_left(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
 
@@ -43,6 +44,7 @@ class HealthMonitor:
         self._last_look: Look | None = None  # since it is to rest, where it is
         self._silent_since_s: float | None = None
         self._inside_s = 0.0  # when its engine was heard last
+        self._gauges_s = 0.0  # when its gauges were read last; infinite: it has none
 
     def look(self) -> None:
         """Look now: something was seen."""
@@ -105,7 +107,7 @@ class HealthMonitor:
             elif isinstance(err, ServerGoneError) and await self._still_listens():
                 server.lose(f"it listens and does not answer: {err}", hangs=True)
             return  # else it, or a proxy in front of it, is not ready yet
-        self._silent_since_s, self._inside_s = None, time.monotonic()
+        self._silent_since_s, self._inside_s, self._gauges_s = None, time.monotonic(), 0.0
         assert server.facts is not None
         way = f"weights reach it by {server.delivery_name}"
         why = untested(server.facts.kind, server.facts.version)
@@ -122,6 +124,7 @@ class HealthMonitor:
         found = await self.server.look(min(settings.answer_s, settings.look_s))
         if found is Look.ALIVE:
             self._silent_since_s = None
+            await self._read_gauges()
             self._on_change()  # the gate may have been shut and opened while it was looked at
             await self._check_inside()
             return
@@ -140,6 +143,23 @@ class HealthMonitor:
             self.server.lose(why)
         else:
             self._give_up(why)
+
+    async def _read_gauges(self) -> None:
+        """Now and then, while it samples. Whether it is silent is for other looks to say."""
+        server, adapter, now_s = self.server, self.server.adapter, time.monotonic()
+        if not server.state.is_open or now_s < self._gauges_s + self._settings.gauges_s:
+            return
+        assert adapter is not None
+        self._gauges_s = now_s
+        try:
+            gauges = await adapter.gauges(self._settings.look_s)
+        except ServerGoneError:
+            return
+        except ServerError as err:
+            self._gauges_s = math.inf
+            return self._note(f"{err}; answers alone say how many it can hold")
+        if server.state.is_open and server.adapter is adapter:
+            server.requests.capacity.look(gauges, len(server.requests))
 
     async def _check_inside(self) -> None:
         """Now and then, whether the engine behind the front end answers; while it pulls, the pull's

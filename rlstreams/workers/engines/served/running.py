@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rlstreams.workers.engines.base import GeneratedSegment, Held, SampleRequest
+from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, Held, SampleRequest
 from rlstreams.workers.engines.served.answer import UnknownVersionError, cut
+from rlstreams.workers.engines.served.capacity import Capacity
 from rlstreams.workers.engines.served.facts import ServerFacts
 from rlstreams.workers.engines.served.http import ServerError
 from rlstreams.workers.engines.served.settings import ServedSettings
@@ -91,6 +92,8 @@ class Running:
     labels: Mapping[str, Held]  # versions that its server was given, later ones too
     facts: ServerFacts
     num_tokens: int = 0  # received
+    is_whole: bool = False  # it was sampled to its end
+    num_preemptions: int = 0  # other than by a pull, as far as is known
     task: asyncio.Task[Answer] | None = None
 
     def hang_up(self, why: str = "") -> None:
@@ -101,6 +104,9 @@ class Running:
     def segments(self, answer: Answer, shape: ModelShape) -> list[GeneratedSegment]:
         """The answer, cut by version; raises as `cut`, and where no version is told."""
         num_tokens, label = len(answer.token_ids), self.label
+        self.num_tokens = num_tokens
+        self.is_whole = answer.finish_reason != FinishReason.ABORT
+        self.num_preemptions = 0 if len(answer.spans or ()) > 1 else answer.num_preemptions
         if not answer.spans and num_tokens:
             if self.facts.tells_versions:
                 raise AnswerError("weight_versions is missing")
@@ -120,6 +126,7 @@ class Requests:
     ) -> None:
         """Args: tell: asks the server to end a request; False: only hanging up does."""
         self.num_sampled = 0  # tokens received, of all that there ever were
+        self.capacity = Capacity(settings.limit, adapts=settings.adapts)
         self._tell = tell
         self._settings = settings
         self._running: set[Running] = set()
@@ -142,6 +149,8 @@ class Requests:
         """It was answered, or nobody waits for it any more."""
         running.hang_up()
         self.num_sampled += running.num_tokens
+        if running.is_whole:
+            self.capacity.answered(len(self), running.num_preemptions)
         self._running.discard(running)
         if not self._running:
             self._idle.set()

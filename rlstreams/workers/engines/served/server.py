@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-from rlstreams.schemas.events import PolicyPublished
+from rlstreams.schemas.events import PolicyPublished, ServerLoad
 from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
@@ -87,7 +87,7 @@ class Server:
         self._delivery = delivery
         self._owner = instance[:8]
         self._labels: dict[str, Held] = {}
-        self._requests = Requests(self._tell_to_end, settings)
+        self.requests = Requests(self._tell_to_end, settings)
         self._memory = asyncio.Lock()  # held while it gives its memory up, or takes it again
 
     @property
@@ -111,14 +111,16 @@ class Server:
         return self.state.is_up
 
     @property
-    def in_flight(self) -> int:
-        """Requests that left and were not answered."""
-        return len(self._requests)
-
-    @property
-    def num_sampled(self) -> int:
-        """Tokens received; of requests that broke off none."""
-        return self._requests.num_sampled
+    def load(self) -> ServerLoad:
+        """How busy it is."""
+        capacity = self.requests.capacity
+        return ServerLoad(
+            server=self.url,
+            in_flight=len(self.requests),
+            limit=capacity.limit,
+            why=capacity.why,
+            num_preemptions=capacity.num_preemptions,
+        )
 
     async def meet(self) -> None:
         """Ask a server that answers what it is, and take it over; from now on it may pull.
@@ -137,6 +139,7 @@ class Server:
         await adapter.pause(PauseMode.ABORT, keep_cache=False, deadline_s=settings.silent_s)
         await self._delivery.prepare(adapter)
         self.adapter, self._labels = adapter, {}
+        self.requests.capacity.meet()
         self.state.go(Event.MET, "holds no version that we gave it", is_trouble=False)
         self.state.trouble = ""
 
@@ -173,7 +176,7 @@ class Server:
         """
         self.adapter, self._labels = None, {}
         self.state.go(Event.HUNG if hangs else Event.LOST, why)
-        self._requests.hang_up(why)
+        self.requests.hang_up(why)
         self.on_loss(why)
 
     async def ask(self, request: SampleRequest) -> list[GeneratedSegment]:
@@ -187,15 +190,14 @@ class Server:
         facts, label = self._met.facts, self._label(self.held)
         to_send = generate_request(request, self._settings, self._shape, facts.max_tokens, label)
         running = Running(request.sample_id, to_send, label, self._labels, facts)
-        self._requests.begin(running)
+        self.requests.begin(running)
         try:
             running.task = asyncio.ensure_future(self._answer(running))
             answer = await self._heard(running)
-            running.num_tokens = len(answer.token_ids)
             return running.segments(answer, self._shape)
         except (asyncio.CancelledError, ServerGoneError):
             if self.is_up:
-                self._requests.leave(running)
+                self.requests.leave(running)
             raise
         except AnswerError as err:
             if isinstance(err, UnknownVersionError) and running.labels is self._labels:
@@ -204,7 +206,7 @@ class Server:
                 f"server {self.url}: request {request.sample_id} ({to_send.request_id}): {err}"
             ) from err
         finally:
-            self._requests.end(running)
+            self.requests.end(running)
 
     async def sleep(self) -> None:
         """Cut what it samples, give its memory up, and hold no version: only a pull opens its gate.
@@ -242,6 +244,7 @@ class Server:
         started_s = time.monotonic()
         adapter = self._met
         self.state.go(Event.PULL)
+        self.requests.capacity.rebase()
         try:
             return await self._pull(adapter, published, channel, started_s)
         except ServerError as err:
@@ -254,7 +257,7 @@ class Server:
 
     async def close(self) -> None:
         """End what it was asked, let it go on for others, and hang up."""
-        await self._requests.close()
+        await self.requests.close()
         await self.http.close()
 
     @property
@@ -314,7 +317,7 @@ class Server:
             channel=channel,
             until_s=stopped_s + self._settings.pull_s,  # requests that finish first take none of it
         )
-        if is_mute and len(self._requests):
+        if is_mute and len(self.requests):
             raise ServerError(f"server {self.url}: requests run on that were to end for a pull")
         try:
             num_bytes = await self._delivery.delivered(order)
@@ -382,16 +385,16 @@ class Server:
     async def _stop(self, mode: PauseMode) -> None:
         if mode is PauseMode.WAIT:
             try:
-                await self._requests.ended(self._settings.request_s)
+                await self.requests.ended(self._settings.request_s)
             except TimeoutError:
                 raise ServerError(
-                    f"server {self.url}: {len(self._requests)} requests still run "
+                    f"server {self.url}: {len(self.requests)} requests still run "
                     f"{self._settings.request_s:g} s after they were to end"
                 ) from None
             mode = PauseMode.KEEP
         await self._stop_server(mode)
         if mode is PauseMode.ABORT:
-            await self._requests.all_cut(lambda: self._stop_server(mode))
+            await self.requests.all_cut(lambda: self._stop_server(mode))
 
     async def _stop_server(self, mode: PauseMode) -> None:
         await self._met.pause(mode, keep_cache=self._settings.keep_cache)

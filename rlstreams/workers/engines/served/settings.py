@@ -13,7 +13,8 @@ class ServedSettings:
     """How servers are used; all times in seconds."""
 
     kind: Kind
-    limit: int  # requests in flight per server
+    limit: int  # requests in flight per server, at most
+    adapts: bool = False  # fewer, as its own gauges say: see `Capacity`
     capture_experts: bool
     on_pull: PauseMode  # what running requests do while weights change
     keep_cache: bool  # with KEEP: go on with old keys and values, or compute them again
@@ -24,6 +25,7 @@ class ServedSettings:
     start_s: float = 600.0  # longest start of a server
     beat_s: float = 1.0  # between two looks at a server
     look_s: float = 4.0  # longest answer to a look
+    gauges_s: float = 2.0  # between two looks at a server's gauges
     inside_s: float = 5.0  # between two looks at the engine behind a server's front end
     silent_s: float = 20.0  # a server that answers no look for so long is given up
     change_s: float = 120.0  # longest time to give the GPU's memory up, or to have it again

@@ -35,6 +35,8 @@ class SglangAdapter(Adapter):
     """See `Adapter`."""
 
     generate_route = "/generate"
+    # Its answers say how often they were retracted; `num_retracted_reqs` is of the moment.
+    gauge_names = ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "")
     alive = frozenset({200, 503})  # 503: it may be paused
 
     def body(self, request: GenerateRequest) -> dict[str, Any]:

@@ -38,6 +38,12 @@ class VllmAdapter(Adapter):
     """See `Adapter`."""
 
     generate_route = "/inference/v1/generate"
+    gauge_names = (
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:num_preemptions_total",
+    )
     alive = frozenset({200})  # 503: its engine core is dead
 
     def body(self, request: GenerateRequest) -> dict[str, Any]:

@@ -7,12 +7,15 @@ Pure. An adapter turns a `GenerateRequest` into its server's JSON, and that serv
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from rlstreams.workers.engines.served.capacity import Gauges
 
 _REASONS = ("abort", "length", "stop")
 
@@ -108,3 +111,37 @@ def array(content: bytes, name: str, dtype: str) -> npt.NDArray[Any]:
         return np.frombuffer(content, dtype)
     except ValueError as err:
         raise AnswerError(f"{name} has {len(content)} bytes: {err}") from err
+
+
+def gauges_of(text: str, names: tuple[str, str, str, str]) -> Gauges:
+    """What a page of metrics in Prometheus' text format says of the server's load.
+
+    A metric has a line for each set of labels, as of each engine: counts add up, and of the cache's
+    share the largest counts.
+
+    Args:
+        names: as `Adapter.gauge_names`.
+
+    Raises:
+        AnswerError: one is missing, or no number.
+    """
+    found: dict[str, list[float]] = {name: [] for name in names if name}
+    for line in text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        if name in found:
+            try:
+                value = float(line[len(name) :].rpartition("}")[2].split()[0])  # a time may follow
+            except (ValueError, IndexError):
+                value = math.nan
+            if not math.isfinite(value):
+                raise AnswerError(f"{name} should be a number, is {line!r:.120}")
+            found[name].append(value)
+    if missing := [name for name, values in found.items() if not values]:
+        raise AnswerError(f"there is no {', '.join(missing)}")
+    running, waiting, share, preempted = names
+    return Gauges(
+        num_running=int(sum(found[running])),
+        num_waiting=int(sum(found[waiting])),
+        cache_share=max(found[share]),
+        num_preemptions=int(sum(found[preempted])) if preempted else None,
+    )

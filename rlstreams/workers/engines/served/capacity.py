@@ -1,0 +1,192 @@
+"""How many requests a server is given at once, and which server is given the next. Pure.
+
+    warming --half full, or congested--> steady        any --met anew--> warming
+    steady  --congested--> draining --as few in flight as the limit, then answers--> steady
+
+*Answers are the clock*, as acknowledgements are TCP's (Jacobson, "Congestion avoidance and
+control", 1988). One that comes back while the server has all that the limit allows raises the limit
+by a share of one request: much while warming, little while steady. So nothing grows faster than the
+server shows what it costs, whether an answer takes a second or ten minutes, and nothing grows that
+is not used.
+
+*Gauges say whether.* The limit stands while the cache is nearly full, or requests wait inside the
+server. It is *congested* when it preempted more than a few of a limit's worth of answers: their
+keys and values were thrown away, and are computed again. Then the limit falls by a factor, further
+if the server says that fewer run. What is in flight beyond the limit is not cut: it drains, and
+meanwhile nothing is counted, for that would be the same congestion. Where requests wait inside
+and none was preempted, all seats are taken: the limit falls to those that run and a few.
+
+*A server that is met anew* begins as it began: its cache is empty, it compiles for sizes that it
+has not met, and what it can hold may be something else.
+
+No token depends on any of it: seeds are of samples, and servers alone, whose answers depend on
+what else they compute, are used through here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+START = 32.0  # requests for a new server: a few groups, whose prompts it computes once
+LEAST = 4.0  # below it a GPU idles whatever is in its cache
+WARM = 1.0  # requests more for each answer: twice as many in an answer's life
+STEADY = 1 / 12  # 8 % more in an answer's life: twice what one cut takes in two lives
+WARM_BELOW = 0.5  # share of the cache; answers that run are half as long as they will be
+GROW_BELOW = 0.92  # share of the cache; the rest is for a spread of lengths
+TOLERATED = 0.02  # preemptions per request of the limit in as many answers: 2 % computed twice
+KEPT = 0.85  # of the limit after a cut; more than the spread, or the next life is congested again
+AT_ONCE = 0.5  # of the limit that one cut leaves at least: what runs is one moment's reading
+SETTLED = 0.25  # of a limit's worth of answers after a cut, before preemptions count again
+USED = 0.9  # of the limit in flight: it is what holds requests back; several may come back at once
+QUEUED = 1 / 16  # of the limit that may wait in a server: so it never waits for us
+AFTER_PULL = 2  # looks: vLLM counts what a pull preempted once it goes on
+TWICE = 2  # looks in a row at which requests wait: one is a burst of arrivals
+SLACK = 8  # requests that a preferred server may have more than a like share: a group's siblings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """What a server says of itself at one moment."""
+
+    num_running: int
+    num_waiting: int
+    cache_share: float  # of its keys and values' memory, 0 to 1, that requests have
+    num_preemptions: int | None  # since it was started; None: it does not say
+
+
+class Capacity:
+    """The limit of one server."""
+
+    def __init__(self, most: int, *, adapts: bool) -> None:
+        """
+        Args:
+            most: what the limit never exceeds; without `adapts` it is the limit.
+        """
+        self.num_preemptions = 0  # seen, since it was made
+        self.why = "fixed"  # what moved the limit last, for people
+        self._most, self._adapts = float(most), adapts
+        self._limit = self._most
+        self.meet()
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be in flight."""
+        return int(self._limit)
+
+    def meet(self) -> None:
+        """It is a new one, or was started again."""
+        self._is_warming, self._may_grow = True, True
+        self._drains_from: float | None = None  # answers to go once drained; None: nothing drains
+        self._preempted = self._answers = 0  # of this window
+        self._counted = 0  # preemptions that its counter had at the last look
+        self._num_passed = 1  # looks to come that only read the counter
+        self._says = False  # it has a counter: what answers say is not counted twice
+        self._num_queued = 0  # looks in a row
+        if self._adapts:
+            self._limit, self.why = min(START, self._most), "met anew: warming"
+
+    def rebase(self) -> None:
+        """Weights change, which preempts what runs: that is no congestion."""
+        self._num_passed = AFTER_PULL
+
+    def answered(self, in_flight: int, num_preemptions: int) -> None:
+        """An answer came back.
+
+        Args:
+            in_flight: with it.
+            num_preemptions: times that it was preempted, other than by a pull.
+        """
+        if not self._says:
+            self._preempt(num_preemptions)
+        if not self._adapts:
+            return
+        self._answers += 1
+        if self._drains_from is not None:
+            self._drain(in_flight)
+            return
+        if self._preempted > max(1.0, TOLERATED * self._limit):
+            self._cut(self._limit, "preempted")
+            return
+        if self._answers >= self._limit:
+            self._preempted = self._answers = 0
+        if self._may_grow and in_flight >= USED * self._limit and self._limit < self._most:
+            self._limit = min(self._most, self._limit + (WARM if self._is_warming else STEADY))
+            self.why = "warming" if self._is_warming else "has room"
+
+    def look(self, gauges: Gauges, in_flight: int) -> None:
+        """The server was asked for its gauges."""
+        if (now := gauges.num_preemptions) is not None:
+            self._says = True
+            self._preempt(0 if self._num_passed else max(0, now - self._counted))
+            self._counted, self._num_passed = now, max(0, self._num_passed - 1)
+        if not self._adapts:
+            return
+        if gauges.cache_share >= WARM_BELOW:
+            self._is_warming = False
+        is_queued = gauges.num_waiting > max(1.0, QUEUED * self._limit)
+        self._num_queued = self._num_queued + 1 if is_queued else 0
+        self._may_grow = gauges.cache_share < GROW_BELOW and not is_queued
+        if self._drains_from is not None:
+            self._drain(in_flight)
+        elif self._preempted > max(1.0, TOLERATED * self._limit):
+            self._cut(gauges.num_running, "preempted")
+        elif self._num_queued >= TWICE and gauges.num_running:
+            seats = gauges.num_running * (1 + QUEUED)
+            if seats < self._limit:
+                self._to(max(seats, AT_ONCE * self._limit), "requests waited in it")
+
+    def _preempt(self, number: int) -> None:
+        self.num_preemptions += number
+        self._preempted += number
+
+    def _cut(self, num_running: float, why: str) -> None:
+        self._to(min(KEPT * self._limit, max(num_running, AT_ONCE * self._limit)), why)
+
+    def _to(self, limit: float, why: str) -> None:
+        self._limit, self.why = max(min(LEAST, self._most), limit), why
+        self._is_warming, self._num_queued = False, 0
+        self._drains_from, self._answers = SETTLED * self._limit, 0
+
+    def _drain(self, in_flight: int) -> None:
+        assert self._drains_from is not None
+        if in_flight > self.limit:
+            self._answers = 0
+        elif self._answers >= self._drains_from:
+            self._drains_from, self._preempted, self._answers = None, 0, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One server that may be given a request."""
+
+    in_flight: int
+    limit: int
+
+
+def choose(group_id: str, loads: Mapping[str, Load], before: str = "") -> str | None:
+    """The url of the server to take, or None if all are full.
+
+    One with room and not much fuller than the least full one, in this order: which answered the
+    session last, for it has all of its turns; which its group's weight chooses, for siblings share
+    a prompt. The weight is the highest of random ones (rendezvous hashing: Thaler and Ravishankar,
+    1996), so a server that comes or goes moves only its own groups.
+
+    Args:
+        loads: of each server that may be given one, by url.
+        before: the url that answered the session's last request; empty: it had none.
+    """
+    least = min((load.in_flight / load.limit for load in loads.values()), default=0.0)
+    near = [
+        url
+        for url, load in loads.items()
+        if load.in_flight < load.limit and load.in_flight <= least * load.limit + SLACK
+    ]
+    if before in near:
+        return before
+    return max(near, key=lambda url: _weight(group_id, url), default=None)
+
+
+def _weight(group_id: str, url: str) -> bytes:
+    return hashlib.blake2b(f"{group_id}\0{url}".encode(), digest_size=8).digest()
