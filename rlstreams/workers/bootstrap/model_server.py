@@ -160,6 +160,7 @@ def command_of(
         load=engine.load,
         log_level=engine.log_level,
         sleeps=config.shared_device("rollout") is not None,
+        is_asked=engine.adapt,
         plugin=plugin,
         args=engine.args,
         environment={name: _text(value) for name, value in engine.env.items()},

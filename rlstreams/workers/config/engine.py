@@ -54,9 +54,9 @@ class EngineSection(Section, section="engine"):
     """Level of such a server's log, which is kept next to the worker's."""
     max_running: PositiveInt = 256
     """Maximum concurrent requests per server."""
-    adapt: bool = True
+    adapt: bool = False
     """Whether fewer are sent while its cache is full or requests wait in it, and few to one that
-    has just started; false: always `max_running`."""
+    has just started; false: always `max_running`. Not yet measured on a GPU."""
     on_pull: Literal["keep", "abort", "wait"] = "keep"
     """Requests in flight while weights change: continue, are cut and resumed, or finish first."""
     cache_on_pull: Literal["keep", "recompute"] = "keep"

@@ -85,6 +85,7 @@ class Start:
     load: str  # "dummy" or "auto"
     log_level: str
     sleeps: bool  # it is to give its memory up on demand
+    is_asked: bool  # it is to tell its load
     plugin: Mapping[str, str]  # environment that brings our plugin in; empty: it is installed
     args: Mapping[str, Value]
     environment: Mapping[str, str]
@@ -103,7 +104,7 @@ def start_command(start: Start) -> StartCommand:
     else:
         module, ours = "sglang.launch_server", _sglang_args(start)
         defaults = {"max-running-requests": start.limit, "log-level": start.log_level}
-        defaults["enable-metrics"] = True  # else it says nothing of its load
+        defaults |= {"enable-metrics": True} if start.is_asked else {}  # vLLM tells it always
     theirs = {name.lstrip("-").replace("_", "-"): value for name, value in start.args.items()}
     _refuse_clash(ours, theirs, "engine.args")
     words = _words({**defaults, **theirs, **ours})
