@@ -18,6 +18,7 @@ dir=${DIR:-$PWD/runs}        # a folder that all nodes see
 keep=${KEEP:-$PWD/infra/hosts/keep.sh}
 servers=${SERVERS:-0}        # model servers of each joining node, one to a GPU; 0: the built-in engine
 password=$dir/$run/broker/password
+secret=${SECRET:-file:$dir/$run.secret} # with servers: of weights that come over the network
 steps=()
 asked=
 
@@ -36,30 +37,39 @@ ended() { # PID: until it is; a signal ends a wait, and not the step. Sets `stat
 }
 trap 'asked=1; drain' TERM INT
 
+own=()
+if [ "$servers" != 0 ]; then
+    if [ -z "${SECRET:-}" ] && [ ! -s "$dir/$run.secret" ]; then
+        mkdir -p "$dir"
+        (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$dir/$run.secret")
+    fi
+    own=(--weights.secret="$secret")
+fi
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 broker=${JOIN:-}
 if [ -z "$broker" ]; then
     address=${ADDRESS:-$(getent ahostsv4 "${nodes[0]}" | awk '{ print $1; exit }')}
     broker=$address:${PORT:-19092}
     begin "${nodes[0]}" rlstreams up "$@" --resume --no-live --run.id="$run" --run.dir="$dir/$run" \
-        --broker.host="$address" --broker.port="${broker##*:}" --weights.host="$address"
+        --broker.host="$address" --broker.port="${broker##*:}" --weights.host="$address" ${own[@]+"${own[@]}"}
     nodes=("${nodes[@]:1}")
     until [ -s "$password" ] || [ -n "$asked" ] || ! kill -0 "${steps[0]}" 2>/dev/null; do sleep 1; done
     set -- # the configuration is the claim's
 fi
 # A worker drains for less than the job has left; `keep.sh` starts one again that fails, as one does
 # whose broker or trainer is not there yet.
-join=(--join "$broker" --run "$run" --password-file "$password" --deadlines.drain_s="${DRAIN_S:-60}" "$@")
+join=(--join "$broker" --run "$run" --password-file "$password" --deadlines.drain_s="${DRAIN_S:-60}"
+    ${own[@]+"${own[@]}"} "$@")
 for node in ${nodes[@]+"${nodes[@]}"}; do
     [ -z "$asked" ] || break
-    own=()
+    urls=()
     for ((n = 0; n < servers; n++)); do
         begin "$node" sh "$keep" server "${join[@]}" \
             --engine.port=$((8000 + n)) --engine.env.CUDA_VISIBLE_DEVICES="$n"
-        own+=("\"http://127.0.0.1:$((8000 + n))\"")
+        urls+=("\"http://127.0.0.1:$((8000 + n))\"")
     done
-    [ "$servers" = 0 ] || own=("--engine.urls=[$(IFS=,; echo "${own[*]}")]")
-    begin "$node" sh "$keep" rollout "${join[@]}" ${own[@]+"${own[@]}"}
+    [ "$servers" = 0 ] || urls=("--engine.urls=[$(IFS=,; echo "${urls[*]}")]")
+    begin "$node" sh "$keep" rollout "${join[@]}" ${urls[@]+"${urls[@]}"}
 done
 [ -z "$asked" ] || drain # those that began meanwhile
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -105,6 +106,10 @@ def test_a_second_job_joins_with_its_servers(
     wait_for(lambda: len(calls(slurm)) == 9, "not all have started")
     assert all(words[2:4] == ["--join", "10.0.0.5:9092"] for words in calls(slurm))
     assert all("--model.path=/srv/m" in words for words in calls(slurm))
+    (secret,) = {w for words in calls(slurm) for w in words if w.startswith("--weights.secret=")}
+    kept = Path(secret.removeprefix("--weights.secret=file:"))
+    assert re.fullmatch("[0-9a-f]{64}", kept.read_text())
+    assert kept.stat().st_mode & 0o077 == 0
     for node in NODES:
         of_node = [line.split(" ", 1)[1] for line in slurm.noted("steps") if line.startswith(node)]
         servers = sorted(line for line in of_node if "keep.sh server" in line)
