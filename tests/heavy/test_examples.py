@@ -11,6 +11,7 @@ import pytest
 from rlstreams.__main__ import main
 from rlstreams.workers.config.across import check_start, start_warning
 from rlstreams.workers.config.load import load
+from rlstreams.workers.config.reward import judged_by_server
 from rlstreams.workers.rollout.judge import judge
 
 EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
@@ -115,8 +116,9 @@ def test_a_judge_replaces_the_reward_of_another_example() -> None:
     alone, judged = load([EXAMPLES / ON_GPUS]), load([EXAMPLES / ON_GPUS, EXAMPLES / "judge.toml"])
     check_start(judged)
     taken = inspect.signature(judge).parameters
-    assert {"url", "model"} <= judged.reward.options.keys() <= taken.keys()
-    assert judged.reward.timeout_s < judged.reward.options["patience_s"]
+    section = judged_by_server(judged.reward, judged.judge)
+    assert {"url", "model", "temperature"} <= section.options.keys() <= taken.keys()
+    assert section.timeout_s < section.options["patience_s"]
     assert (alone.trainer, alone.rollout) == (judged.trainer, judged.rollout)
 
 
