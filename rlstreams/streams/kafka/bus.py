@@ -67,6 +67,9 @@ _CONSUMER = {
 # Readers go through whole topics. Twice the room, in steps twice as large, spares the broker a
 # quarter of its time; with more of both the memory leaves the processor's cache.
 _READER = {"queued.max.messages.kbytes": "32768", "max.partition.fetch.bytes": "2097152"}
+# It goes from one partition to the next: what still waits at the end of one, by default for 0.5 s,
+# holds up the next.
+_SEEKER = {"fetch.wait.max.ms": "10"}
 _PRODUCER = {
     "enable.idempotence": "true",
     "partitioner": "murmur2_random",  # what Java and kafka-python do
@@ -192,7 +195,8 @@ class KafkaBus(Closing):
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:
         """See `Bus`."""
         # The client insists on a group's name; it neither joins nor commits.
-        feed = self._feed({**_READER, "group.id": self._name(READERS)})
+        waits = _SEEKER if offsets is None else {}
+        feed = self._feed({**_READER, **waits, "group.id": self._name(READERS)})
         return KafkaReader(feed, offsets, self._on_read)
 
     def _feed(self, settings: Mapping[str, str]) -> Feed:
