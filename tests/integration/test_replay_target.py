@@ -17,16 +17,17 @@ from rlstreams.streams.log.topics import TRAJECTORIES
 from rlstreams.workers.bootstrap.parts import topic_plan
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests import factories
+from tests.contract.polling import within
 
 RETENTION = "3600000"
 
 
-def state(broker: str, run_id: str) -> object:
+def state(broker: str, run_id: str) -> tuple[str, object]:
     name = f"{run_id}.{TRAJECTORIES.name}"
     admin = KafkaAdminClient(bootstrap_servers=broker)
     found = admin.describe_configs([ConfigResource("TOPIC", name)])["topic"][name]
     admin.close()
-    return found["retention.ms"], listing(broker, run_id)
+    return found["retention.ms"]["value"], listing(broker, run_id)
 
 
 def test_topics_of_a_run_that_lives_are_left_as_they_are(
@@ -43,7 +44,13 @@ def test_topics_of_a_run_that_lives_are_left_as_they_are(
     admin.close()
     with KafkaBus(broker, run_id) as bus, bus.producer("rollout-0") as producer:
         producer.commit([outgoing(TRAJECTORIES, factories.trajectory())])
-    before = state(broker, run_id)
+
+    def changed() -> tuple[str, object] | None:
+        """A broker answers what it was told a moment later."""
+        found = state(broker, run_id)
+        return found if found[0] == RETENTION else None
+
+    before = within(30.0, changed, "the retention that was set")
 
     told = rf"run.id '{run_id}' has records in trajectories already.*--as NAME"
     with pytest.raises(ConfigError, match=told), fresh_run(config):
