@@ -48,7 +48,8 @@ class RolloutStage:
     consumes:     prompts (Prompt, one sample each); policy-versions (PolicyPublished)
     produces:     trajectories (Trajectory), dead-letters; policy-pulls (PullRequested,
                   PolicyLoaded); worker-events
-    waits for:    a prompt; a version at or above the prompt's `min_policy_version`
+    waits for:    first weights, before it joins its group; a prompt; a version at or above the
+                  prompt's `min_policy_version`
     unblocked by: prompts issuing; trainer publishing
     """
 
