@@ -10,6 +10,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -190,3 +191,10 @@ def test_two_places_for_log_probs_end_to_end(tmp_path: Path) -> None:
         scored = [row["scored"][1] for row in found["timeline"]["steps"]]
         begun = [row["begins"] for row in found["timeline"]["steps"]]
         assert all(last <= start for last, start in zip(scored, begun, strict=True))
+
+
+def test_a_result_names_no_folder_of_the_machine_that_made_it() -> None:
+    """A reader cannot go there; `--folder` and `--out` are left out of what is committed."""
+    homes = re.compile(r"/(?:root|home)/\w")
+    named = [path.name for path in RESULTS.glob("*.json") if homes.search(path.read_text("utf-8"))]
+    assert [] == named
