@@ -1,12 +1,15 @@
-"""Steps of the backend `megatron` on two GPUs beside the plain trainer, and the same bits twice.
+"""The backend `megatron` on two GPUs beside the plain layers: training steps, scores, bits twice.
 
     python -m tests.gpu.megatron_steps --folder /tmp/models --out result.json  # or --gpus 1
+    python -m tests.gpu.megatron_steps --folder /tmp/models --only mixture:pp2 --out result.json
 
 A dense Qwen3 and a Qwen3-MoE with random weights, made in `--folder`; nothing is downloaded. First
 one process with Hugging Face's layers, then megatron-core on one GPU, TP 2 and PP 2 of the dense
 model, EP 2 and PP 2 of the mixture: `--steps` steps over the same rows, each layout twice. Losses,
 gradient norms and weights must agree within what 16 bits allow, and both runs of a layout to the
-bit. Exit status 1 and `failures` say what did not. `--device cpu --small` tries the script.
+bit. `scores` has each layout's scorer, of the same sequences under the folder's weights, beside the
+plain scorer of one rank; `fsdp2` too, whose two ranks must give its bits. Exit status 1 and
+`failures` say what did not agree. `--device cpu --small` tries the script.
 """
 
 from __future__ import annotations
@@ -21,10 +24,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from rlstreams.workers.compute.team import team_of
+from rlstreams.workers.compute.score import scorer_of
+from rlstreams.workers.compute.team import Team, team_of
 from rlstreams.workers.config.trainer import LayoutSection, OptimizerSection, TrainerSection
+from rlstreams.workers.engines.base import TokenSequence
+from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.model.device import VISIBLE
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
@@ -45,6 +52,8 @@ CASES: dict[str, dict[str, tuple[int, LayoutSection]]] = {
 }
 LOSS_APART = 2e-2  # absolute: losses of random rows are around 0
 NORM_APART = 5e-2  # relative
+SCORES_APART = 0.1  # nats, of the mean token: sixteen bits, sixteen layers of random weights
+FSDP2 = "fsdp2"
 WEIGHTS_APART = 0.25  # of the way that weights went; Adam's first steps are signs of gradients
 
 
@@ -113,6 +122,67 @@ def run(
     return told, weights
 
 
+def scores(
+    args: argparse.Namespace, folder: Path, ranks: int, layout: LayoutSection | None
+) -> tuple[dict[str, Any], list[np.ndarray[Any, Any]]]:
+    """A scorer's start and second pass in seconds, and the log-probs [tokens - 1] of each sequence.
+
+    Args:
+        layout: of megatron's layers; None: Hugging Face's, under FSDP2 if there are several ranks.
+    """
+    channel = FolderChannel(folder)
+    draw = np.random.default_rng(3)
+    lengths = draw.integers(args.length // 2, args.length, args.sequences)
+    sequences = [
+        TokenSequence(token_ids=draw.integers(0, args.vocabulary, n).astype(np.int32))
+        for n in lengths
+    ]
+    options: dict[str, Any] = {"device": args.device, "dtype": args.dtype, "threads": args.threads}
+    options |= {"token_budget": args.bin}
+    if layout is not None:
+        options |= {"backend": "megatron", "layout": layout}
+    started_s = time.monotonic()
+    team = Team(args.visible[1:ranks], owner="scorer") if ranks > 1 else None
+    with closing(scorer_of(folder, team=team, **options)) as scorer:
+        version = scorer.pull(channel.published, channel).policy_version
+        start_s = time.monotonic() - started_s
+        first = [one.logprobs for one in scorer.score(sequences, version, 1.0)]
+        begun_s = time.monotonic()
+        again = [one.logprobs for one in scorer.score(sequences, version, 1.0)]
+        found = {
+            "start_s": round(start_s, 1),
+            "seconds": round(time.monotonic() - begun_s, 3),
+            "equal_twice": all(map(np.array_equal, first, again)),
+        }
+    return found, first
+
+
+def all_scores(
+    args: argparse.Namespace, folder: Path, kind: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The scorers of a kind's layouts beside the plain one of one rank, and what is too far."""
+    plain, expected = scores(args, folder, 1, None)
+    found, problems = {PLAIN: plain}, []
+    for name, (ranks, layout) in {FSDP2: (2, None), **CASES[kind]}.items():
+        if ranks > args.gpus or not is_asked(args, kind, name):
+            continue
+        one, logprobs = scores(args, folder, ranks, layout)
+        apart = np.abs(np.concatenate(logprobs) - np.concatenate(expected))
+        one |= {"mean_apart": float(apart.mean()), "most_apart": float(apart.max())}
+        found[name] = one
+        if not one["equal_twice"]:
+            problems.append(f"{kind} {name}: the same scores came with other bits")
+        if not one["mean_apart"] <= (0.0 if name == FSDP2 else SCORES_APART):
+            problems.append(f"{kind} {name}: scores are {one['mean_apart']:.3g} nats apart")
+        sys.stderr.write(json.dumps({f"scores {kind} {name}": one}) + "\n")
+    return found, problems
+
+
+def is_asked(args: argparse.Namespace, kind: str, name: str) -> bool:
+    """Whether `--only` names this layout."""
+    return not args.only or f"{kind}:{name}" in args.only.split(",")
+
+
 def compared(
     told: dict[str, Any], plain: dict[str, Any], way: float, apart: float
 ) -> tuple[dict[str, float], list[str]]:
@@ -151,6 +221,8 @@ def main() -> int:
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--only", default="", help="dense:tp2,mixture:pp2,mixture:fsdp2: these")
+    parser.add_argument("--no-steps", action="store_true", help="scores alone")
     parser.set_defaults(ranks=1, cp=1)  # every layout is given the same batch
     args = parser.parse_args()
     args.visible = ("", "")
@@ -160,7 +232,13 @@ def main() -> int:
     told: dict[str, Any] = {"torch": torch.__version__, "megatron": version("megatron-core")}
     failures = []
     for kind, layouts in CASES.items():
+        if args.only and f"{kind}:" not in args.only:
+            continue
         folder = made(args, kind)
+        told[f"{kind} scores"], bad = all_scores(args, folder, kind)
+        failures += bad
+        if args.no_steps:
+            continue
         from safetensors.torch import load_file
 
         start = load_file(folder / "model.safetensors")
@@ -169,7 +247,7 @@ def main() -> int:
         start = {n: t for n, t in start.items() if n in weights}  # experts may lie one by one
         way = difference({n: weights[n] for n in start}, start)
         for name, (ranks, layout) in layouts.items():
-            if ranks > args.gpus:
+            if ranks > args.gpus or not is_asked(args, kind, name):
                 continue
             first, after = run(args, folder, ranks, layout)
             again, _ = run(args, folder, ranks, layout)
