@@ -20,14 +20,16 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors.torch import load_file
 
 from rlstreams.schemas.events import PolicyPublished, Tensor, Trajectory
@@ -36,6 +38,7 @@ from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topics import POLICY_VERSIONS, PROMPTS, TOPICS, TRAJECTORIES
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind, ServerFacts
 from rlstreams.workers.engines.served.http import ServerHttp
 from rlstreams.workers.engines.served.running import seed_of
@@ -84,17 +87,24 @@ class Run:
 class Ours:
     """The worker on an in-memory log."""
 
-    def __init__(self, url: str, folder: Path, args: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        folder: Path,
+        args: argparse.Namespace,
+        weights: Callable[[int], Mapping[str, torch.Tensor]],
+    ) -> None:
+        """
+        Args:
+            args: `model` is the folder of the tokenizer.
+            weights: of each version.
+        """
         self._log = MemoryLog()
         for topic in TOPICS:
             self._log.create(f"demo.{topic.name}", 1 if topic.single_partition else 2)
         self._pen = MemoryBus(self._log, "demo").producer("bench")
         self.pulled: list[Pulled] = []
         self._prompt = prompt_of(args)
-        model = Path(args.model) if args.model else long_model(folder)
-        engine = real_engine(
-            "vllm", url, model, folder, stops=not args.fixed, limit=args.slots, beat_s=BEAT_S
-        )
         pull = engine.pull
 
         async def noted(published: PolicyPublished, channel: WeightChannel) -> Pulled:
@@ -108,17 +118,15 @@ class Ours:
         sampler = Sampler(
             engine=engine,
             verifier=make_verifier(config.reward),
-            tokenizer=Tokenizer.load(model),
+            tokenizer=Tokenizer.load(Path(args.model)),
             sampling=Sampling(temperature=TEMPERATURE, max_new_tokens=args.tokens),
             max_attempts=1,
             deadline_s=600.0,
         )
         self._worker: StageLoop = make_worker(context, bus, engine, FileWeightChannel(), sampler)
         server = FileWeightServer(folder / "weights", keep=args.pulls + 1)
-        weights = load_file(model / "model.safetensors") if args.model else None
         self._versions = [
-            announced(server, server.publish(v, weights or version_weights("vllm", v)))
-            for v in range(args.pulls + 1)
+            announced(server, server.publish(v, weights(v))) for v in range(args.pulls + 1)
         ]
         self.announce()
 
@@ -194,7 +202,14 @@ async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> R
 
 def measure(url: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Alternate between the two."""
-    ours = Ours(url, folder, args)
+    weights: Callable[[int], Mapping[str, torch.Tensor]] = partial(version_weights, "vllm")
+    if args.model:
+        of_folder = load_file(Path(args.model) / "model.safetensors")
+        weights = lambda _: of_folder  # noqa: E731
+    args.model = args.model or str(long_model(folder))
+    model = Path(args.model)
+    changes = {"stops": not args.fixed, "limit": args.slots, "beat_s": BEAT_S}
+    ours = Ours(real_engine("vllm", url, model, folder, **changes), folder, args, weights)
     rows: list[tuple[Run, Run]] = []
 
     def theirs(group_id: str) -> Run:

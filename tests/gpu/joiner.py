@@ -2,12 +2,15 @@
 
     python -m tests.gpu.joiner --base runs/pretrained-base --folder runs/join --out joiner.json
     python -m tests.gpu.joiner --demo --cpu --python .venv-vllm/bin/python --steps 30 --out cpu.json
+    python -m tests.gpu.joiner --demo --built-in --steps 30 --out toy.json    # without a server
 
 `rlstreams up` with everything on the first GPU; after `--joins` steps `worker server --join` on the
 second and `worker rollout --join` with its address, as infra/docs/several-hosts.md has it; after as
 many steps with its samples again, both get SIGTERM. The file says, from the log: seconds from the
 joiner's start to its server's readiness and to its first sample, tokens sampled a second before,
-with it and after it, the longest time that the others wrote nothing, and the audit.
+with it and after it, and the audit. *The others pause 0 times*: of the gaps between their samples
+while it joins and while it leaves, none is longer than `PAUSE` times the longest before. The status
+is 1 if one is, or the audit is not clean.
 """
 
 from __future__ import annotations
@@ -40,12 +43,15 @@ DEMO = ["demo.toml", "demo-vllm.toml"]
 # One server of the run, so that samples are what it waits for.
 SCARCE = ("rollout.workers=1", "rollout.slots=128", "engine.max_running=128")
 POLL_S = 0.5
+PAUSE, PAUSE_S = 2.0, 1.0  # times the longest gap before, and at least so long
+AROUND_S = 10.0  # behind its first sample, and behind its end
 LEAVES_S = 90.0
 
 
 def configured(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
     """Files and words of the run."""
-    files = [EXAMPLES / name for name in (DEMO if args.demo else PRETRAINED)]
+    named = DEMO[: 1 if args.built_in else 2] if args.demo else PRETRAINED
+    files = [EXAMPLES / name for name in named]
     words = [f"run.dir={args.folder}/{{id}}", "run.id=joined", f"trainer.steps={args.steps}"]
     words += [f"broker.jars_dir={args.jars}"] if args.jars else []
     words += [f"engine.python={args.python}"] if args.python else []
@@ -53,6 +59,7 @@ def configured(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
         words += [f"data.{name}={args.base}/{name}.jsonl" for name in ("train", "held_out")]
         words += [f"model.path={args.base}/model", "prompts.evaluate_every=0", *SCARCE]
     words += ON_CPU if args.cpu else ()
+    words += ["rollout.workers=1"] if args.built_in else []
     return files, [*words, *(word.removeprefix("--") for word in args.overrides)]
 
 
@@ -102,7 +109,7 @@ def joined(args: argparse.Namespace, run: Path) -> list[subprocess.Popen[bytes]]
     roles = (["server", f"--engine.port={port}", *own],
              ["rollout", f'--engine.urls=["http://127.0.0.1:{port}"]', *own])  # fmt: skip
     found = []
-    for role, *words in roles:
+    for role, *words in [["rollout"]] if args.built_in else roles:
         with (where / f"{role}.log").open("wb") as log:
             found.append(
                 subprocess.Popen(
@@ -147,7 +154,8 @@ def figures(run: Path, moments_ms: dict[str, float]) -> dict[str, Any]:
         return round(1000 * tokens / max(end - begin, 1.0), 1)
 
     others = sorted(one.finished_at_ms for one in events if one.worker != JOINER)
-    around = [at for at in others if moments_ms["started"] - 5_000 <= at <= went + 5_000]
+    joined = (moments_ms["started"], came + 1000 * AROUND_S)
+    leaving = (moments_ms["told"], moments_ms["left"] + 1000 * AROUND_S)
     return {
         "first_sample_s": (min(one.started_at_ms for one in own) - moments_ms["started"]) / 1000,
         "samples": len(own),
@@ -155,7 +163,27 @@ def figures(run: Path, moments_ms: dict[str, float]) -> dict[str, Any]:
             len(own) / sum(came <= one.finished_at_ms <= went for one in events), 3
         ),
         "sampled_tokens_per_s": {name: rate(period) for name, period in periods.items()},
-        "others_longest_silence_s": max(b - a for a, b in pairwise(around)) / 1000,
+        **pauses(others, {"joining": joined, "leaving": leaving}),
+    }
+
+
+def pauses(
+    others_ms: Sequence[float], periods_ms: dict[str, tuple[float, float]]
+) -> dict[str, Any]:
+    """The longest gap between the others' samples in each period and before the first, and how
+    often one was a pause. A gap counts if a part of it is there."""
+    gaps = [(end, (end - begin) / 1000) for begin, end in pairwise(others_ms)]
+    started_ms = min(begin for begin, _ in periods_ms.values())
+    before_s = max((gap for at, gap in gaps if at <= started_ms), default=0.0)
+    found = {
+        name: [gap for at, gap in gaps if at > begin and at - 1000 * gap < end]
+        for name, (begin, end) in periods_ms.items()
+    }
+    longest = max(PAUSE_S, PAUSE * before_s)
+    return {
+        "others_longest_gap_s": {"before": before_s}
+        | {name: max(own, default=0.0) for name, own in found.items()},
+        "others_paused": sum(gap > longest for own in found.values() for gap in own),
     }
 
 
@@ -173,6 +201,7 @@ def scenario(args: argparse.Namespace, run: Path, told: dict[str, Any]) -> None:
         moments["told"] = time.time() * 1000
     finally:
         told["statuses"] = left(processes)
+        moments["left"] = time.time() * 1000
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -181,6 +210,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--base", type=Path, help="folder of model and rows")
     parser.add_argument("--demo", action="store_true", help="the demo in place of the pretrained")
     parser.add_argument("--cpu", action="store_true", help="vLLM for the CPU, and gloo")
+    parser.add_argument("--built-in", action="store_true", help="the demo's engine, no server")
     parser.add_argument("--folder", type=Path, default=Path("runs/join"))
     parser.add_argument("--python", default="", help="of the servers' environment")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
@@ -199,7 +229,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The run in a thread, the joiner beside it; 1 unless the audit is clean and it worked."""
+    """The run in a thread, the joiner beside it; 1 unless the audit is clean, it worked, and the
+    others went on."""
     args = parse(argv)
     files, words = configured(args)
     config = load(files, words)
@@ -225,7 +256,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"==> {log}\n{log.read_text(errors='replace')[-2000:]}\n")
         if status != [0]:
             sys.stdout.write(tails(run) + "\n")
-    return int(not found["audit_ok"] or status != [0])
+    paused = told.get("joiner", {"others_paused": None})["others_paused"]
+    return int(not found["audit_ok"] or status != [0] or paused != 0)
 
 
 if __name__ == "__main__":

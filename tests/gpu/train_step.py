@@ -89,7 +89,7 @@ def learner_of(args: argparse.Namespace, model: Any, case: str, told: dict[str, 
     if args.checkpointing:
         scorer.head.holds_logits = False
         recompute_activations(model)
-    section = OptimizerSection(lr=1e-6, warmup_steps=0)
+    section = OptimizerSection(lr=args.lr, warmup_steps=0)
     return Learner.of(model, section, LossSection(), scorer=scorer, why_padded=why_padded)
 
 
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
-    parser.set_defaults(dtype="bfloat16")
+    parser.set_defaults(dtype="bfloat16", lr=1e-6)
     args = parser.parse_args()
     device = args.device if args.device == "cpu" else torch.cuda.get_device_name()
     told: dict[str, Any] = {"device": device, "torch": torch.__version__, "cases": {}}

@@ -18,6 +18,13 @@ from typing import Any
 
 import pytest
 
+from rlstreams.workers.engines.served.capacity import START
+from tests.fake_engine import fake_weights
+from tests.gpu import adaptive, joiner
+from tests.servers.served import served_engine
+from tests.servers.world import World
+from tests.unit.roles.stand import EXAMPLE
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("tests/gpu", "tests/bench")
 SCRIPTS = [
@@ -56,6 +63,13 @@ TRIED = [
         [*SMALL, "--shape", "tiny", "--folder", "{}", "--dtype", "float32", "--budget", "256",
          "--samples", "4", "--mean", "24", "--rounds", "1"],
         "",
+        marks=SLOW,
+    ),
+    pytest.param(
+        "weight_deltas",
+        [*SMALL, "--shape", "tiny", "--samples", "3", "--length", "48", "--prompt", "8",
+         "--bin", "128", "--steps", "2", "--dtype", "bfloat16"],
+        "times_smaller_mean",
         marks=SLOW,
     ),
     pytest.param(
@@ -151,6 +165,53 @@ def test_a_script_measures_in_this_process(
         status = ended.code
     assert not status
     assert said in capsys.readouterr().out
+
+
+def test_adapting_is_compared_on_a_stand_in(tmp_path: Path) -> None:
+    """Both sides sample the same lengths, and the figures are the stand-in's own."""
+    args = adaptive.parse(["--slots", "64", "--mean", "12", "--longest", "64", "--prompt", "8",
+                           "--vocabulary", "16", "--warm-s", "2", "--window-s", "3"])  # fmt: skip
+    args.model, world = str(EXAMPLE.parent / "demo/model"), World(tmp_path)
+    server = world.serve(step_s=0.002)
+
+    def make(own: Path, **changes: Any) -> Any:
+        return served_engine([server], own, **changes)
+
+    try:
+        found = adaptive.compare(server.url, make, fake_weights, tmp_path, args)
+    finally:
+        world.close()
+    ((fixed,), (adapts,)) = found["fixed"], found["adapt"]
+    assert [64, 64] == fixed["limit"]
+    assert START == adapts["warming"]["limit"][0] < adapts["limit"][1] <= 64
+    assert all(row["answers"] > 0 and row["answered_tokens_per_s"] > 0 for row in (fixed, adapts))
+    lengths = {body["sampling_params"]["max_tokens"] for body in server.asked}
+    assert len(lengths) > 10
+    assert 64 >= max(lengths)
+
+
+def test_a_pause_of_the_others_is_told_from_their_pace() -> None:
+    """By the longest gap before; one beyond the period's end counts, one behind it does not."""
+    steady = [1000.0 * n for n in range(0, 40, 2)]  # 2 s apart, the last at 38 s
+    periods = {"joining": (20_000.0, 30_000.0), "leaving": (60_000.0, 70_000.0)}
+    calm = joiner.pauses([*steady, *(1000.0 * n for n in range(40, 90, 3))], periods)
+    assert {"before": 2.0, "joining": 2.0, "leaving": 3.0} == calm["others_longest_gap_s"]
+    assert 0 == calm["others_paused"]
+    late = [at for at in steady if at <= 28_000]
+    held = joiner.pauses([*late, *(1000.0 * n for n in range(34, 90, 2))], periods)
+    assert (6.0, 1) == (held["others_longest_gap_s"]["joining"], held["others_paused"])
+    assert 0 == joiner.pauses([*steady, 55_000.0, 57_000.0], periods)["others_paused"]
+
+
+@pytest.mark.slow
+def test_a_worker_joins_and_leaves_and_nobody_pauses(tmp_path: Path) -> None:
+    """As on GPUs, with the built-in engine; the status says that the others went on."""
+    out, words = tmp_path / "out.json", ["--demo", "--built-in", "--steps", "30", "--joins", "6"]
+    run("joiner", [*words, "--folder", str(tmp_path), "--limit-s", "200", "--out", str(out)], 300)
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert [0] == found["statuses"]
+    assert found["joiner"]["samples"] > 0
+    assert 0 == found["joiner"]["others_paused"]
 
 
 @pytest.mark.parametrize("name", PICTURES)
