@@ -80,10 +80,22 @@ def run_it(
     words = [*command, *map(str, files), *(f"--{word}" for word in overrides)]
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    with (folder / "up.log").open("w") as log:
+    return ended([sys.executable, "-m", *words], folder / "up.log", limit_s, environment)
+
+
+def ended(
+    words: Sequence[str], log: Path, limit_s: float, environment: dict[str, str], mode: str = "w"
+) -> int:
+    """A program's status; 124: at its limit it was interrupted, as by Ctrl-C.
+
+    Args:
+        log: what it says goes there.
+        mode: "a" where the log of an earlier start is to stay.
+    """
+    with log.open(mode) as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", *words],
-            stdout=log,
+            words,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,

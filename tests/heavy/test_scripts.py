@@ -79,6 +79,13 @@ TRIED = [
         "ratio",
         marks=SLOW,
     ),
+    pytest.param(
+        "first_hour",
+        ["--cpu", "--skip-install", "--rows", "infra/examples/demo/train.jsonl", "--steps", "3",
+         "--rise", "-1", "--folder", "{}"],
+        "curve",
+        marks=SLOW,
+    ),
 ]  # fmt: skip
 RESULTS = ROOT / "tests/bench/results"
 # What this process does of each in a moment: constants for a toy, words, and what it says.

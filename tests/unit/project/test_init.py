@@ -316,6 +316,10 @@ def test_a_project_for_gpus(tmp_path: Path, num: int, expected: tuple[object, ..
     )  # fmt: skip
     assert (config.weights.channel, config.rollout.slots) == ("nccl", 256)
     assert config.trainer.groups_per_step * config.prompts.group_size == 256
+    # No compiler is needed, the cache holds the longest sequence, a tenth more right is no noise.
+    assert "0" == config.engine.env["VLLM_USE_FLASHINFER_SAMPLER"]
+    assert config.engine.args["max-model-len"] >= 4 * config.rollout.max_new_tokens
+    assert 256 == config.prompts.evaluate_rows
 
 
 @pytest.mark.parametrize(
@@ -346,8 +350,10 @@ def test_lines_for_gpus_need_only_be_uncommented(tmp_path: Path) -> None:
     assert ("vllm", "nccl", "bfloat16") == (
         config.rollout.engine, config.weights.channel, config.model.dtype
     )  # fmt: skip
-    assert {"CUDA_VISIBLE_DEVICES": "1"} == config.engine.env
-    assert {"dtype": "bfloat16", "gpu-memory-utilization": 0.85} == config.engine.args
+    assert "1" == config.engine.env["CUDA_VISIBLE_DEVICES"]
+    assert ("bfloat16", 0.85) == (
+        config.engine.args["dtype"], config.engine.args["gpu-memory-utilization"]
+    )  # fmt: skip
     assert (usual.prompts, usual.deadlines) == (config.prompts, config.deadlines)
 
 
