@@ -130,7 +130,7 @@ def scores(
     Args:
         layout: of megatron's layers; None: Hugging Face's, under FSDP2 if there are several ranks.
     """
-    channel = FolderChannel(folder)
+    channel = FolderChannel(folder, args.dtype)
     draw = np.random.default_rng(3)
     lengths = draw.integers(args.length // 2, args.length, args.sequences)
     sequences = [
