@@ -20,19 +20,19 @@ _TOLD = ("can't allocate memory", "not enough memory", "out of memory")
 class OutOfMemoryError(Exception):
     """Memory ran out in micro-batch `index` of a step, which did not happen."""
 
-    def __init__(self, index: int, told: str) -> None:
-        super().__init__(f"micro-batch {index}: {told}")
+    def __init__(self, index: int, detail: str) -> None:
+        super().__init__(f"micro-batch {index}: {detail}")
         self.index = index
-        self.told = told
+        self.detail = detail
 
 
 class SampleTooLargeError(Exception):
     """One sample alone does not fit; `index` is its place in the batch."""
 
-    def __init__(self, index: int, told: str) -> None:
-        super().__init__(f"sample {index} of the batch does not fit alone: {told}")
+    def __init__(self, index: int, detail: str) -> None:
+        super().__init__(f"sample {index} of the batch does not fit alone: {detail}")
         self.index = index
-        self.told = told
+        self.detail = detail
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -208,7 +208,7 @@ class Training:
         try:
             return self.train(payloads, masked, policy_version)
         except SampleTooLargeError as err:
-            return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.told),)
+            return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.detail),)
         except NumericsError as err:
             samples = [payload.scored for payload in payloads]
             untrainable = self._untrainable(samples, masked, policy_version)
@@ -245,7 +245,7 @@ class Training:
             try:
                 problem, reason = self.learner.probe(batch), Reason.NUMERICS
             except OutOfMemoryError as err:
-                problem, reason = err.told, Reason.MEMORY
+                problem, reason = err.detail, Reason.MEMORY
             if problem:
                 found.append(UntrainableSample(index=index, reason=reason, detail=problem))
         return tuple(found)
@@ -311,10 +311,10 @@ class Training:
                     f'trainer.redo is {section.redo!r}, but {str(err)[:200]}: set it to "tolerate"'
                 ) from err
             except OutOfMemoryError as err:
-                failed, told = err.index, err.told
+                failed, detail = err.index, err.detail
             cut = cut_smaller(batch.cut, lengths, section.micro_batch_tokens, failed, prefixes)
             if cut == batch.cut:
-                raise SampleTooLargeError(places[cut.members[failed][0]], told)
+                raise SampleTooLargeError(places[cut.members[failed][0]], detail)
 
     def _prefixes(self, samples: Sequence[ScoredTrajectory]) -> Prefixes | None:
         """What they share where they share a bin; None: nothing."""
