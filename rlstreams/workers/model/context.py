@@ -146,7 +146,9 @@ def _check(model: Any, cp: int, asked_by: str) -> None:  # noqa: ANN401  (an unt
     config, subject = model.config.get_text_config(), f"{asked_by}.layout.cp is {cp}, but"
     check_heads(config.to_dict(), cp, asked_by)
     if (attention := model.config._attn_implementation) != SDPA:
-        raise ConfigError(f"{subject} attention of a {config.model_type} is {attention}: set cp to 1")
+        raise ConfigError(
+            f"{subject} attention of a {config.model_type} is {attention}: set cp to 1"
+        )
     kinds = [getattr(module, "rope_type", "") for module in model.modules()]
     every = {k for kind in kinds for k in (kind.values() if isinstance(kind, dict) else [kind])}
     if found := sorted(every & _BY_LENGTH):

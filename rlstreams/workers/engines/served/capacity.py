@@ -19,7 +19,7 @@ and none was preempted, all seats are taken: the limit falls to those that run a
 *A server that is met anew* begins as it began: its cache is empty, it compiles for sizes that it
 has not met, and what it can hold may be something else.
 
-No token depends on any of it: seeds are of samples, and only servers are used in this way, whose
+No seed depends on the limit, for seeds are of samples; and it is used for servers alone, whose
 answers depend on their batch in any case.
 """
 

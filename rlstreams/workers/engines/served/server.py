@@ -97,7 +97,7 @@ class Server:
 
     @property
     def facts(self) -> ServerFacts | None:
-        """Its description of itself; None: not up."""
+        """The server's description of itself; None: not up."""
         return self.adapter.facts if self.adapter else None
 
     @property
@@ -112,7 +112,7 @@ class Server:
 
     @property
     def load(self) -> ServerLoad:
-        """Its load."""
+        """Load of the server."""
         capacity = self.requests.capacity
         return ServerLoad(
             server=self.url,
@@ -262,7 +262,7 @@ class Server:
 
     @property
     def _met(self) -> Adapter:
-        """Its adapter; a ServerGoneError, if it was lost."""
+        """Adapter of the server; a ServerGoneError, if the server was lost."""
         if self.adapter is None:
             raise ServerGoneError(f"server {self.url} was lost: {self.state.why_shut}")
         return self.adapter

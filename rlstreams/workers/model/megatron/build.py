@@ -315,7 +315,7 @@ def _frequencies(folder: Path, config: Any) -> Tensor:  # noqa: ANN401
 class Attention(nn.Module):
     """Causal attention of whole rows by torch's kernel, in the place of the library's own."""
 
-    def __init__(self, **_: Any) -> None:  # (options of the library's own class)
+    def __init__(self, **_: Any) -> None:  # noqa: ANN401  (options of the library's own class)
         super().__init__()
 
     def forward(
