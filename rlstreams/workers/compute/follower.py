@@ -84,8 +84,7 @@ class Follower:
         return answer
 
     def _begin(self, number: int, spec: Any, rank: int, size: int, meeting: Meeting) -> None:  # noqa: ANN401
-        """Make the object of `spec`, beside those of earlier specs; with the first, meet the
-        others."""
+        """Make the object of `spec`, beside those before; with the first, meet the others."""
         own = dict(self._own)
         host = str(own.pop("host", spec.host))
         if self._mesh is None:
@@ -114,8 +113,7 @@ class Follower:
             time.sleep(ALIVE_EVERY_S)
 
     def _free(self) -> None:
-        """End the collectives that this process is in, and so free the ranks that wait for it
-        there."""
+        """End the collectives that this process is in, which frees ranks that wait for it."""
         from rlstreams.workers.compute import group
 
         group.abort()

@@ -88,8 +88,7 @@ def join(meeting: Meeting, rank: int, size: int, device: str, host: str) -> Devi
 
 
 def abort() -> None:
-    """Free every thread that hangs in a collective of NCCL. From any thread, also several at
-    once."""
+    """Free every thread that hangs in a collective of NCCL; callable from any thread."""
     with _aborting:
         if dist.is_initialized() and dist.get_backend() == "nccl":
             # The freed thread may be at work on the same group's caches.

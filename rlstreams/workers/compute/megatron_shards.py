@@ -98,8 +98,7 @@ class MegatronShards(ShardedModel):
         self.voices = frozenset(r for r in ranks if not layout.tp_rank(r) and not layout.stage(r))
 
     def add_values(self) -> dict[str, nn.Parameter]:
-        """Have the root give values too; returns the head's parameters by name, alike on all
-        ranks."""
+        """Have the root give values too; the head's parameters by name, on all ranks."""
         head = ValueHead(self._model.config.hidden_size, str(self.device))
         self._scores.value_head = head
         self.add_head(head)
@@ -107,8 +106,7 @@ class MegatronShards(ShardedModel):
 
     @property
     def adds_replicated(self) -> bool:
-        """See `ShardedModel`: only the last stage has hidden states, and its tensor ranks the
-        same."""
+        """See `ShardedModel`: the last stage has hidden states, equal on its tensor ranks."""
         layout = self._layout
         return layout.stage(self.rank) == layout.pp - 1 and not layout.tp_rank(self.rank)
 

@@ -102,8 +102,7 @@ class Meshed(Protocol):
     number: int  # of this object among those of its ranks
 
     def leave(self) -> None:
-        """Release all that the group made, and the group: a pass failed, in which others still
-        hang."""
+        """Release the group and all that it made: others still hang in a pass that failed."""
 
 
 M = TypeVar("M", bound=Meshed)

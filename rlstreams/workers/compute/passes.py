@@ -27,8 +27,7 @@ from rlstreams.workers.trainer.learn.packing import MicroBatch
 
 
 class Passes:
-    """Forwards and backwards of one rank's model under one loss; ranks that share a row call them
-    together."""
+    """Passes of one rank's model under one loss; ranks that share a row call them together."""
 
     def __init__(self, scorer: Score, device: torch.device, loss: LossSection) -> None:
         self._scorer, self._device, self._loss = scorer, device, loss
@@ -115,14 +114,12 @@ class Passes:
         sums.add(losses, scores, behavior_N)
 
     def _of_loss(self, micro_batch: MicroBatch, name: str) -> Any:  # noqa: ANN401
-        """Values of an array of `micro_batch` at the loss tokens, row by row; None if it has
-        none."""
+        """Values of an array at the loss tokens, row by row; None if there is no such array."""
         values_BT = getattr(micro_batch, name)
         return None if values_BT is None else self._tensor(values_BT[micro_batch.loss_mask_BT])
 
     def score(self, micro_batch: MicroBatch) -> TokenScores:
-        """Scores of the loss tokens, row by row, and of the teacher's tokens, if the batch has
-        any."""
+        """Scores of the loss tokens, row by row; also of the teacher's tokens, if any."""
         top_ids_NK = self._of_loss(micro_batch, "top_ids_BTK")
         top = () if top_ids_NK is None else (top_ids_NK.long(),)
         mask_BT, ids_BT, real_BT = (

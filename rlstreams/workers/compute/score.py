@@ -327,8 +327,7 @@ class MeshScorer:
             self._shards.release()
 
     def _all(self, work: Callable[[list[int]], T], *, but: int | None = None) -> T:
-        """Run `work` on all ranks with the versions dropped since the last command, `but` this
-        one."""
+        """Run `work` on all ranks with versions dropped since the last command, except `but`."""
         with self._turn:
             dropped = [version for version in list(self._dropped) if version != but]
             self._dropped.difference_update(dropped)

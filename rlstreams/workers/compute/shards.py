@@ -140,8 +140,7 @@ class ShardedModel(ABC):
         return self.rows[path].shape if path in self.replicated else self.whole_shape(path)
 
     def share(self, path: str, rank: int) -> Share | None:
-        """Slices of a parameter that a rank has, of the model or the value head; None: it has
-        none."""
+        """Slices of a parameter that a rank has, model's or value head's; None: none."""
         if path in self.replicated:
             return tuple(slice(0, size) for size in self.shape(path))
         return self.own_share(path, rank)

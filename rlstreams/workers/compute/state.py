@@ -153,8 +153,7 @@ class State:
         return [name for name in self._plan.facts if f"{name}.up" in self._plan.extra]
 
     def _sums(self) -> dict[str, Tensor]:
-        """Hash sums of the published tensors that are stored as such: each rank sums its own
-        rows."""
+        """Hash sums of published tensors that are not merged: each rank sums its rows."""
         ranks = self._local_sums()
         return {
             name: torch.tensor([rank[name] for rank in ranks]).sum(0)

@@ -149,13 +149,11 @@ class Engine(Protocol):
 
     @property
     def num_sampled(self) -> int:
-        """Tokens sampled since it was made, with those of abandoned requests where it knows
-        them."""
+        """Tokens sampled since it was made; of abandoned requests those that it knows."""
 
     @property
     def trouble(self) -> str:
-        """Parts out of service, each with its reason, for people; "": none. Asked from any
-        thread."""
+        """Parts out of service, with reasons, for people; "": none. Asked from any thread."""
 
     @property
     def servers(self) -> Mapping[str, str]:
@@ -193,8 +191,7 @@ class Engine(Protocol):
         """
 
     async def wake(self) -> None:
-        """Load the weights back. If sleep discarded them, the engine holds no version until a
-        pull."""
+        """Load the weights back. If sleep discarded them, no version is held until a pull."""
 
     async def close(self) -> None:
         """End all requests and release the engine; idempotent."""

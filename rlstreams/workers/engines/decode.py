@@ -127,8 +127,7 @@ class Generation:
         )
 
     def take_segment(self) -> tuple[list[int], list[float], Experts | None, int]:
-        """Tokens, log-probs, expert rows and the position of the first row; begin the next
-        segment."""
+        """Tokens, log-probs, expert rows, the first row's position; begin a new segment."""
         rows = np.concatenate(self.experts) if self.experts else None
         taken = (self.token_ids[self.begun :], self.logprobs, rows, self.experts_start)
         self.begun = len(self.token_ids)

@@ -100,8 +100,7 @@ class LocalEngine:
         return ()
 
     def wants(self, published: PolicyPublished) -> bool:
-        """Whether `published` is newer than the held version, or the same number with other
-        weights."""
+        """Whether `published` is newer than the held version, or differs under its number."""
         held = self._scheduler.held
         is_other = held != Held(published.policy_version, published.weight_hash)
         return is_other and published.policy_version >= held.policy_version
@@ -210,8 +209,7 @@ class LocalEngine:
             ) from None
 
     def _run(self, command: Callable[[], None]) -> None:
-        """In the decode thread: run `command`; its failure ends every request, so that none
-        hangs."""
+        """In the decode thread: run `command`; its failure ends every request."""
         try:
             command()
         except Exception as err:  # noqa: BLE001

@@ -39,8 +39,7 @@ class EngineThread:
             self._loop.call_soon_threadsafe(begin)
 
     def ended(self) -> Iterator[tuple[Hashable, asyncio.Task[Any]]]:
-        """Tasks that ended since the last call, cancelled or not, with their keys; in order of
-        ending."""
+        """Tasks ended since the last call, cancelled or not, with keys; in order of ending."""
         while not self._ended.empty():
             yield self._ended.get()
 

@@ -1,5 +1,4 @@
-"""One turn of the policy across interruptions: an aborted request resumes with its tokens so
-far."""
+"""One turn of the policy; an aborted request resumes with its tokens so far."""
 
 from __future__ import annotations
 

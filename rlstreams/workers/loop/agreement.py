@@ -120,8 +120,7 @@ def files_of(config: RunConfig, role: str) -> dict[str, str]:
 
 
 def user_code_hashes(config: RunConfig) -> dict[str, str]:
-    """SHA-256 of each file of user code by `FIELD: PATH`; code that is not on this host is left
-    out."""
+    """SHA-256 of each file of user code on this host, by `FIELD: PATH`."""
     reward, environment = config.reward, config.environment
     called = [
         ("reward", "verifier", reward.verifier, reward.options),
@@ -167,8 +166,7 @@ def other_files_text(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 
 
 def judged_by(config: RunConfig, files: Mapping[str, str]) -> str:
-    """16 hexadecimal digits of everything that decides a reward: settings, and files of user
-    code."""
+    """16 hexadecimal digits of all that decides a reward: settings and user code."""
     tree = msgspec.to_builtins(config)
     settings = [pair for name in _JUDGED_WITH for pair in _leaves(name, _at(tree, name))]
     text = json.dumps([settings, sorted(files.items())], separators=(",", ":"), default=str)

@@ -1,5 +1,4 @@
-"""The newest claim in `steps`, found from its end: for readers that need no history of a long
-run."""
+"""The newest claim in `steps`, found from its end, without the history of a long run."""
 
 from __future__ import annotations
 

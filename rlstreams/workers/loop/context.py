@@ -47,8 +47,7 @@ class Context:
 
     @property
     def place(self) -> int:
-        """Place among the workers that its configuration counts; a joined one is the first of its
-        own."""
+        """Place among the workers of its configuration; a joined one is the first of its own."""
         return 0 if self.is_joined else self.ordinal
 
     @property

@@ -71,8 +71,7 @@ def has_here() -> bool:
 
 
 def status_of(error: OSError | SystemExit) -> int:
-    """Exit status of a command that ended by this error, after its message; our own are raised
-    again."""
+    """Exit status of a command that ended by this error; our own errors are raised again."""
     # rich handles a broken pipe in its own way
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
         # `| head` has read enough; Python would complain once more at its exit

@@ -182,8 +182,7 @@ class DeviceTurns:
         return lease.state == HELD
 
     def close(self) -> None:
-        """Announce nothing: `up` sees this process end, and only then its memory is free for
-        sure."""
+        """Announce nothing: `up` sees the process end, after which its memory is free."""
         if self._producer is not None:
             self._producer.close()
 

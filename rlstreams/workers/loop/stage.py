@@ -268,8 +268,7 @@ class StageLoop:
                 )
 
     def _begin_waiting(self) -> Set[Partition]:
-        """Begin records that may be begun; the partitions for which our try must be committed
-        first."""
+        """Begin records that may be begun; partitions for which our try comes first."""
         waiting, tracker = self._waiting, self._tracker
         isolated = (raw for raw in waiting if tracker[raw.partition].is_isolated)
         if (raw := next(isolated, None)) is not None:
@@ -333,8 +332,7 @@ class StageLoop:
         return self._dead(raw, Reason.KILLS_WORKER, why, raw.value)
 
     def _unwritable(self, raw: RawRecord, why: str) -> Finished:
-        """The dead letter of a refused record, without its bytes: the broker might refuse them
-        too."""
+        """The dead letter of a refused record, without its bytes: they might be refused too."""
         return self._dead(raw, Reason.TRANSACTION, why, b"")
 
     def _dead(self, raw: RawRecord, reason: Reason, why: str, value: Buffer) -> Finished:

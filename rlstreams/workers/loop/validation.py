@@ -34,8 +34,7 @@ _READ_ID: dict[str, Callable[[str], object]] = {TRAIN: issue_number, EVALUATE: e
 
 
 def is_group_number(group_id: str) -> bool:
-    """Whether a training group of a run can have this id; `07` cannot: two ids would name one
-    group."""
+    """Whether a training group can have this id; not `07`: two ids would name one group."""
     return issue_number(group_id) is not None
 
 

@@ -221,8 +221,7 @@ def _turned(group: Any, to_heads: bool, tensors: tuple[Tensor, ...]) -> tuple[Te
 
 
 class _Gathered(torch.autograd.Function):
-    """Values of all ranks, (R, ...). All compute the same from it, so each keeps its own
-    gradient."""
+    """Values of all ranks, (R, ...); all compute alike, so each keeps its own gradient."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:  # noqa: ANN401

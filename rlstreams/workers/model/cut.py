@@ -103,8 +103,7 @@ def cut_bins(lengths: Sequence[int], bin_tokens: int, prefixes: Prefixes | None 
 
 
 def _cut_shared(prefixes: Prefixes, bin_tokens: int) -> Cut:
-    """Family by family, each sample into the bin where it takes most tokens over, else the
-    first."""
+    """Family by family, each sample into the bin where it takes most over, else the first."""
     lengths, families = prefixes.lengths, prefixes.families
     longest: dict[Hashable, tuple[int, int]] = {}
     for place, index in enumerate(_longest_first(lengths)):

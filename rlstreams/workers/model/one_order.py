@@ -43,8 +43,7 @@ def backward(loss: torch.Tensor) -> None:
 
 
 def computed_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For `torch.utils.checkpoint`: contexts of a forward, and of its recomputation in a
-    backward."""
+    """For `torch.utils.checkpoint`: contexts of a forward, and of its recomputation."""
     return nullcontext(), _warn_only(True) if _is_asked else nullcontext()
 
 

@@ -93,8 +93,7 @@ class Row:
         self.num_tokens = self.num_taken = 0
 
     def taken(self, index: int) -> Taken:
-        """Tokens that a sequence would take over if it came next; of equal ones, from the first
-        rank."""
+        """Tokens that a sequence would take over if it came next; of ties the first rank's."""
         at = bisect(self._ranks, self._prefixes.rank(index))
         found = NOTHING_TAKEN
         for rank in self._ranks[max(0, at - 1) : at + 1]:
@@ -113,8 +112,7 @@ class Row:
         return found
 
     def takes(self, index: int, bin_tokens: int) -> int | None:
-        """Tokens that a sequence would take over if it came next; None: the bin has no room for
-        it."""
+        """Tokens that a sequence would take over if it came next; None: the bin is too full."""
         length = self._prefixes.lengths[index]
         tokens = self.taken(index).tokens
         fits = self.num_tokens + length - tokens <= bin_tokens
@@ -146,8 +144,7 @@ def _at(sequence: Tokens, place: int) -> tuple[int, list[int]]:
 
 
 def _common(one: Tokens, other: Tokens) -> int:
-    """Number of first tokens that are equal, and go to the same experts where these are
-    replayed."""
+    """Number of first tokens that are equal, with equal experts where these are replayed."""
     num = min(len(one.token_ids), len(other.token_ids))
     num = _alike(one.token_ids[:num], other.token_ids[:num])
     if one.experts is None and other.experts is None:

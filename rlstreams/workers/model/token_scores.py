@@ -326,8 +326,8 @@ class _Rows(torch.autograd.Function):
 
 
 def _is_alike(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    """Whether tensors are equal within tolerance and two roundings: 0.5 for a bfloat16 logit of
-    67."""
+    """Whether tensors are equal up to the tolerance and two roundings: in bfloat16 one rounding of
+    a logit of 67 is 0.5."""
     if found.shape != expected.shape:
         return False
     rounding = 2 * torch.finfo(expected.dtype).eps * expected.float().abs()

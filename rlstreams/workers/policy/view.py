@@ -87,8 +87,7 @@ class PolicyView:
         return self._by_version[max(self.kept)] if self.kept else None
 
     def _forget(self) -> None:
-        """Forget old versions. One that is announced again is new, and harmless: neither newest nor
-        served."""
+        """Forget old versions; one that is announced again counts as new, without harm."""
         if len(self._by_version) <= 2 * KEPT:
             return
         needed = {*sorted(self._by_version)[-KEPT:], *self.served}

@@ -32,8 +32,7 @@ def changed_text(found: Sequence[Changed]) -> str:
 
 
 def branch_line(branch: RunBranched, config: str = "") -> str:
-    """A branch's parent and step; with its newest claim's resolved configuration also its
-    changes."""
+    """Parent and step of a branch; with the newest claim's configuration also its changes."""
     base = f"branch of {branch.parent} at step {branch.step}, weights {branch.weight_hash[:12]}"
     changed = f", changed: {changed_text(changed_since(branch, config))}" if config else ""
     return base + changed

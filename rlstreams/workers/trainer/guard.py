@@ -215,8 +215,7 @@ class Guard:
         self._is_compared = False  # whether the batch looked at last had comparable tokens
 
     def learn(self, metrics: Mapping[str, float]) -> None:
-        """Take a step's metrics, in order; steps of the log too, so that a restart knows their
-        means."""
+        """Take a step's metrics, in order; also of steps in the log, after a restart."""
         mean = metrics.get(MEAN)
         if mean is not None:
             self._steps.append(mean)

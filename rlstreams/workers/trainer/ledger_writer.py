@@ -107,8 +107,7 @@ class LedgerWriter:
         self._reporter.state(_REPORTED.get(self.state, self.state), detail)
 
     def while_reading(self, num_records: int) -> None:
-        """Report progress while reading takes long: alive, and not stuck as long as records
-        come."""
+        """Report progress while reading takes long: alive, and not stuck while records come."""
         if num_records:
             self._reporter.count(fetched_records=num_records)
             self._beat()

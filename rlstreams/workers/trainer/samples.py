@@ -83,8 +83,7 @@ class Samples:
         return list(self._payloads.take([sample.seen.position for sample in plan.samples]))
 
     def after(self, plan: Plan) -> tuple[ClosedGroups, list[PartitionPosition]]:
-        """Groups that are closed after a step of this batch, and offsets for a successor to start
-        from."""
+        """Groups closed by a step of this batch, and offsets where a successor starts."""
         low = self._intake.low_watermarks(plan.group_ids)
         positions = [
             PartitionPosition(topic=p.topic, partition=p.number, offset=offset)

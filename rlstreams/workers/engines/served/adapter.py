@@ -31,8 +31,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def body(self, request: GenerateRequest) -> dict[str, Any]:
-        """The request as this server's JSON; every field is set: a default could be the
-        folder's."""
+        """The request as this server's JSON, every field set: defaults are the folder's."""
 
     @staticmethod
     @abstractmethod
@@ -54,8 +53,7 @@ class Adapter(ABC):
         """
 
     async def ask_engine(self, deadline_s: float) -> None:
-        """Ask the engine behind the front end a question that only it can answer; changes
-        nothing."""
+        """Ask the engine behind the front end for an answer of its own; changes nothing."""
         await self.http.get(self.engine_route, deadline_s)
 
     async def gauges(self, deadline_s: float) -> Gauges:
@@ -81,8 +79,7 @@ class Adapter(ABC):
 
     @abstractmethod
     async def abort(self, request_id: str) -> bool:
-        """End one request early; it is answered with its tokens so far. False: there is no
-        route."""
+        """End one request early; it is answered with its tokens so far. False: no route."""
 
     @abstractmethod
     async def set_label(self, label: str) -> None:
@@ -98,8 +95,7 @@ class Adapter(ABC):
 
     @abstractmethod
     async def load_folder(self, folder: str, deadline_s: float) -> None:
-        """Load a Hugging Face folder by the server's own means; after an error its weights are
-        unknown."""
+        """Load a Hugging Face folder by the server's means; an error leaves unknown weights."""
 
     async def _post(self, path: str, body: Any, what: str, deadline_s: float = 0.0) -> Any:  # noqa: ANN401
         return await self.http.post(path, body, deadline_s or self._answer_s, what=what)

@@ -247,8 +247,7 @@ class Ranks:
     stages: int = 1  # for a vLLM only its plugin or its settings report it
 
     def refusal(self, kind: Kind) -> tuple[str, str]:
-        """Reason that weights cannot reach all ranks, with flag and value, and the cure; "" if they
-        can."""
+        """Reason that weights cannot reach all ranks, with its flag, and the cure; or ""."""
         if self.replicas > 1:
             flag = "--data-parallel-size" if kind is Kind.VLLM else "--dp-size"
             return (

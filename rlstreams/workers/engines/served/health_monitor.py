@@ -145,8 +145,7 @@ class HealthMonitor:
             self._give_up(why)
 
     async def _read_gauges(self) -> None:
-        """Read the gauges now and then, while the server samples. Silence is left to other
-        looks."""
+        """Read the gauges now and then, while the server samples; ignores silence."""
         server, adapter, now_s = self.server, self.server.adapter, time.monotonic()
         if not server.state.is_open or now_s < self._gauges_s + self._settings.gauges_s:
             return

@@ -73,8 +73,7 @@ def generate_request(
 
 
 def longest_answer(request: GenerateRequest, shape: ModelShape) -> int:
-    """Most bytes that an answer may have: the requested tokens, with much room for their
-    spelling."""
+    """Most bytes that an answer may have: its tokens, with room for their spelling."""
     num_tokens = request.max_new_tokens
     rows = 0
     if request.experts_start is not None:

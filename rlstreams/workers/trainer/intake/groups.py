@@ -173,8 +173,7 @@ class Group:
 
     @property
     def lost(self) -> set[int]:
-        """Numbers of samples that have a dead letter alone; -1: one that could not name its
-        sample."""
+        """Numbers of samples with a dead letter alone; -1: one that could not name its sample."""
         return self.dead.keys() - self.living.keys()
 
     @property
@@ -198,8 +197,7 @@ class Group:
 
     @property
     def judges(self) -> list[str]:
-        """Recorded judges of its samples: their rewards can be compared if there is one judge at
-        most."""
+        """Recorded judges of its samples: rewards compare if there is at most one."""
         return sorted({seen.judged_by for seen in self.living.values() if seen.judged_by})
 
     def absent(self) -> Iterable[AbsentSample]:

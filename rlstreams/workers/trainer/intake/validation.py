@@ -159,8 +159,7 @@ def _check_scores(scored: ScoredTrajectory, vocab_size: int) -> None:
 
 
 def _check_top(name: str, score: SegmentScore, num_tokens: int, vocab_size: int) -> None:
-    """Check ids [tokens, k]: in the vocabulary, distinct at a token, with log-probs of their
-    shape."""
+    """Check ids [tokens, k] and log-probs: of the vocabulary, distinct at a token."""
     ids, logprobs = score.reference_top_ids, score.reference_top_logprobs
     if ids is None and logprobs is None:
         return

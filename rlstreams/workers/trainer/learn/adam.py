@@ -229,8 +229,7 @@ class Adam:
 
 
 def _copied(tensor: Tensor, place: torch.device, into: Tensor | None) -> Tensor:
-    """A copy on a device, into `into` if that fits: pinning memory takes longer than filling
-    it."""
+    """A copy on a device, in `into` if that fits: pinning is slower than filling."""
     if into is None or (into.shape, into.dtype, into.device) != (tensor.shape, tensor.dtype, place):
         pins = tensor.is_cuda and place.type == CPU
         into = torch.empty(tensor.shape, dtype=tensor.dtype, device=place, pin_memory=pins)

@@ -64,8 +64,7 @@ def prefixes_of(samples: Sequence[ScoredTrajectory], *, replay_routes: bool) -> 
 def recorded_routes(
     scored: ScoredTrajectory,
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
-    """A sample's experts [tokens - 1, layers, top_k], and a mask of recorded rows, if it has
-    any."""
+    """A sample's experts [tokens - 1, layers, top_k], and its mask of recorded rows."""
     experts, mask = scored.trajectory.routed_experts, scored.trajectory.routed_experts_mask
     if experts is None:
         return None, None

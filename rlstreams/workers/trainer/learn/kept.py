@@ -39,8 +39,7 @@ class Kept:
             self._copies = {}
 
     def place(self) -> torch.device:
-        """Device for a copy. Before the first step of this process its peak is unknown: the
-        host."""
+        """Device for a copy; the host before this process's first step, whose peak is unknown."""
         host, device = torch.device(CPU), self._device
         if device.type == CPU or not self._has_stepped:
             return host

@@ -73,8 +73,7 @@ class MicroBatch:
 
     @property
     def advantages_N(self) -> Float32s:
-        """Advantage of each loss token, row by row: the sample's, or with a critic the token's
-        own."""
+        """Advantage of each loss token, row by row; its sample's, or its own with a critic."""
         if self.advantages_BT is not None:
             return self.advantages_BT[self.loss_mask_BT]
         return self.advantages_B[self.loss_mask_BT.nonzero()[0]]

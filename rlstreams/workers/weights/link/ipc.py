@@ -122,8 +122,7 @@ class Crossing:
         self._steps = steps
 
     def done(self) -> bool:
-        """Advance without waiting; whether the batch has ended. Call it for the oldest batch
-        only."""
+        """Advance without waiting; whether the batch has ended. For the oldest batch only."""
         return next(self._steps, self) is self
 
 

@@ -35,8 +35,7 @@ class Record:
     starts: list[tuple[str, int]] = field(default_factory=list)  # (label, its first token)
 
     def note(self, num_new: int, rows: Any, label: str) -> None:
-        """Add new tokens and their log-probs [num_new, 1 or more]: column 0 is the sampled
-        token's."""
+        """Add new tokens, and log-probs [num_new, 1 or more], the sampled token's first."""
         if not num_new:
             return
         if not self.starts or self.starts[-1][0] != label:
@@ -66,8 +65,7 @@ class Records:
         self._running: dict[str, Record] = {}
 
     def begin(self, request: Any) -> None:
-        """Record a request that asks for it: it is sampled with log-probs, not sent to its
-        client."""
+        """Record a request that asks for it, with log-probs, whatever its client receives."""
         params = request.sampling_params
         if params is not None and (params.extra_args or {}).get(KEY):
             params.logprobs = 0
