@@ -12,7 +12,7 @@ from rlstreams.workers.model.routes import RouterShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A model as learner or scorer ask for it."""
+    """Properties of the model that a learner or scorer asks for."""
 
     folder: Path
     dtype: str

@@ -26,12 +26,12 @@ _FIRST_COLUMNS = 64  # of the cache; it grows by doubling
 
 
 class SlotCache:
-    """Keys and values of all rows, (B, H, T, D) per layer; what the model calls `past_key_values`.
+    """Keys and values of all rows, (B, H, T, D) per layer; the model's `past_key_values`.
 
     The model's attention calls `update` once per layer and forward.
     """
 
-    is_compileable = False  # the library asks a cache for it
+    is_compileable = False  # the library reads it from a cache
 
     def __init__(self, slots: int) -> None:
         self.num_columns = _FIRST_COLUMNS

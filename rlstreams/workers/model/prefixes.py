@@ -1,9 +1,9 @@
 """Common prefixes of sequences, whose tokens one row needs once. Pure.
 
-A sequence takes the tokens that it begins with over from one before it in its row: the most that
-any has in common with it. So prompts of a group are computed once, and turns of a dialogue, each of
-which begins with all before it. What a model makes of a token follows from the tokens up to it, and
-from the experts that it is sent to where these are recorded; so both have to be the same.
+A sequence takes its first tokens over from an earlier one in its row, the one with the longest
+common prefix. So prompts of a group are computed once, and turns of a dialogue, each of which
+begins with all before it. A model's result for a token follows from the tokens up to it, and from
+its experts where these are recorded; so both have to be the same.
 """
 
 from __future__ import annotations

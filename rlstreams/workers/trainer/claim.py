@@ -4,8 +4,7 @@ Decision 0009 defines what a claim guards. With fencing alone, two supervisors c
 from each other forever, so ownership is decided in the log:
 
 1. Fold `steps`. Unless the supervisor reaped the owner, or the owner reported that it was done,
-watch for `lease_s` on our own clock; if the newest epoch writes meanwhile, refuse. Nobody is
-fenced.
+   watch for `lease_s` on our own clock; if the newest epoch writes meanwhile, refuse (no fencing).
    Records that arrive immediately do not count: a dead owner's last ones become readable a moment
    after its commit. A claim that arrives during the watch is from a faster rival: it always counts.
 2. Create the producer: this fences the predecessor and settles its last transaction.

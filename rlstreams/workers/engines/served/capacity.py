@@ -4,20 +4,21 @@
     steady  --congested--> draining --as few in flight as the limit, then answers--> steady
 
 *Answers are the clock*, as acknowledgements are TCP's (Jacobson, "Congestion avoidance and
-control", 1988). One that comes back while the server has all that the limit allows raises the limit
-by a share of one request: much while warming, little while steady. So nothing grows faster than the
-server shows what it costs, whether an answer takes a second or ten minutes, and nothing grows that
-is not used.
+control", 1988). One that comes back while the server has as many requests as the limit allows
+raises the limit by a share of one request: much while warming, little while steady. So the limit
+never grows faster than its cost shows, whether an answer takes a second or ten minutes, and never
+beyond its use.
 
-*Gauges say whether.* The limit stands while the cache is nearly full, or requests wait inside the
-server. It is *congested* when it preempted more than a few of a limit's worth of answers: their
-keys and values were thrown away, and are computed again. Then the limit falls by a factor, further
-if the server says that fewer run. What is in flight beyond the limit is not cut: it drains, and
-meanwhile nothing is counted, for that would be the same congestion. Where requests wait inside
-and none was preempted, all seats are taken: the limit falls to those that run and a few.
+*Gauges decide whether it grows.* The limit stands while the cache is nearly full, or requests wait
+inside the server. It is *congested* when it preempted more than a few of a limit's worth of
+answers: their keys and values were discarded, and are computed again. Then the limit falls by a
+factor, further if the server reports that fewer run. Requests in flight beyond the limit are not
+cut: they drain, and meanwhile nothing is counted, because that would be the same congestion. Where
+requests wait inside and none was preempted, all seats are taken: the limit falls to the running
+ones and a few.
 
-*A server that is met anew* begins as it began: its cache is empty, it compiles for sizes that it
-has not met, and what it can hold may be something else.
+*A server that is met anew* begins as a new one: its cache is empty, it compiles for sizes that it
+has not met, and its capacity may be another.
 
 No seed depends on the limit, for seeds are of samples; and it is used for servers alone, whose
 answers depend on their batch in any case.

@@ -26,8 +26,7 @@ def rollout_figures(batch: Batch) -> dict[str, float]:
       one, staleness is in them.
     - `mismatch_mean`, `mismatch_max`: abs(proximal - behavior) where both are the same version, so
       that engines alone differ, of tokens before the first pull within their sample.
-    - `mismatch_after_pull_mean`: of tokens behind a pull; includes the effect of old keys and
-    values.
+    - `mismatch_after_pull_mean`: of tokens behind a pull; old keys and values have a part in it.
     """
     parts = batch.micro_batches
     behavior_N = flat(batch, "behavior_logprobs_BT").astype(np.float64)
