@@ -116,10 +116,8 @@ class Documents:
         rest = num_tokens - sum(own)
         fits = all(not n or (of < i and n <= lengths[of]) for i, (of, n) in enumerate(over))
         if rest < 0 or min(own) < 1 or not fits:
-            sharing = "" if taken is None else f", of which they take over {[n for _, n in over]},"
-            raise ValueError(
-                f"sequences of {list(lengths)} tokens{sharing} in a row of {num_tokens}"
-            )
+            more = "" if taken is None else f", of which they take over {[n for _, n in over]},"
+            raise ValueError(f"sequences of {list(lengths)} tokens{more} in a row of {num_tokens}")
         if rest:
             own, over = [*own, rest], [*over, NOTHING_TAKEN]
         starts = np.full(num_tokens + 1, num_tokens, np.int32)
