@@ -197,7 +197,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
     with open_bus(config) as bus, _health(args) as health:
         watchdog = Watchdog(turn_limit_s(config), health.beat)
         context = _context(args, config, bus, joined)
-        context = replace(context, beat=watchdog.beat, told=health.told)
+        context = replace(context, beat=watchdog.beat, on_report=health.report)
         if is_alone:  # `up` did, with the topics
             from rlstreams.streams.log.catalogue import publish_missing
 

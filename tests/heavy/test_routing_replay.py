@@ -164,12 +164,12 @@ def test_a_server_s_rows_are_taken_for_the_layers_that_have_routers(
         *((name, "no router that is known here") for name in families.MOE_UNRECORDED),
     ],
 )
-def test_a_family_that_cannot_be_told_is_refused_by_name(
+def test_a_family_that_cannot_follow_routes_is_refused_by_name(
     name: str, why: str, tmp_path: Path
 ) -> None:
     """Measured when it is taken up."""
     model: Any = load_model(families.make(name, tmp_path))
-    with pytest.raises(EngineError, match=rf"a {model.config.model_type} cannot be told .*{why}"):
+    with pytest.raises(EngineError, match=rf"a {model.config.model_type} cannot be given .*{why}"):
         check_replay(model, families.VOCABULARY)
 
 

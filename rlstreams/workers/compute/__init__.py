@@ -1,1 +1,1 @@
-"""A model on a mesh of ranks, of which one may be all: what learns, and what scores."""
+"""A model on a mesh of ranks (one rank included): the learner and the scorer."""

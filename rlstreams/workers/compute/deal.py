@@ -1,4 +1,4 @@
-"""Which rank computes which micro-batch. Pure: the batch alone decides, so a redo deals alike."""
+"""The deal of micro-batches to ranks. Pure: the batch alone decides, so a redo deals alike."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One rank's part of a round. Every rank passes through the model once a round."""
+    """One rank's part of a round; in every round every rank passes through the model once."""
 
-    index: int  # of the micro-batch that is blamed if memory runs out
+    index: int  # index of the micro-batch to blame if memory runs out
     micro_batch: MicroBatch
-    is_empty: bool = False  # nothing is left for this rank, which passes `empty`
+    is_empty: bool = False  # no micro-batch is left for this rank: it passes a stand-in
 
 
 def deal(batch: Batch, ranks: int, *, alone: bool = False) -> list[list[Task]]:
-    """Each rank's tasks, round by round; micro-batches without a token to learn from are left out.
+    """Tasks of each rank, round by round; micro-batches without a token to learn from are left out.
 
     Widest first: the ranks of a round wait for each other in every layer, so they get neighbours
     in size.
 
     Args:
-        alone: nobody waits: they stay in the batch's order.
+        alone: no rank waits for another: the micro-batches stay in the batch's order.
     """
     sized = [
         (0 if alone else -micro_batch.num_computed_tokens, index)
@@ -50,10 +50,12 @@ def deal(batch: Batch, ranks: int, *, alone: bool = False) -> list[list[Task]]:
 
 
 def for_hands(batch: Batch, hands: Sequence[int]) -> list[Batch]:
-    """What each rank is told of a batch: all, but what is large of other hands' micro-batches.
+    """The batch that each rank receives: without the large arrays of other hands' micro-batches.
+
+    A hand is one of the parts that `deal` makes; ranks of the same hand compute the same tasks.
 
     Args:
-        hands: by rank.
+        hands: the hand of each rank, by rank.
     """
     ranks = max(hands) + 1
     own: list[set[int]] = [set() for _ in range(ranks)]
@@ -61,13 +63,13 @@ def for_hands(batch: Batch, hands: Sequence[int]) -> list[Batch]:
         parts = tuple(batch.micro_batches[index] for index in members)
         for hand, tasks in enumerate(deal(replace(batch, micro_batches=parts), ranks)):
             own[hand] |= {members[task.index] for task in tasks if not task.is_empty}
-    return [batch, *(_told(batch, own[hand]) for hand in hands[1:])]
+    return [batch, *(_reduced(batch, own[hand]) for hand in hands[1:])]
 
 
-def _told(batch: Batch, own: set[int]) -> Batch:
+def _reduced(batch: Batch, own: set[int]) -> Batch:
     parts = enumerate(batch.micro_batches)
-    told = (part if index in own else _small(part) for index, part in parts)
-    return replace(batch, micro_batches=tuple(told))
+    kept = (part if index in own else _small(part) for index, part in parts)
+    return replace(batch, micro_batches=tuple(kept))
 
 
 def _small(part: MicroBatch) -> MicroBatch:
@@ -75,10 +77,11 @@ def _small(part: MicroBatch) -> MicroBatch:
 
 
 def empty(like: MicroBatch) -> MicroBatch:
-    """One token to score, so that every parameter gets a gradient; the caller makes it zeros.
+    """A micro-batch of one token, so that every parameter gets a gradient; the caller makes it
+    zeros.
 
     Args:
-        like: another's: layers are compiled for its bin already.
+        like: the micro-batch whose bin size to take: layers are compiled for it already.
     """
     zeros_BT, mask_BT = np.zeros((1, 2), np.float32), np.array([[False, True]])
     return MicroBatch(

@@ -1,12 +1,12 @@
-"""A follower: a rank, of the trainer or a scorer, that is not rank 0. It touches no log and decides
+"""A follower: any rank of the trainer or of a scorer but rank 0. It touches no log and decides
 nothing.
 
     python -m rlstreams.workers.compute.follower FD [FOLDER]
 
-It does what comes over the socket FD, one thing at a time, answers each, and says once a second
-that it is alive. When the socket closes its trainer is gone, however that ended, and so is it; its
-reaper (`Child`) ends it where it is stopped, and could not see that. With the model's FOLDER it is
-on another host than its trainer, which speaks first.
+It runs the commands that arrive over the socket FD, one at a time, answers each, and reports once a
+second that it is alive. The socket closes when its trainer has ended, for whatever reason: then the
+follower exits. A stopped follower cannot see that; its reaper (`Child`) ends it. With the model's
+FOLDER it runs on another host than its trainer, which then sends the first message.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ class Follower:
     def __init__(self, link: Link, **own: object) -> None:
         """
         Args:
-            own: what of a spec is this host's own, `folder` and `host`; nothing on the trainer's.
+            own: fields of a spec that a host of its own sets, `folder` and `host`; none on the
+                trainer's host.
         """
         self._link = link
         self._own = own
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._mesh: Mesh | None = None
-        # A `Learner`, or one `MeshScorer` or two: torch is imported once this process is heard.
+        # A `Learner`, or one or two `MeshScorer`: torch is imported once this process has reported.
         self._objects: dict[int, Any] = {}
 
     def run(self) -> None:
-        """Until the trainer is gone."""
+        """Run commands until the trainer has ended; does not return."""
         if self._own:
             self._link.receive()
         for work in (self._receive, self._say_alive):
@@ -61,7 +62,7 @@ class Follower:
             self._link.send(self._answer(*self._commands.get()))
 
     def _answer(self, number: int, method: str, args: tuple[Any, ...]) -> Answer:
-        """What came of a command. After a failure others may hang until we have left."""
+        """Answer of one command. After a failure other ranks may hang until this one has left."""
         from rlstreams.streams.log.errors import ConfigError
         from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
         from rlstreams.workers.trainer.learn.step import NumericsError
@@ -71,10 +72,10 @@ class Follower:
                 self._begin(number, *args)
                 return Answer()
             return Answer(result=of_rank(self._objects[number], method, args))
-        except NumericsError as err:  # of all ranks alike: nobody hangs
+        except NumericsError as err:  # every rank raises it alike: none hangs
             return Answer(kind=type(err).__name__, failure=str(err))
         except OutOfMemoryError as err:
-            answer = Answer(exhausted=(err.index, err.told))
+            answer = Answer(exhausted=(err.index, err.detail))
         except (RuntimeError, MemoryError, ConfigError) as err:
             answer = Answer(kind=type(err).__name__, failure=str(err))
         if number in self._objects:
@@ -83,7 +84,7 @@ class Follower:
         return answer
 
     def _begin(self, number: int, spec: Any, rank: int, size: int, meeting: Meeting) -> None:  # noqa: ANN401
-        """Become what `spec` says, beside what this rank is already; the first meets the others."""
+        """Make the object of `spec`, beside those before; with the first, meet the others."""
         own = dict(self._own)
         host = str(own.pop("host", spec.host))
         if self._mesh is None:
@@ -112,7 +113,7 @@ class Follower:
             time.sleep(ALIVE_EVERY_S)
 
     def _free(self) -> None:
-        """End the collectives that this process is in, here and where others wait for it."""
+        """End the collectives that this process is in, which frees ranks that wait for it."""
         from rlstreams.workers.compute import group
 
         group.abort()
@@ -120,7 +121,7 @@ class Follower:
 
 
 def main(arguments: list[str]) -> None:
-    """See the module."""
+    """Run a follower on the file descriptor of `arguments`; see the module."""
     end = socket.socket(fileno=int(arguments[0]))
     own = {"folder": Path(f), "host": end.getsockname()[0]} if (f := "".join(arguments[1:])) else {}
     Follower(Link(end, SEND_LIMIT_S), **own).run()

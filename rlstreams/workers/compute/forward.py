@@ -1,4 +1,4 @@
-"""Forwards over sequences: which of them pass the model together, and what comes out for each.
+"""Forwards over sequences: the cut into forwards, and each sequence's scores from them.
 
 A cut follows from the order and lengths of the sequences, so the same call gives the same bits.
 Axes: `B` sequence, `T` token, `N` token that is scored.
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
     sequences: Sequence[TokenSequence]
     bin_tokens: int = 0  # 0: padded rows
-    taken: Sequence[Taken] | None = None  # by sequence, what of a bin another has; None: nothing
+    taken: Sequence[Taken] | None = None  # by sequence, tokens taken over from others of the bin
 
 
 class Forward:
@@ -42,8 +42,8 @@ class Forward:
     ) -> None:
         """
         Args:
-            routers: of the model, where recorded routes are replayed.
-            top_k: likeliest tokens to score as well.
+            routers: shape of the model's routers, where recorded routes are replayed; else None.
+            top_k: number of likeliest tokens of each distribution to score too; 0: none.
         """
         self._top = (top_k,) if top_k else ()
         self._score = score
@@ -52,7 +52,7 @@ class Forward:
         self._routers = routers
 
     def __call__(self, part: Part, temperature: float) -> tuple[Tensor, ...]:
-        """See the class; behind them log-probs and ids of the likeliest tokens, if asked for. A
+        """Log-probs and entropies, then log-probs and ids of the likeliest tokens, if asked for. A
         temperature of 0 counts as 1."""
         sequences, bin_tokens, taken = part
         ids_BT, real_BT = (t.numpy() for t in right_padded([s.token_ids for s in sequences], 0))
@@ -112,7 +112,7 @@ def check_all(
 
 
 def prefixes_of(sequences: Sequence[TokenSequence]) -> Prefixes:
-    """What they begin with in common; those of one group are laid down together."""
+    """Prefixes that sequences have in common; those of one group are laid out together."""
     tokens = [Tokens(s.token_ids, s.routed_experts, s.routed_experts_mask) for s in sequences]
     return Prefixes(tokens, [sequence.group_id for sequence in sequences])
 
@@ -124,10 +124,10 @@ def cut_of(
     in_bins: bool,
     prefixes: Prefixes | None = None,
 ) -> Cut:
-    """Which sequences pass the model together; it follows from the sequences and their order.
+    """Cut into forwards, which follows from the sequences and their order alone.
 
     Args:
-        prefixes: theirs, where bins share tokens.
+        prefixes: those of the sequences, where bins share tokens.
     """
     lengths = [len(sequence.token_ids) for sequence in sequences]
     return cut_bins(lengths, token_budget, prefixes) if in_bins else cut_rows(lengths, token_budget)
@@ -146,7 +146,7 @@ def in_order(
     sequences: Sequence[TokenSequence],
     *columns: np.ndarray[Any, Any],
 ) -> list[Scores]:
-    """What the forwards of a cut gave, one behind another, by sequence."""
+    """Scores by sequence, from the forwards' results, concatenated in the order of the cut."""
     ends = np.cumsum([len(sequences[index].token_ids) - 1 for index in cut.order])[:-1]
     parts = zip(*(np.split(column, ends) for column in columns), strict=True)
     by_place = dict(zip(cut.order, parts, strict=True))
@@ -158,5 +158,5 @@ def in_order(
 
 
 def _from_second(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The values of a sequence's tokens but the first, which has 0."""
+    """Values of all tokens of a sequence: those given, behind a 0 for the first token."""
     return np.concatenate([np.zeros((1, *values.shape[1:]), values.dtype), values])

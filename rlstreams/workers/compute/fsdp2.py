@@ -1,9 +1,9 @@
 """A model in FSDP2 shards, as one rank has it: rows of every parameter, in tensors of its own.
 
-Each decoder layer is a unit that is gathered for its forward and backward; embeddings, last norm
-and head are one more, which stays whole from forward to backward: the head is applied in chunks, on
-some ranks more often than on others, and no gathering may depend on that. Gradients are sums over
-the ranks, in float32.
+Each decoder layer is a unit that is gathered for its forward and backward. Embeddings, last norm
+and head are one more unit, which stays whole from forward to backward: the head is applied in
+chunks, on some ranks more often than on others, and no gathering may depend on that. Gradients are
+sums over the ranks, in float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlstreams.workers.compute.shards import ShardedModel, Share
 from rlstreams.workers.model.context import SlicedScores
 from rlstreams.workers.model.token_scores import Score, TokenScorer, TokenScores
 
-_PREFIX = "model."  # of a parameter in the root
+_PREFIX = "model."  # of a parameter's path in the root
 
 
 class _Root(nn.Module):
@@ -35,13 +35,14 @@ class _Root(nn.Module):
 
     def forward(self, *inputs: Any) -> TokenScores:  # noqa: ANN401
         scores = self._scorer(*inputs)
-        # No view: what is done to one in place would get past the hook that gathers for backward.
+        # Clones, not views: an operation in place on a view would skip the hook that gathers for
+        # backward.
         copies: Any = (None if own is None else own.clone() for own in scores)
         return TokenScores(*copies)
 
 
 class Shards(ShardedModel):
-    """The model of a scorer, cut. From here on the model's forward is `root`'s."""
+    """The model of a scorer, cut into shards. Its forward is from now on that of `root`."""
 
     no_gradient = torch.no_grad
 
@@ -54,11 +55,11 @@ class Shards(ShardedModel):
     ) -> None:
         """
         Args:
-            field: that asks for several ranks, for messages.
-            cp: so many neighbours compute the same rows.
+            field: the setting that asks for several ranks, for messages.
+            cp: number of neighbouring ranks that compute the same rows.
 
         Raises:
-            ConfigError: a model that cannot be cut so; names what is in the way.
+            ConfigError: a model that cannot be cut so; names the obstacle.
         """
         root = _Root(scorer)
         self.root, self.model = cast(Score, root), scorer.model
@@ -85,12 +86,12 @@ class Shards(ShardedModel):
         self.device = next(iter(self.rows.values())).device
 
     def reshard(self) -> None:
-        """See `ShardedModel`: the root stays whole behind a forward without a backward."""
+        """See `ShardedModel`: after a forward without a backward the root is still whole."""
         for module in self._units:
             module.reshard()
 
     def gradients(self) -> dict[str, Tensor]:
-        """Those of the rows, summed over the ranks, since the last call; by path."""
+        """Gradients of the rows since the last call, summed over the ranks; by path."""
         found = {}
         for path, parameter in self._cut.items():
             if parameter.grad is not None:
@@ -104,7 +105,7 @@ class Shards(ShardedModel):
         return shape
 
     def own_share(self, path: str, rank: int) -> Share | None:
-        """See `ShardedModel`: equal shares of the rows, the last ones less."""
+        """See `ShardedModel`: equal shares of the rows; the last ranks may have fewer, or none."""
         num_rows = self.whole_shape(path)[0]
         each = -(-num_rows // len(self.hands))
         first, end = rank * each, min((rank + 1) * each, num_rows)
@@ -115,10 +116,10 @@ def units_of(model: nn.Module, field: str = "trainer.ranks") -> list[nn.Module]:
     """The layers that are gathered one by one.
 
     Args:
-        field: that asks for several ranks, for messages.
+        field: the setting that asks for several ranks, for messages.
 
     Raises:
-        ConfigError: none is marked, or the model has what FSDP2 cannot cut.
+        ConfigError: the library marks no layer, or the model has a part that FSDP2 cannot cut.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

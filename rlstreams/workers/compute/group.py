@@ -1,9 +1,9 @@
 """Torch's process group of the ranks: NCCL between GPUs, gloo between CPUs.
 
 Ranks of one host meet in a file of a private folder, with gloo over the loopback: no port is open.
-Those of several hosts meet in a store that rank 0 serves. Whoever hangs in a collective of NCCL is
-freed by `abort`. Gloo knows no abort, and torch keeps a group in its caches: there the followers
-shut their connections down.
+Those of several hosts meet in a store that rank 0 serves. `abort` frees a rank that hangs in a
+collective of NCCL. Gloo knows no abort, and torch keeps a group in its caches: there the followers
+shut their connections down (`hang_up`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rlstreams.workers.compute.link import Meeting
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.weights.link.group import name_of
 
-# Gloo's last resort; NCCL has none, see _ENVIRONMENT. What all ranks do together has a deadline in
-# `Team`, and dead and stopped ranks are noticed, and named, long before.
+# Gloo's last resort; NCCL has none, see _ENVIRONMENT. Every command to all ranks has a deadline in
+# `Team`, which notices and names dead and stopped ranks long before this one.
 COLLECTIVE_S = 1800.0
 MEET_S = 120.0  # on several hosts: until all ranks are there
 _LOOPBACK = "127.0.0.1"
 _aborting = threading.Lock()
-# What NCCL reads once a process: as the weight server's groups have it, and without multicast,
+# Settings that NCCL reads once a process: as in the weight server's groups, and without multicast,
 # which adds up in another order.
 _ENVIRONMENT = {
     "NCCL_CUMEM_ENABLE": "0",
@@ -43,8 +43,8 @@ _ENVIRONMENT = {
 
 
 def serve(host: str) -> tuple[Store, int]:
-    """A store on this address alone, and its port. It is served while somebody holds it, and
-    answers whoever reaches it: torch knows no key."""
+    """A store on this address alone, and its port. It is served as long as the store is referenced,
+    and answers any client that reaches it: torch has no key for it."""
     listening = socket.create_server((host, 0))
     port = listening.getsockname()[1]
     store = TCPStore(
@@ -66,7 +66,7 @@ def join(meeting: Meeting, rank: int, size: int, device: str, host: str) -> Devi
         limit = timedelta(seconds=MEET_S)
         known = TCPStore(meeting.host, meeting.port, None, False, limit, False)
         store = PrefixStore(meeting.name, known)
-        os.environ["GLOO_SOCKET_IFNAME"] = name_of(host)  # of megatron-core's own groups
+        os.environ["GLOO_SOCKET_IFNAME"] = name_of(host)  # for megatron-core's own groups
     else:
         store = FileStore(meeting.name, size)
     timeout = timedelta(seconds=COLLECTIVE_S)
@@ -88,19 +88,19 @@ def join(meeting: Meeting, rank: int, size: int, device: str, host: str) -> Devi
 
 
 def abort() -> None:
-    """Free whoever hangs in a collective of NCCL. From any thread, also from several at once."""
+    """Free every thread that hangs in a collective of NCCL; callable from any thread."""
     with _aborting:
         if dist.is_initialized() and dist.get_backend() == "nccl":
-            # The thread that is freed may be at work on the same group's caches.
+            # The freed thread may be at work on the same group's caches.
             with contextlib.suppress(RuntimeError, KeyError, ValueError, AssertionError):
                 dist.distributed_c10d._abort_process_group()
 
 
 def hang_up(but: object = None) -> None:
-    """Free whoever hangs in a collective of gloo with this process, which is a follower.
+    """Free every rank that hangs in a collective of gloo with this process, which is a follower.
 
     Args:
-        but: address of a peer that it goes on speaking with.
+        but: address of a peer to which the connection stays open.
     """
     if not dist.is_initialized() or dist.get_backend() != "gloo" or sys.platform != "linux":
         return
@@ -115,13 +115,13 @@ def hang_up(but: object = None) -> None:
             os.close(copy)
             continue
         with end, contextlib.suppress(OSError):
-            # One that only listens has no peer.
+            # A listening socket has no peer.
             if end.family == socket.AF_INET and end.getpeername() != but:
                 end.shutdown(socket.SHUT_RDWR)
 
 
 def leave() -> None:
-    """Let the group go; the caller holds nothing any more that was made with it."""
+    """Destroy the process group; the caller no longer holds anything that was made with it."""
     abort()
     gc.collect()  # modules in shards refer to themselves, and to the group
     if dist.is_initialized():

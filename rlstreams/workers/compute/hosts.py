@@ -1,8 +1,8 @@
 """Ranks on other hosts, as the trainer asks for them: one connection for each.
 
-Both ends prove that they know the run's secret, as on the weight links, and compare what they run,
-in JSON. Only then is the connection the `Link` of a follower, which carries pickles: a stranger's
-bytes are never unpickled. Proven, not encrypted: hosts belong on a private network.
+Both ends prove that they know the run's secret, as on the weight links, and compare versions and
+model in JSON. Only then is the connection the `Link` of a follower, which carries pickles: a
+stranger's bytes are never unpickled. Proven, not encrypted: hosts belong on a private network.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Connection, dial
 from rlstreams.workers.weights.link.handshake import Hello, introduce, receiver_key
 
-REACH_S = 120.0  # until all hosts have given their ranks: one may be starting
+REACH_S = 120.0  # until all hosts have given their ranks: a host may still be starting
 PROVE_S = 5.0
-ANSWER_S = 60.0  # torch is imported there to count GPUs
-RECEIVER = "ranks"  # whose key the two ends prove to know
+ANSWER_S = 60.0  # a host imports torch to count its GPUs
+RECEIVER = "ranks"  # name of the receiver whose key both ends prove to know
 _TRY_EVERY_S = 0.5
 _DIAL_S = 5.0
 _LIBRARIES = ("rlstreams", "torch", "transformers", "megatron-core", "numpy")
@@ -38,18 +38,18 @@ _ENDS_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """The other hosts, and what each has to give and to have."""
+    """The other hosts, and the facts that each of them is asked to match."""
 
     addresses: Sequence[str]  # host:port, where a `RankServer` listens
-    ranks: int  # of each
+    ranks: int  # number of ranks of each host
     secret: str
     device: str
     versions: Mapping[str, str]
-    model: str  # `fingerprint` of its folder
+    model: str  # `fingerprint` of the model's folder
 
 
 def hosts_of(config: RunConfig, device: str, folder: Path) -> Hosts | None:
-    """What the trainer asks of other hosts; None: nothing.
+    """The other hosts that `trainer.hosts` names; None: there are none.
 
     Raises:
         ConfigError: as `fingerprint`.
@@ -67,7 +67,7 @@ def hosts_of(config: RunConfig, device: str, folder: Path) -> Hosts | None:
 
 
 def versions() -> dict[str, str]:
-    """What all ranks run alike: the bits of a step, and pickles, depend on it."""
+    """Versions that all ranks must share: the bits of a step, and pickles, depend on them."""
     found = {"python": platform.python_version(), "commit": commit()}
     for name in _LIBRARIES:
         try:
@@ -78,7 +78,7 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Of a model's shape and weights: each file's size and last bytes stand for all of it.
+    """Hash of a model's shape and weights: each file's size and last bytes stand for all of it.
 
     Raises:
         ConfigError: there is no model.
@@ -100,8 +100,8 @@ def reach(hosts: Hosts, reach_s: float = REACH_S) -> list[socket.socket]:
     """A connection to a new follower for each rank, in the order of the hosts.
 
     Raises:
-        ConfigError: a host refuses; names it, and why.
-        RankLostError: one has not given its ranks in time.
+        ConfigError: a host refuses; names the host and its reason.
+        RankLostError: a host has not given its ranks in time.
     """
     until_s = time.monotonic() + reach_s
     found: list[socket.socket] = []
@@ -138,7 +138,7 @@ def _rank(hosts: Hosts, address: str, number: int, until_s: float, reach_s: floa
 def _asked(hosts: Hosts, link: Connection, number: int) -> socket.socket:
     """
     Raises:
-        PullError: `refused`; of any other kind, it may come to be.
+        PullError: of kind `refused` if asking again is no use; else another try may succeed.
     """
     hello = Hello(receiver=RECEIVER, rank=number, epoch=0, purpose="rank")
     introduce(link, hello, receiver_key(hosts.secret, RECEIVER), time.monotonic() + PROVE_S)

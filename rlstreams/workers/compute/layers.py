@@ -1,7 +1,7 @@
 """A folder's model as one rank computes it: layers of Hugging Face or of megatron-core, on a mesh.
 
-Whoever learns or scores asks here; which layers there are, how they are cut and what was compiled
-is nobody else's affair.
+Learner and scorer get their layers here; no other module knows which layers there are, how they
+are cut and whether they are compiled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlstreams.workers.trainer.learn.trainable import trainable_of
 
 
 def layers_of(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer | None = None) -> Layers:
-    """The model; of several ranks all call it together.
+    """Layers of the model of `spec`; all ranks call it together.
 
     Args:
         scorer: of the whole model, loaded already: on the mesh's device if that is one rank, else
@@ -40,7 +40,7 @@ def layers_of(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer | None = None) ->
         return megatron_layers(spec, mesh)
     routers = None
     if scorer is None:
-        # Head and body are told apart where the model is whole.
+        # Head and body can be separated only while the model is whole.
         place = mesh.device if mesh.size == 1 else CPU
         scorer, routers = load_scorer(
             spec.folder, spec.dtype, place, replay_routes=spec.replay_routes
@@ -86,10 +86,10 @@ def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedMo
 
 
 def _value_head(scorer: TokenScorer, device: str) -> ValueHead:
-    """What `scorer` gives values with.
+    """The head that computes values from the last hidden states of `scorer`'s model.
 
     Raises:
-        ConfigError: a model whose last hidden states cannot be told from its head.
+        ConfigError: a model whose last hidden states cannot be separated from its head.
     """
     if not scorer.gives_states:
         raise ConfigError(
@@ -103,7 +103,7 @@ def _value_head(scorer: TokenScorer, device: str) -> ValueHead:
 def whole_layers(
     model: nn.Module, scorer: TokenScorer, *, lora: LoraSection, why_padded: str, why_unshared: str
 ) -> Layers:
-    """Of a model that this process has whole, as it is."""
+    """Layers of a model that this process has whole and has loaded already."""
     plan = plan_of(model, trainable_of(model.eval(), lora))
     assert torch.is_grad_enabled(), "it learns"
     return Layers(

@@ -41,7 +41,7 @@ from rlstreams.workers.trainer.learn.step import NumericsError, StepResult, prob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSpec:
-    """What makes a learner; the same on all ranks."""
+    """Settings of a learner; the same on all ranks."""
 
     folder: Path
     section: TrainerSection
@@ -52,7 +52,7 @@ class LearnerSpec:
 
     @property
     def model(self) -> ModelSpec:
-        """What it asks of the model."""
+        """The model that this learner asks for."""
         section = self.section
         return ModelSpec(
             folder=self.folder,
@@ -68,7 +68,7 @@ class LearnerSpec:
         )
 
     def begin(self, mesh: Mesh, scorer: TokenScorer | None = None) -> Learner:
-        """This process as a rank of it.
+        """Make this process one rank of the learner.
 
         Args:
             scorer: see `layers_of`.
@@ -99,11 +99,11 @@ class Learner(State):
     ) -> None:
         """
         Args:
-            again: makes the layers once more, where a pass failed in its middle; None: of one rank.
+            again: makes the layers anew, after a pass failed half-way; None: a single rank.
         """
         super().__init__(layers, lora, mesh, step)
-        self.num_micro_batches = 0  # begun so far: progress, also within a long step
-        self.run: Run = at_once  # each micro-batch
+        self.num_micro_batches = 0  # begun so far: shows progress within a long step
+        self.run: Run = at_once  # runs each micro-batch
         self._again = again
         self._set(optimizer, loss)
 
@@ -121,12 +121,12 @@ class Learner(State):
         why_padded: str = "not asked for",
         why_unshared: str = "not asked for",
     ) -> Self:
-        """Of one rank, which has the model as it is.
+        """A learner of one rank, on a model that is loaded already.
 
         Args:
             scorer: of the same model; None makes one, with this `mask`.
-            why_padded: "": it takes documents (`bins.py`).
-            why_unshared: "": bins of a batch may share tokens.
+            why_padded: reason not to pack sequences into bins; "": they are packed (`bins.py`).
+            why_unshared: reason that bins of a batch share no tokens; "": they may share.
         """
         scorer = TokenScorer(model, mask) if scorer is None else scorer
         why_not = {"why_padded": why_padded, "why_unshared": why_unshared}
@@ -146,7 +146,7 @@ class Learner(State):
 
     @on_all
     def pass_over(self) -> None:
-        """A step that nobody made: its number is counted, the weights stay."""
+        """Count a step that was skipped: its number is used up, the weights stay."""
         self.step_number += 1
 
     def step(self, batch: Batch) -> StepResult:
@@ -160,7 +160,7 @@ class Learner(State):
         return result
 
     def probe(self, batch: Batch) -> str:
-        """What would be wrong with the numbers of this batch; "": nothing. Changes nothing.
+        """Problem with the numbers that a step on this batch would give; "": none. Changes nothing.
 
         Raises:
             OutOfMemoryError: memory ran out.
@@ -172,7 +172,7 @@ class Learner(State):
         try:
             return work(ByRank(for_hands(batch, self._shards.hands)))
         except OutOfMemoryError as err:
-            failed = err.index, err.told
+            failed = err.index, err.detail
             if self.mesh.team is None:
                 raise
         self.rejoin(self.mesh.team.new_meeting())
@@ -218,13 +218,13 @@ class Learner(State):
             NumericsError, OutOfMemoryError: as `step`; weights and moments are as before.
         """
         updates, published = batch.updates, self._published
-        if len(updates) > 1:  # a later one may fail
+        if len(updates) > 1:  # a later update may fail
             self._kept.take()
         found, norms, optimizer_s = [], [], 0.0
         for members in updates:
             try:
                 totals, grad_norm = self._update_by(batch, members)
-            except (NumericsError, OutOfMemoryError, RuntimeError):  # the last of another rank
+            except (NumericsError, OutOfMemoryError, RuntimeError):  # the last: of another rank
                 if len(updates) > 1:
                     self._kept.go_back()
                     self._published, self._states = published, None
@@ -242,7 +242,7 @@ class Learner(State):
         return found, norms, optimizer_s
 
     def _update_by(self, batch: Batch, members: Sequence[int]) -> tuple[LossTotals, float]:
-        """The gradient of these micro-batches, and its norm.
+        """Compute the gradient of these micro-batches; their loss totals, and the gradient's norm.
 
         Raises:
             NumericsError, OutOfMemoryError: as `step`; there is no gradient.
@@ -251,20 +251,21 @@ class Learner(State):
         try:
             totals, grad_norm = self._gradient(replace(batch, micro_batches=parts))
         except OutOfMemoryError as err:
-            raise OutOfMemoryError(members[err.index], err.told) from None
+            raise OutOfMemoryError(members[err.index], err.detail) from None
         if problem := problem_of(self._loss_of(totals), grad_norm):
             self._adam.clear()
             raise NumericsError(f"step {self.step_number + 1}: {problem}")
         return totals, grad_norm
 
     def _prepared(self, batch: Batch) -> Batch:
-        """With what the loss needs of the whole batch before its first update."""
+        """The batch with the loss's inputs that need the whole batch before its first update."""
         by = self._loss
         looks = self._looks(batch) if by.looks_first else []
         return with_gae(with_factors(batch, looks, by), looks, by)
 
     def _looks(self, batch: Batch) -> list[Look]:
-        """Of each micro-batch, under the weights as they are; this rank's, and the others'."""
+        """`Look` of each micro-batch under the weights as they are, from all ranks; by
+        micro-batch."""
         found: dict[int, Look] = {}
         for task in self._hand(batch):
             look = self._in_memory(task.index, partial(self._passes.look, task.micro_batch))
@@ -276,7 +277,7 @@ class Learner(State):
         return [known.get(index, NOTHING) for index in range(len(batch.micro_batches))]
 
     def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
-        """The batch's gradient, clipped, in the parameters; and its norm before."""
+        """Compute the batch's clipped gradient; loss totals, and the norm before clipping."""
         self._adam.clear()
         sums = LossSums()
         for task in self._hand(batch):
@@ -294,7 +295,7 @@ class Learner(State):
         return added(heard) if len(heard) > 1 else heard[0], norm
 
     def _hand(self, batch: Batch) -> list[Task]:
-        """What this rank computes of it."""
+        """This rank's tasks of the batch."""
         hands = self._shards.hands
         return deal(batch, max(hands) + 1, alone=self._shards.is_whole)[hands[self.mesh.rank]]
 
@@ -309,7 +310,7 @@ class Learner(State):
                 self._adam.take(name, gradients[path])
 
     def _add_up(self) -> None:
-        """Gradients over the ranks that have the same rows."""
+        """Sum the gradients over the ranks that have the same rows."""
         for name, path in self._plan.trained.items():
             if path in self._shards.replicated and name not in self._adam.gradients:
                 self._adam.take(name, torch.zeros_like(self._shards.rows[path]))
@@ -330,9 +331,9 @@ class Learner(State):
 
     @on_all
     def rejoin(self, meeting: Meeting) -> None:
-        """The same state again, in a new group: of a model that is loaded and cut anew.
+        """Bring the same state into a new group, after loading and cutting the model anew.
 
-        A rank that finished its pass when another ran out of memory has not left yet.
+        A rank that finished its pass when another ran out of memory has not left its group yet.
         """
         self.leave()
         assert self._again is not None, "of several ranks"
@@ -344,7 +345,7 @@ class Learner(State):
         del self._old
 
     def close(self) -> None:
-        """End the other ranks, and let the group go: a process has one at a time."""
+        """End the other ranks, and destroy the group: a process has one at a time."""
         if self.mesh.team is not None:
             self.mesh.team.close()
         if self.mesh.size > 1:

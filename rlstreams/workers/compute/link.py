@@ -1,7 +1,7 @@
 """Link between rank 0 and a follower: pickles over a socket pair, or to another host over TCP.
 
-The follower inherits its end from the process that started it. Of a pair nobody else reaches either
-end; `hosts` says who may have a TCP connection.
+The follower inherits its end from the process that started it. No other process reaches either end
+of a pair; `hosts` decides which process may have a TCP connection.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-ALIVE = "alive"  # what a follower sends between its answers
-BEGIN, FREE = "begin", "free"  # commands beside the methods of what a rank has
-CUT_OFF_S = 30  # a host without network or power closes nothing
-Command = tuple[int, str, tuple[Any, ...]]  # of which object, method, arguments
+ALIVE = "alive"  # sent by a follower between its answers
+BEGIN, FREE = "begin", "free"  # commands beside the methods of a rank's objects
+CUT_OFF_S = 30  # a host that lost network or power closes no connection
+Command = tuple[int, str, tuple[Any, ...]]  # number of the object, method, arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of a command."""
+    """Result or failure of one command."""
 
     result: Any = None
-    kind: str = ""  # of an exception
+    kind: str = ""  # class name of an exception
     failure: str = ""  # its message
-    exhausted: tuple[int, str] | None = None  # of an `OutOfMemoryError`
+    exhausted: tuple[int, str] | None = None  # index and detail of an `OutOfMemoryError`
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of one group find each other: a new one for each group."""
+    """Place where the ranks of one group find each other; a new one for each group."""
 
-    name: str  # path of a file; with a port a name in rank 0's store
+    name: str  # path of a file; with a port: a prefix in rank 0's store
     host: str = ""
     port: int = 0
 
@@ -44,7 +44,7 @@ class Link:
     """One end. Any thread sends; one thread receives."""
 
     def __init__(self, end: socket.socket, send_limit_s: float) -> None:
-        # Whoever is stopped reads nothing: sending ends then too.
+        # A stopped peer reads nothing: then sending ends too.
         limit = struct.pack("ll", int(send_limit_s) + 1, 0)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         if end.family == socket.AF_INET and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
@@ -58,13 +58,13 @@ class Link:
     def send(self, message: object) -> None:
         """
         Raises:
-            OSError: the other end is gone, or takes nothing (BlockingIOError).
+            OSError: the other end is closed, or takes nothing (BlockingIOError).
         """
         with self._sending:
             self._connection.send(message)
 
     def receive(self) -> Any:  # noqa: ANN401
-        """The next message; None: the other end is gone."""
+        """The next message; None: the other end is closed."""
         try:
             return self._connection.recv()
         except (EOFError, OSError):
@@ -72,15 +72,15 @@ class Link:
 
     @property
     def peer(self) -> object:
-        """The other end's address: an IPv4 one, or none of a pair."""
+        """Address of the other end: IPv4, or empty for a socket pair."""
         return self._end.getpeername()
 
     def hang_up(self) -> None:
-        """Both ends receive nothing any more."""
+        """Shut the connection down: both ends receive nothing more."""
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Release it, once nobody receives."""
+        """Release the socket, once no thread receives."""
         self._connection.close()
         self._end.close()

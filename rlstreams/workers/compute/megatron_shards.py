@@ -1,6 +1,6 @@
 """A model in megatron-core's layers, as one rank has it: shares by tensor, stage and expert.
 
-What learns are the rows of Hugging Face tensors, as views into the library's parameters, so that
+The learnt rows are rows of Hugging Face tensors, as views into the library's parameters, so that
 optimizer, hash and checkpoint know the same names and shapes under every layout and backend.
 Gradients of a batch are summed once, in float32, over the ranks that have the same rows.
 """
@@ -92,13 +92,13 @@ class MegatronShards(ShardedModel):
             for name, part in (rank_model.parts.items() if learns else ())
         }
         if not learns:
-            rank_model.tensors.clear()  # `release` lets go of the module's own
+            rank_model.tensors.clear()  # `release` frees the module's own tensors
         ranks = range(layout.ranks)
         self.hands = [layout.dp_rank(rank) for rank in ranks]
         self.voices = frozenset(r for r in ranks if not layout.tp_rank(r) and not layout.stage(r))
 
     def add_values(self) -> dict[str, nn.Parameter]:
-        """Have the root give values too; what of it learns, by name, on all ranks."""
+        """Have the root give values too; the head's parameters by name, on all ranks."""
         head = ValueHead(self._model.config.hidden_size, str(self.device))
         self._scores.value_head = head
         self.add_head(head)
@@ -106,12 +106,12 @@ class MegatronShards(ShardedModel):
 
     @property
     def adds_replicated(self) -> bool:
-        """The last stage has hidden states, those of each matrix alike."""
+        """See `ShardedModel`: the last stage has hidden states, equal on its tensor ranks."""
         layout = self._layout
         return layout.stage(self.rank) == layout.pp - 1 and not layout.tp_rank(self.rank)
 
     def version(self) -> Version:
-        """See `ShardedModel`: as the library's layers have it, queries, keys and values in one."""
+        """See `ShardedModel`: in the library's layout: queries, keys and values in one tensor."""
         tensors = {n: torch.empty_like(t, device=self.device) for n, t in self._empty.items()}
         parts = self._model.parts.items()
         return Version({name: view_of(tensors, part) for name, part in parts}, tensors)
@@ -121,7 +121,7 @@ class MegatronShards(ShardedModel):
         self.scatter(path, whole, version.rows.get(path))
 
     def hold(self, version: Version) -> None:
-        """Point at it."""
+        """See `ShardedModel`: points the model's parameters at the version's tensors."""
         own = dict(self.model.named_parameters())
         for name, tensor in self._model.by_parameter(version.tensors).items():
             own[name].data = tensor
@@ -132,11 +132,11 @@ class MegatronShards(ShardedModel):
             parameter.data = parameter.new_empty(0)
 
     def gradients(self) -> dict[str, Tensor]:
-        """See `ShardedModel`: of this rank alone."""
+        """See `ShardedModel`: of this rank alone, not summed."""
         found: dict[str, Tensor] = {}
         own = dict(self._model.model.named_parameters())
         for name, experts in self._model.experts.items():
-            # An expert that no token took has none.
+            # An expert that no token was routed to has no gradient.
             each = [own.pop(expert) for expert in experts]
             zeros = torch.zeros_like(each[0])
             found[name] = torch.stack([zeros if p.grad is None else p.grad for p in each])
@@ -146,7 +146,7 @@ class MegatronShards(ShardedModel):
         return {name: view_of(found, p) for name, p in parts if p.parameter in found}
 
     def add_up(self, path: str, gradient: Tensor) -> None:
-        """See `ShardedModel`; a norm of heads also over the ranks that have other heads."""
+        """See `ShardedModel`; a head norm's gradient also over the ranks that have other heads."""
         if path in self.replicated:
             super().add_up(path, gradient)
             return

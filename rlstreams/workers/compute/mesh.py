@@ -1,7 +1,8 @@
-"""The ranks that compute together, as each of them has them: N of them, N = 1 included.
+"""The ranks that compute together, as each of them sees them: N ranks, N = 1 included.
 
-Every rank has the same objects and calls the same methods in the same order. Rank 0, which alone
-knows a log, calls a method that is `on_all`, and by that every rank does; a rank alone just calls.
+Every rank has the same objects and calls the same methods in the same order. Rank 0, the only one
+that knows a log, calls a method that is `on_all`, and the followers then call it too; a rank alone
+just calls it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ T = TypeVar("T")
 
 
 class Others(Protocol):
-    """The other ranks, as rank 0 tells and watches them (`Team`)."""
+    """The other ranks, as rank 0 commands and watches them (`Team`)."""
 
     def is_inside(self) -> bool:
-        """Whether the calling thread is doing rank 0's part of what all do."""
+        """Whether the calling thread is running rank 0's part of a command to all."""
 
     def together(
         self,
@@ -35,30 +36,30 @@ class Others(Protocol):
         by_rank: Sequence[tuple[object, ...]] = (),
         number: int = 0,
     ) -> tuple[Any, list[Any]]:
-        """Every rank does the same; what rank 0 has, and the others."""
+        """Have every rank run the same method; rank 0's result, and those of the others by rank."""
 
     def new_meeting(self) -> Meeting:
-        """Where ranks may meet: a name that nobody has used."""
+        """A place where ranks may meet, under a name that was not used before."""
 
     def check(self) -> None:
         """
         Raises:
-            RankLostError: one is gone or silent; all are ended.
+            RankLostError: a rank has ended or is silent; all are ended.
         """
 
     def close(self) -> None:
-        """End them; idempotent."""
+        """End the other ranks; idempotent."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Mesh:
-    """One rank's place among all; `Mesh()` is alone."""
+    """One rank's place among all; `Mesh()` is a rank alone."""
 
     rank: int = 0
     size: int = 1
     device: str = CPU
     host: str = ""  # address of this rank's interface to the others
-    team: Others | None = None  # of rank 0, if there are others: by which it tells them
+    team: Others | None = None  # rank 0's handle on the others; None: a follower, or alone
     devices: DeviceMesh | None = field(default=None, init=False)  # once all have met
 
     def join(self, meeting: Meeting) -> None:
@@ -68,7 +69,7 @@ class Mesh:
         self.devices = group.join(meeting, self.rank, self.size, self.device, self.host)
 
     def leave(self) -> None:
-        """Let the group go; the caller holds nothing any more that was made with it. Idempotent."""
+        """Destroy the group; the caller no longer holds anything made with it. Idempotent."""
         if self.devices is None:
             return
         from rlstreams.workers.compute import group
@@ -77,7 +78,7 @@ class Mesh:
         group.leave()
 
     def gathered(self, own: T) -> list[T]:
-        """What every rank has, by rank; all call it."""
+        """The values of every rank, by rank; all ranks call it."""
         if self.size == 1:
             return [own]
         import torch.distributed as dist
@@ -89,55 +90,57 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class ByRank:
-    """An argument of which each rank is given its own part."""
+    """An argument of which each rank receives its own part."""
 
     parts: Sequence[Any]
 
 
 class Meshed(Protocol):
-    """What is made on every rank."""
+    """An object that exists on every rank."""
 
     mesh: Mesh
-    number: int  # among what its ranks hold
+    number: int  # of this object among those of its ranks
 
     def leave(self) -> None:
-        """Give up what the group made, and the group: a pass failed here, and others hang in it."""
+        """Release the group and all that it made: others still hang in a pass that failed."""
 
 
 M = TypeVar("M", bound=Meshed)
 
 
 def on_all(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
-    """A method that every rank calls: by rank 0's call, or in another one that all are in. Gives
-    what this rank has.
+    """Make `method` one that every rank calls: by rank 0's call, or within another such method.
+
+    Returns:
+        This rank's result.
 
     Raises:
-        RankLostError: of rank 0: another one is gone, silent or failed.
-        OutOfMemoryError: memory ran out on a rank; all came out, and have to meet anew.
+        RankLostError: on rank 0: another rank has ended, is silent or failed.
+        OutOfMemoryError: memory ran out on a rank; all left the pass, and have to meet anew.
     """
 
     @wraps(method)
     def call(self: M, *args: P.args, **kwargs: P.kwargs) -> T:
-        assert not kwargs, "ranks are told places of arguments, not names"
+        assert not kwargs, "ranks receive arguments by position, not by name"
         return _called(self, method, args)[0]
 
     return cast(Callable[Concatenate[M, P], T], call)
 
 
 def by_all(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], list[T]]:
-    """The same, of rank 0 alone; gives what each rank has, by rank. Raises as `on_all`."""
+    """As `on_all`, called by rank 0 alone; gives the results of all ranks, by rank."""
 
     @wraps(method)
     def call(self: M, *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        assert not kwargs, "ranks are told places of arguments, not names"
+        assert not kwargs, "ranks receive arguments by position, not by name"
         return _called(self, method, args)
 
-    call.rank_method = method  # type: ignore[attr-defined]  # what the others call
+    call.rank_method = method  # type: ignore[attr-defined]  # called by the followers
     return cast(Callable[Concatenate[M, P], list[T]], call)
 
 
 def of_rank(target: Meshed, name: str, args: Sequence[Any]) -> Any:  # noqa: ANN401
-    """What a follower is told to call."""
+    """Call the method `name` of a follower's object, as rank 0 commanded."""
     method = getattr(type(target), name)
     return getattr(method, "rank_method", method)(target, *args)
 
@@ -157,7 +160,7 @@ def _part(argument: Any, rank: int) -> Any:  # noqa: ANN401
 
 
 def _done(self: Meshed, work: Callable[[], T]) -> T:
-    """Rank 0's part. A rank that fails in a pass leaves the group, for others wait for it."""
+    """Rank 0's part. A rank that fails in a pass leaves the group, because others wait for it."""
     from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 
     try:

@@ -1,4 +1,4 @@
-"""A micro-batch through the model: what a step looks at, and what it learns from.
+"""Passes of a micro-batch through the model: the look before a step, and the pass that learns.
 
 Axes: `B` sequence, `T` token, `N` tokens of the loss, row by row.
 """
@@ -27,8 +27,7 @@ from rlstreams.workers.trainer.learn.packing import MicroBatch
 
 
 class Passes:
-    """Forwards and backwards of one rank's model under one loss; ranks that share a row call them
-    together."""
+    """Passes of one rank's model under one loss; ranks that share a row call them together."""
 
     def __init__(self, scorer: Score, device: torch.device, loss: LossSection) -> None:
         self._scorer, self._device, self._loss = scorer, device, loss
@@ -45,7 +44,7 @@ class Passes:
 
     def accumulate(self, micro_batch: MicroBatch, sums: LossSums) -> None:
         """Add one micro-batch's share of the batch's gradient."""
-        # The backward too: layers that are computed again there choose their experts again.
+        # Around the backward too: layers recomputed there choose their experts once more.
         with self._scorer.routing.replaying(self._routes(micro_batch)) as counted:
             self._learn(micro_batch, sums)
         if micro_batch.is_routed_BT is not None:
@@ -57,7 +56,7 @@ class Passes:
             )
 
     def _routes(self, micro_batch: MicroBatch) -> Routes | None:
-        """What the routers are told, moved once; None: they choose."""
+        """Routes for the routers to follow, moved to the device; None: the routers choose."""
         experts_BTLK, is_routed_BT = micro_batch.routed_experts_BTLK, micro_batch.is_routed_BT
         if experts_BTLK is None or is_routed_BT is None:
             return None
@@ -80,7 +79,7 @@ class Passes:
             start_N=of("start_logprobs_BT"),
             ages_N=of("ages_BT"),
         )
-        # `Training` has checked that samples have one; what is no sample has none to stay close to.
+        # `Training` has checked that samples have a reference; stand-ins are not compared with one.
         reference_N = of("reference_logprobs_BT") if self._loss.why_compared else None
         gains_N = None
         if self._loss.kind == "distill":
@@ -115,12 +114,12 @@ class Passes:
         sums.add(losses, scores, behavior_N)
 
     def _of_loss(self, micro_batch: MicroBatch, name: str) -> Any:  # noqa: ANN401
-        """An array at the loss tokens, row by row; None of an optional one that is not there."""
+        """Values of an array at the loss tokens, row by row; None if there is no such array."""
         values_BT = getattr(micro_batch, name)
         return None if values_BT is None else self._tensor(values_BT[micro_batch.loss_mask_BT])
 
     def score(self, micro_batch: MicroBatch) -> TokenScores:
-        """Scores of the loss tokens, row by row; of a teacher's tokens too, where it names some."""
+        """Scores of the loss tokens, row by row; also of the teacher's tokens, if any."""
         top_ids_NK = self._of_loss(micro_batch, "top_ids_BTK")
         top = () if top_ids_NK is None else (top_ids_NK.long(),)
         mask_BT, ids_BT, real_BT = (
@@ -137,7 +136,7 @@ class Passes:
         if back is not None:
             temperature_M = np.ones(len(chosen), np.float32)
             temperature_M[back] = temperature_N
-            if top or (temperature_M[back] != temperature_N).any():  # a token has several scores
+            if top or (temperature_M[back] != temperature_N).any():  # one token has several scores
                 chosen, back = chosen[back], None
             else:
                 temperature_N = temperature_M
@@ -152,6 +151,6 @@ class Passes:
         return scores.at(None if back is None else self._tensor(back))
 
     def pass_by(self, micro_batch: MicroBatch) -> None:
-        """A pass that the others wait for; it adds zeros, whatever terms the loss has."""
+        """A pass that the other ranks wait for; it adds zeros, whatever terms the loss has."""
         nothing = self.score(micro_batch).logprobs_N.sum() * 0.0
         nothing.backward()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""What gives a trainer on another host its ranks on this one: `rlstreams worker ranks`.
+"""The rank server, which gives a trainer on another host ranks here: `rlstreams worker ranks`.
 
-It listens on one address, starts a follower for each connection that a trainer opens, and ends it
-with the connection. It holds no model and outlives its trainers: the next one asks again.
+It listens on one address, starts a follower for each connection that a trainer opens, and ends the
+follower with the connection. It holds no model and outlives its trainers: the next one asks again.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from rlstreams.workers.weights.link.frames import Connection
 from rlstreams.workers.weights.link.handshake import admit, receiver_key
 from rlstreams.workers.weights.listening import LinkServer
 
-_LOOK_EVERY_MS = 100  # whether a follower, or its trainer, is gone
+_LOOK_EVERY_MS = 100  # whether a follower or its trainer has ended
 _RDHUP = getattr(select, "POLLRDHUP", 0)  # Linux
 
 
 def make_rank_server(config: RunConfig, ordinal: int, instance: str) -> RankServer:
-    """The one of an entry of `trainer.hosts`.
+    """The rank server of entry `ordinal` of `trainer.hosts`.
 
     Raises:
-        ConfigError: there is no such entry, or it is no free address of this host.
+        ConfigError: there is no such entry, or this host cannot listen on its address.
     """
     hosts = config.trainer.hosts
     if not hosts:
@@ -72,15 +72,15 @@ def make_rank_server(config: RunConfig, ordinal: int, instance: str) -> RankServ
 
 
 class RankServer:
-    """Listens until the process ends. Each connection has a thread, which minds its follower."""
+    """Listens until the process ends. Each connection has a thread, which watches its follower."""
 
     def __init__(
         self, address: str, secret: str, folder: Path, log: Log, *, program: str = PROGRAM
     ) -> None:
         """
         Args:
-            address: host:port; port 0: a free one.
-            folder: the model, as it lies on this host.
+            address: host:port; port 0 takes any free port.
+            folder: the model's folder on this host.
 
         Raises:
             OSError: no such address here, or the port is taken.
@@ -90,14 +90,14 @@ class RankServer:
             raise ValueError("the secret of the ranks is empty")
         self._key = receiver_key(secret, RECEIVER)
         self._folder, self._log, self._program = folder, log, program
-        self.processes: dict[int, int] = {}  # of the followers; 0: it is being started
+        self.processes: dict[int, int] = {}  # by rank, the follower's process id; 0: starting
         self._taking = threading.Lock()
         host, _, port = address.rpartition(":")
         self._links = LinkServer(host, self._serve, "ranks", int(port))
         self.address = self._links.address
 
     def close(self) -> None:
-        """Accept nobody any more; idempotent."""
+        """Accept no further connection; idempotent."""
         self._links.close()
 
     def _serve(self, link: Connection) -> None:
@@ -124,12 +124,12 @@ class RankServer:
             self._log.warning("rank_refused", trainer=link.peer, why=str(err))
 
     def _problem(self, asked: Mapping[str, Any], num_gpus: int) -> str:
-        """Why this host can give no such rank; "": it can."""
+        """Reason why this host cannot give such a rank; "": it can."""
         ours, theirs = versions(), asked["versions"]
         other = [
             f"{name} is {ours.get(name)} here and {value} at the trainer"
             for name, value in theirs.items()
-            # Of a package nobody may know the commit.
+            # An installed package may not know its commit: then it is not compared.
             if ours.get(name) != value and (name != "commit" or (ours[name] and value))
         ]
         if other:
@@ -148,7 +148,7 @@ class RankServer:
         return ""
 
     def _follow(self, link: Connection, number: int, gpu: str) -> None:
-        """A follower, from its start to its end."""
+        """Run a follower from its start to its end."""
         end = link.detach()
         child = Child.started(
             [sys.executable, "-m", self._program, str(end.fileno()), str(self._folder)],
@@ -159,7 +159,7 @@ class RankServer:
         facts = {"trainer": link.peer, "number": number, "process": child.pid, "gpu": gpu}
         self._log.info("rank_begun", **facts)
         poller = select.poll()
-        poller.register(end, _RDHUP)  # and what cannot be asked for: an error, both ends closed
+        poller.register(end, _RDHUP)  # also an error or both ends closed, which need no request
         while child.poll() is None and not poller.poll(_LOOK_EVERY_MS):
             pass
         is_trainer_gone = child.poll() is None

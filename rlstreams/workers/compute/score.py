@@ -2,9 +2,9 @@
 
 Sequences are packed into bins and layers compiled as the trainer's are (decision 0045); where a
 family or a device cannot, rows are padded. Each rank holds its rows of every version and computes
-its share of the bins; which rank has a bin follows from the cut alone, and it is computed as one
-rank would, so N ranks of FSDP2 give the bits of one. In float32 they are the log-probs that
-sampling gave, up to rounding (below 1e-4).
+its share of the bins. The cut alone decides which rank computes a bin, and a rank computes it as
+one rank alone would, so N ranks of FSDP2 give the bits of one. In float32 they are the log-probs
+that sampling gave, up to rounding (below 1e-4).
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from rlstreams.workers.weights.channel import Pulled, WeightError, WeightSource
 from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
 
 TOKEN_BUDGET = 16384
-BUCKET_BYTES = 256_000_000  # of weights that are given out between two windows
+BUCKET_BYTES = 256_000_000  # of weights that are scattered to the ranks at once
 _NOTHING = Part([TokenSequence(token_ids=np.zeros(2, np.int32))])
 T = TypeVar("T")
-Found = tuple[np.ndarray[Any, Any], ...]  # of a forward, column by column
+Found = tuple[np.ndarray[Any, Any], ...]  # results of a forward, column by column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerSpec:
-    """What makes a scorer; the same on all ranks.
+    """Settings of a scorer; the same on all ranks.
 
     Attributes:
         top_k: likeliest tokens of each distribution to score as well; 0: none.
-        pull_deadline_s: for one version.
+        pull_deadline_s: limit for the pull of one version.
     """
 
     folder: Path
@@ -77,7 +77,7 @@ class ScorerSpec:
     pull_deadline_s: float = 300.0
 
     def begin(self, mesh: Mesh) -> MeshScorer:
-        """This process as a rank of it."""
+        """Make this process one rank of the scorer."""
         configure_torch(self.threads, self.device, fused=True)  # a forward alone has one order
         return MeshScorer(self, mesh)
 
@@ -89,17 +89,17 @@ def scorer_of(
     run: Run | None = None,
     **asked: Any,  # noqa: ANN401
 ) -> MeshScorer:
-    """A scorer whose rank 0 is this process; whatever is raised, the team is closed.
+    """A scorer whose rank 0 is this process; on any exception the team is closed.
 
     Args:
-        team: the other ranks; it may have a scorer already. None: there are none.
-        run: see `MeshScorer.run`; None: at once.
-        asked: of `ScorerSpec`.
+        team: the other ranks, which may have a scorer already; None: there are no others.
+        run: see `MeshScorer.run`; None: each forward runs at once.
+        asked: fields of `ScorerSpec`.
 
     Raises:
-        ConfigError, EngineError: the folder cannot be loaded, or its family not be scored here, so,
-            or along given routes.
-        RankLostError: a rank is gone, silent or failed.
+        ConfigError, EngineError: the folder cannot be loaded, or its family cannot be scored on
+            this layout, or along given routes.
+        RankLostError: a rank has ended, is silent or failed.
     """
     spec = ScorerSpec(folder=Path(folder), **asked)
     if team is None:
@@ -111,8 +111,8 @@ def scorer_of(
 
 
 class MeshScorer:
-    """See the module, and `Scorer`. Of one rank `pull` may run in one thread while `score` runs in
-    another; those of several take turns, a bucket at a time."""
+    """See the module, and `Scorer`. On one rank `pull` may run in one thread while `score` runs in
+    another; on several ranks the two alternate, a bucket of weights at a time."""
 
     def __init__(self, spec: ScorerSpec, mesh: Mesh) -> None:
         """Load and compile the model; it scores under pulled weights only."""
@@ -138,25 +138,27 @@ class MeshScorer:
         self._plan, self._shards, self._routers = layers.plan, layers.shards, layers.routers
         self._layout = layout_of(self._plan.facts)
         self._device = self._shards.device
-        self._shards.release()  # of the folder's weights nothing is scored
+        self._shards.release()  # the folder's weights are never scored
         self._forward = Forward(self._shards.root, self._device, self._routers, spec.top_k)
         self._off_load = OffLoad(self._device)
-        self.run: Run = at_once  # each forward
-        # Threads change it, each by one operation: a copy that replaced it would undo the other's.
+        self.run: Run = at_once  # runs each forward
+        # Threads change it, each in one operation: a copy that replaced it would undo another's
+        # change.
         self._held: dict[int, Version] = {}
         self._coming = Version()
-        self._computing: int | None = None  # the version that was copied
-        self._dropped: set[int] = set()  # by rank 0, and not told yet
+        self._computing: int | None = None  # the version that was copied into the module
+        self._dropped: set[int] = set()  # by rank 0; the other ranks learn it with the next command
         is_beside = mesh.size == 1 and self._device.type != CPU
         self._side = torch.cuda.Stream() if is_beside else None  # type: ignore[no-untyped-call]
-        self._turn = threading.RLock() if mesh.size > 1 else nullcontext()  # of the ranks
+        self._turn = threading.RLock() if mesh.size > 1 else nullcontext()  # one command at a time
 
     @property
     def versions(self) -> Sequence[int]:
         """Versions held, lowest first.
 
         Raises:
-            RankLostError: a rank is gone or silent: asked for in each turn, so it is noticed then.
+            RankLostError: a rank has ended or is silent: noticed here, as each loop asks for
+                versions.
         """
         if self.mesh.team is not None:
             self.mesh.team.check()
@@ -166,7 +168,7 @@ class MeshScorer:
         """Hold one more version, received beside those that are held, on a stream of its own.
 
         Raises:
-            WeightError: not received, or it does not fit; what was held before is held still.
+            WeightError: not received, or it does not fit; the versions held before are still held.
         """
         started_s = time.monotonic()
         if found := layout_difference(expected=self._layout, found=published.layout):
@@ -177,11 +179,11 @@ class MeshScorer:
             self._side.synchronize()
         if found := layout_difference(expected=self._layout, found=layout_of(facts)):
             raise WeightError(f"weights do not fit the model: {found}")
-        self._all(lambda told: self._adopt(told, published.policy_version))
+        self._all(lambda dropped: self._adopt(dropped, published.policy_version))
         return pulled_of(published, size_bytes(facts), started_s)
 
     def _received(self, pulled: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Dtypes and shapes of what came; each rank has its rows of what fits."""
+        """Dtypes and shapes of the tensors pulled; each rank has its rows of those that fit."""
         self._all(self._expect)
         expected, facts = self._plan.facts, dict[str, Tensor]()
         bucket: dict[str, Tensor] = {}
@@ -201,60 +203,60 @@ class MeshScorer:
     def _give(self, bucket: Mapping[str, Tensor]) -> None:
         whole = ByRank([bucket, *[None] * (self.mesh.size - 1)])
         if bucket:
-            self._all(lambda told: self._take(told, sorted(bucket), whole))
+            self._all(lambda dropped: self._take(dropped, sorted(bucket), whole))
 
     @on_all
-    def _expect(self, told: Sequence[int]) -> None:
-        """A version comes; what came of another one is of no use."""
-        self._forget(told)
+    def _expect(self, dropped: Sequence[int]) -> None:
+        """Prepare to receive a version; tensors of one that did not arrive whole are discarded."""
+        self._forget(dropped)
         self._coming = self._shards.version()
 
     @on_all
-    def _take(self, told: Sequence[int], names: Sequence[str], whole: Any) -> None:  # noqa: ANN401
+    def _take(self, dropped: Sequence[int], names: Sequence[str], whole: Any) -> None:  # noqa: ANN401
         """Take this rank's rows of these tensors, which rank 0 has."""
-        self._forget(told)
+        self._forget(dropped)
         for name in names:
             given = None if whole is None else whole[name]
             self._shards.receive(self._coming, self._plan.published[name], given)
 
     @on_all
-    def _adopt(self, told: Sequence[int], version: int) -> None:
-        """Hold what came as this version."""
-        self._forget(told)
+    def _adopt(self, dropped: Sequence[int], version: int) -> None:
+        """Hold the received tensors as this version."""
+        self._forget(dropped)
         self._held[version], self._coming = self._coming, Version()
         self._computing = None if self._computing == version else self._computing
 
     def drop(self, policy_version: int) -> None:
-        """Hold this version no longer; a `score` under it that has begun ends as it would. Other
-        ranks let go of it with what they do next."""
+        """Stop holding this version; a `score` under it that has begun ends as if it were held.
+        Other ranks drop it with their next command."""
         if self._held.pop(policy_version, None) is not None and self.mesh.size > 1:
             self._dropped.add(policy_version)
 
-    def _forget(self, told: Sequence[int]) -> None:
-        """Of ranks that rank 0 told."""
-        for version in told if self.mesh.rank else ():
+    def _forget(self, dropped: Sequence[int]) -> None:
+        """Drop the versions that rank 0 has dropped; on rank 0 itself nothing is left to do."""
+        for version in dropped if self.mesh.rank else ():
             self._held.pop(version, None)
 
     def off_load(self) -> None:
-        """Move all versions that are held to the host."""
+        """Move all versions that are held to the host's memory."""
         self._all(self._give_up)
 
     @by_all
-    def _give_up(self, told: Sequence[int]) -> int:
-        self._forget(told)
+    def _give_up(self, dropped: Sequence[int]) -> int:
+        self._forget(dropped)
         self._shards.reshard()
-        versions = (*self._held.values(), self._coming)  # at once: another thread may drop one
+        versions = (*self._held.values(), self._coming)  # a copy: another thread may drop a version
         held = [t for one in versions for t in (*one.rows.values(), *one.tensors.values())]
         return self._off_load.give_up((*held, *self._shards.rows.values(), *self._shards.buffers()))
 
     def load_back(self) -> None:
-        """Move them back, bit for bit."""
+        """Move all versions back to the device, bit for bit."""
         self._all(self._take_back)
 
     @on_all
-    def _take_back(self, told: Sequence[int]) -> None:
+    def _take_back(self, dropped: Sequence[int]) -> None:
         self._off_load.take_back()
-        self._forget(told)
+        self._forget(dropped)
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
@@ -264,7 +266,7 @@ class MeshScorer:
         A temperature of 0 counts as 1, as in the engine's log-probs.
 
         Raises:
-            RankLostError: a rank is gone, silent or failed, of which no sequence is to blame.
+            RankLostError: a rank has ended, is silent or failed, and no sequence is to blame.
         """
         held = self._held.get(policy_version)
         if held is None:
@@ -282,9 +284,9 @@ class MeshScorer:
         of_rank, num = self._shards.hands, max(self._shards.hands) + 1
         parts += [None] * (-len(parts) % num)
         hands = ByRank([parts[hand::num] for hand in of_rank])
-        version = ByRank([held, *[None] * (self.mesh.size - 1)])  # here it may be dropped meanwhile
+        version = ByRank([held, *[None] * (self.mesh.size - 1)])  # rank 0 may drop it meanwhile
         given = policy_version, version, temperature, hands
-        found = self._all(lambda told: self._scores(told, *given), but=policy_version)
+        found = self._all(lambda dropped: self._scores(dropped, *given), but=policy_version)
         by_hand = [found[of_rank.index(hand)] for hand in range(num)]
         each = [by_hand[place % num][place // num] for place in range(len(cut.sizes))]
         columns = [np.concatenate(column) for column in zip(*each, strict=True)]
@@ -293,17 +295,17 @@ class MeshScorer:
     @by_all
     def _scores(
         self,
-        told: Sequence[int],
+        dropped: Sequence[int],
         number: int,
         version: Any,  # noqa: ANN401
         temperature: float,
         hand: Any,  # noqa: ANN401
     ) -> list[Found]:
-        """This rank's forwards under a version; a part None: it passes two tokens, for the others
-        wait in each layer."""
-        self._forget(told)
+        """This rank's forwards under a version. For a part None it passes two stand-in tokens,
+        because the others wait for it in each layer."""
+        self._forget(dropped)
         with self._holding(number, version or self._held[number]), self._shards.no_gradient():
-            # Of a GPU of its own nothing waits: the next bin is laid out while one is computed.
+            # A rank with its own GPU does not wait: the next bin is laid out while one is computed.
             found = [
                 self.run(partial(self._forward, part or _NOTHING, temperature)) for part in hand
             ]
@@ -315,7 +317,7 @@ class MeshScorer:
 
     @contextmanager
     def _holding(self, number: int, version: Version) -> Iterator[None]:
-        """The module has these weights; afterwards none, if they were not copied."""
+        """Have the module hold these weights; afterwards none, unless they were copied into it."""
         if self._computing != number:
             self._shards.hold(version)
         self._computing = number if self._shards.copies else None
@@ -325,12 +327,12 @@ class MeshScorer:
             self._shards.release()
 
     def _all(self, work: Callable[[list[int]], T], *, but: int | None = None) -> T:
-        """`work` of all ranks, which are told what was dropped, `but` this version."""
+        """Run `work` on all ranks with versions dropped since the last command, except `but`."""
         with self._turn:
-            told = [version for version in list(self._dropped) if version != but]
-            self._dropped.difference_update(told)
+            dropped = [version for version in list(self._dropped) if version != but]
+            self._dropped.difference_update(dropped)
             try:
-                return work(told)
+                return work(dropped)
             except Exception as err:
                 if self.mesh.size == 1 or isinstance(err, RankLostError):
                     raise
@@ -339,11 +341,11 @@ class MeshScorer:
                 ) from err
 
     def leave(self) -> None:
-        """Free the others from a pass that this rank could not finish."""
+        """Leave the group, which frees the others from a pass that this rank could not finish."""
         self.mesh.leave()
 
     def close(self) -> None:
-        """End the other ranks, and let the group go: a process has one at a time."""
+        """End the other ranks, and destroy the group: a process has one at a time."""
         if self.mesh.team is not None:
             self.mesh.team.close()
         self._shards.close()

@@ -1,7 +1,7 @@
-"""A model over ranks, whatever cuts it: rows of every parameter, by the names of the parameters.
+"""A model over ranks, however it is cut: rows of every parameter, by the names of the parameters.
 
 Optimizer and checkpoints know the rows alone, a published version the whole tensors. Three kinds:
-`Whole` of one rank, FSDP2's `Shards`, and megatron-core's layers. What `Plan` says holds for each.
+`Whole` of one rank, FSDP2's `Shards`, and megatron-core's layers. A `Plan` holds for each kind.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from rlstreams.workers.trainer.learn.critic import PREFIX, named_head
 from rlstreams.workers.trainer.learn.trainable import Trainable
 from rlstreams.workers.weights.link.weight_hash import sums_of
 
-_SQUARED_AT_ONCE = 1 << 24  # elements; in float64 beside all else that memory holds by then
+_SQUARED_AT_ONCE = 1 << 24  # elements; bounds the float64 copy, as memory is full by then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What of a whole model is trained and published, by name."""
+    """The tensors of a whole model that are trained and published, by name."""
 
     facts: Mapping[str, Tensor]  # published name -> dtype and shape, on meta
     published: Mapping[str, str]  # published name -> parameter's path
     constant: Mapping[str, Tensor]  # buffers: whole on every rank
     trained: Mapping[str, str]  # trained name -> parameter's path
-    extra: frozenset[str]  # of the trained: adapters, and a value head, which no version has
+    extra: frozenset[str]  # trained, but in no version: adapters and a value head
     whole: Mapping[str, Tensor]  # path -> dtype and shape, on meta
 
 
 def plan_of(
     model: nn.Module, trainable: Trainable | None, value_head: ValueHead | None = None
 ) -> Plan:
-    """Of a model before it is cut.
+    """The plan of a model that is not cut yet.
 
     Args:
-        trainable: None: nothing learns.
+        trainable: the parameters that learn; None: nothing learns.
         value_head: learns beside the model, and is no part of it.
     """
     head = named_head(value_head) if value_head else {}
@@ -71,10 +71,10 @@ Share = tuple[slice, ...]  # of a whole tensor, one slice for each of its first 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Weights that a rank holds beside those that it computes with."""
+    """Weights that a rank holds beside those in its module."""
 
     rows: dict[str, Tensor] = field(default_factory=dict)  # by path
-    tensors: dict[str, Tensor] = field(default_factory=dict)  # of which rows are views, if they are
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # that rows are views of, if they are
 
 
 class ShardedModel(ABC):
@@ -86,10 +86,10 @@ class ShardedModel(ABC):
     Attributes:
         root: a `Score`; one forward of it is one pass of all ranks.
         rows: this rank's shares by path, in memory that the model computes with.
-        hands: by rank, which of the hands that are dealt it computes.
-        voices: ranks whose totals count: one of each hand.
-        no_gradient: in which a forward alone is computed.
-        copies: whether a version is copied to where it is computed with, or lies there.
+        hands: by rank, the hand of `deal` that it computes; ranks of one hand compute alike.
+        voices: ranks whose loss totals count: one of each hand.
+        no_gradient: makes the context in which a forward without a backward is computed.
+        copies: whether `hold` copies a version's rows into the module, or points at them.
         is_whole: the rows are the model's own tensors, all of them.
     """
 
@@ -106,40 +106,41 @@ class ShardedModel(ABC):
     replicated: frozenset[str] = frozenset()
 
     def add_head(self, head: ValueHead) -> None:
-        """It learns too, beside the model."""
+        """Let a value head learn beside the model."""
         self._head, named = head, named_head(head)
         self.rows |= named
         self.replicated = frozenset(named)
 
     @torch.no_grad()
     def put_back(self, path: str, old: nn.Parameter) -> None:
-        """Compute with these numbers, in the memory of `old` or with `old` in the model's."""
+        """Compute with the numbers of `old`: in its memory, or with `old` as the model's
+        parameter."""
         rows = self.rows[path]
         rows.copy_(old)
         if path in self.replicated:
             self._head.register_parameter(path.removeprefix(PREFIX), old)
         else:
-            old.data = rows.data  # what the optimizer holds is now what the model is gathered from
+            old.data = rows.data  # the optimizer's parameter is from now on the gathered one
         self.rows[path] = old
 
     @abstractmethod
     def gradients(self) -> dict[str, Tensor]:
-        """Those of the rows since the last call, but those that their parameters keep; by path."""
+        """Gradients of the rows since the last call, by path; not those still in `grad`."""
 
     @abstractmethod
     def whole_shape(self, path: str) -> Sequence[int]:
-        """Of a parameter of the model."""
+        """Shape of a whole parameter of the model."""
 
     @abstractmethod
     def own_share(self, path: str, rank: int) -> Share | None:
-        """What a rank has of a parameter of the model; None: nothing."""
+        """Slices of a parameter of the model that a rank has; None: it has none."""
 
     def shape(self, path: str) -> Sequence[int]:
-        """Of the whole parameter."""
+        """Shape of a whole parameter, of the model or the value head."""
         return self.rows[path].shape if path in self.replicated else self.whole_shape(path)
 
     def share(self, path: str, rank: int) -> Share | None:
-        """What a rank has of a parameter; None: nothing."""
+        """Slices of a parameter that a rank has, model's or value head's; None: none."""
         if path in self.replicated:
             return tuple(slice(0, size) for size in self.shape(path))
         return self.own_share(path, rank)
@@ -153,17 +154,17 @@ class ShardedModel(ABC):
 
     @property
     def adds_replicated(self) -> bool:
-        """Whether what this rank has of a gradient beside the model's counts."""
+        """Whether this rank's gradient of the value head counts in the sum over ranks."""
         return True
 
     @torch.no_grad()
     def norm(
         self, squares: Callable[[float], list[float]], gradients: Mapping[str, Tensor]
     ) -> Tensor:
-        """Of the whole gradient, of which this rank has these rows.
+        """Norm of the whole gradient, of which this rank has these rows.
 
         Args:
-            squares: what every rank has, by rank.
+            squares: gathers one number of every rank, by rank.
         """
         own = [
             part.double().square().sum()
@@ -175,17 +176,17 @@ class ShardedModel(ABC):
         return torch.tensor(first + sum(others), dtype=torch.float64).sqrt()
 
     def buffers(self) -> Iterable[Tensor]:
-        """What lies on the device beside the rows."""
+        """Tensors that lie on the device beside the rows."""
         return self.model.buffers()
 
     def reshard(self) -> None:  # noqa: B027
-        """Let go of parameters that were gathered for a pass."""
+        """Free parameters that were gathered for a pass."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what the process group made."""
+        """Release all that the process group made."""
 
     def version(self) -> Version:
-        """Where one more version is received."""
+        """An empty version, to receive one more version's weights in."""
         return Version()
 
     def receive(self, version: Version, path: str, whole: Tensor | None) -> None:
@@ -198,16 +199,16 @@ class ShardedModel(ABC):
 
     @torch.no_grad()
     def hold(self, version: Version) -> None:
-        """Compute with these from here on."""
+        """Compute with these weights from now on."""
         for path, rows in version.rows.items():
             self.rows[path].copy_(rows)
         self.reshard()
 
     def release(self) -> None:  # noqa: B027
-        """Let go of a version that was not copied: with it one too many would be held."""
+        """Free a version that was not copied: with it in the module one too many would be held."""
 
     def owners(self, path: str) -> dict[int, Share]:
-        """The first rank of each share, and the share."""
+        """The first rank that has each share, and the share."""
         found: dict[int, Share] = {}
         for rank in range(len(self.hands)):
             share = self.share(path, rank)
@@ -217,7 +218,8 @@ class ShardedModel(ABC):
 
     @torch.no_grad()
     def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """What all ranks have of a parameter's shape as one tensor, on rank 0; None elsewhere."""
+        """Assemble a parameter, or a tensor of its shape, from all ranks on rank 0; None
+        elsewhere."""
         owners = self.owners(path)
         if self.rank:
             if self.rank in owners:
@@ -237,7 +239,7 @@ class ShardedModel(ABC):
 
     @torch.no_grad()
     def scatter(self, path: str, whole: Tensor | None, rows: Tensor | None) -> None:
-        """The other way: rank 0 has `whole`, every rank's `rows` are filled."""
+        """Distribute a tensor: rank 0 has `whole`, and every rank's `rows` are filled from it."""
         if whole is None:
             if rows is not None and rows.numel():
                 into = torch.empty_like(rows, memory_format=torch.contiguous_format)
@@ -257,8 +259,8 @@ class ShardedModel(ABC):
                 dist.send(_bytes(part), rank)
 
     def sums(self, path: str) -> Tensor | None:
-        """What the hash adds up of this rank's rows; None: it takes the whole tensor, of which
-        ranks have columns."""
+        """Sums for the hash over this rank's rows; None where ranks have columns, so that the hash
+        needs the whole tensor."""
         owners, shape = self.owners(path), self.shape(path)
         columns = [slice(0, size) for size in shape[1:]]
         if any(list(share[1:]) != columns[: len(share) - 1] for share in owners.values()):
@@ -270,8 +272,8 @@ class ShardedModel(ABC):
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A view that every transport knows: NCCL has no 16-bit integers. A copy of rows that lie
-    apart."""
+    """A tensor's bytes, as every transport takes them: NCCL has no 16-bit integers. A view, or a
+    copy if the rows are not contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -286,14 +288,14 @@ class Whole(ShardedModel):
         self.rows = dict(model.named_parameters())
         self.device = next(iter(self.rows.values())).device
         self._shapes = {path: parameter.shape for path, parameter in self.rows.items()}
-        # Tied weights may be several tensors of one memory.
+        # Several tied tensors may share one memory.
         by_memory: defaultdict[int, list[Tensor]] = defaultdict(list)
         for tensor in model.state_dict(keep_vars=True).values():
             by_memory[tensor.data_ptr()].append(tensor)
         self._tensors = {path: by_memory[p.data_ptr()] for path, p in self.rows.items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        """None: the optimizer takes each as the backward makes it."""
+        """No gradients: the optimizer takes each as the backward makes it."""
         return {}
 
     def whole_shape(self, path: str) -> Sequence[int]:
@@ -301,7 +303,7 @@ class Whole(ShardedModel):
         return self._shapes[path]
 
     def own_share(self, path: str, rank: int) -> Share | None:
-        """All of it."""
+        """See `ShardedModel`: the whole parameter."""
         del rank
         return tuple(slice(0, size) for size in self._shapes[path])
 
@@ -309,23 +311,23 @@ class Whole(ShardedModel):
     def norm(
         self, squares: Callable[[float], list[float]], gradients: Mapping[str, Tensor]
     ) -> Tensor:
-        """See `ShardedModel`: as torch has it, tensor by tensor in their own precision."""
+        """See `ShardedModel`: torch's own norm, tensor by tensor in their own precision."""
         del squares
         return nn.utils.get_total_norm(list(gradients.values()))
 
     def gather(self, path: str, rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """The rows themselves."""
+        """See `ShardedModel`: the rows themselves."""
         del path, dtype
         return rows
 
     def receive(self, version: Version, path: str, whole: Tensor | None) -> None:
         """See `ShardedModel`."""
         assert whole is not None, "a rank alone is rank 0"
-        # A file's tensors are the file's memory, and it may be deleted: copied where they stay.
+        # Tensors of a file lie in the file's memory, which may be deleted: copied, where they stay.
         version.rows[path] = whole.to(self.device, copy=self.device.type == CPU)
 
     def hold(self, version: Version) -> None:
-        """Point at it: all versions share what was compiled."""
+        """Point the model at the version: all versions share the compiled layers."""
         for path, own in self._tensors.items():
             for tensor in own:
                 tensor.data = version.rows[path]

@@ -1,7 +1,7 @@
-"""What a learner is between two steps: weights, moments and adapters, whatever ranks have of them.
+"""State of a learner between two steps: weights, moments and adapters, however ranks share them.
 
-Nobody above knows of ranks: weights, hashes and checkpoints have the same names, shapes and bytes
-on any mesh, and tensors come to rank 0 one at a time, as they are asked for.
+No caller knows of ranks: weights, hashes and checkpoints have the same names, shapes and bytes on
+any mesh, and tensors come to rank 0 one at a time, as they are asked for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlstreams.workers.weights.link.weight_hash import on_host
 
 
 class Gathered(LazyWeights):
-    """Tensors that lie on all ranks; each is gathered when it is asked for, on rank 0's device."""
+    """Tensors that lie on all ranks; each is gathered on access, on rank 0's device."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Gathered(LazyWeights):
 
 
 class State:
-    """See the module; `Learner` is one. Rank 0's calls are those of all ranks."""
+    """See the module; `Learner` is one. A call of rank 0 is a call of all ranks."""
 
     def __init__(self, layers: Layers, lora: LoraSection, mesh: Mesh, step: int = 0) -> None:
         """
         Args:
-            step: steps done.
+            step: number of steps done.
         """
         self.mesh, self.number = mesh, 0
         self.step_number = step
@@ -84,7 +84,8 @@ class State:
         rows = self._shards.rows
         self._adam = Adam({name: rows[path] for name, path in trained if path in rows})
         self._kept = Kept(self._adam, self._shards.device)
-        # What a checkpoint has otherwise than it is made here: the version, until the next step.
+        # Weights that a checkpoint has with other bits than `_merged` makes: kept until the next
+        # step.
         self._published: dict[str, Tensor] = {}
         self._states: dict[str, Tensor] | None = None
         self._incoming: dict[str, dict[str, Tensor]] = {}
@@ -102,14 +103,14 @@ class State:
         return self._states
 
     def weights(self) -> Mapping[str, Tensor]:
-        """What is published, by name, as it is when it is asked for. Of one rank they are the
-        model's own tensors, which the next step changes."""
+        """Published weights by name, each as it is on access. On one rank they are the model's own
+        tensors, which the next step changes."""
         found = Gathered(self._plan.facts, self._weight, self._sums)
         return dict(found) if self._shards.is_whole else found
 
     def optimizer_tensors(self) -> Mapping[str, Tensor]:
-        """AdamW's state, as `Adam.tensors` has it; of adapters, and of a value head, also the
-        `value`, which the weights do not tell.
+        """AdamW's state, as `Adam.tensors` has it; for adapters and a value head also their
+        `value`, which no published weight has.
 
         Learning rate, betas and the like are configuration, not state: they are not in it.
         """
@@ -119,7 +120,7 @@ class State:
             facts[key] = rows if not rows.dim() else whole.to(rows.dtype)
         kinds = {key.rpartition(":")[2]: one for key, one in self.states.items()}
         for name, path in self._plan.trained.items():
-            if path not in self._shards.rows:  # of another stage, alike
+            if path not in self._shards.rows:  # of another stage: the same kinds
                 whole = self._plan.whole[path]
                 facts |= {
                     f"{name}:{kind}": whole.to(one.dtype) if one.dim() else one
@@ -132,7 +133,7 @@ class State:
         return dict(found) if self._shards.is_whole else found
 
     def value_head(self) -> Mapping[str, Tensor]:
-        """Of a critic, by name; empty without one. Every rank has it."""
+        """Parameters of the critic's value head by name; empty without one. Every rank has it."""
         names = [name for name in self._plan.trained if name.startswith(PREFIX)]
         return {name: self._shards.rows[self._plan.trained[name]].detach() for name in names}
 
@@ -152,7 +153,7 @@ class State:
         return [name for name in self._plan.facts if f"{name}.up" in self._plan.extra]
 
     def _sums(self) -> dict[str, Tensor]:
-        """Of the published tensors that lie on the ranks as they are: each sums its own rows."""
+        """Hash sums of published tensors that are not merged: each rank sums its rows."""
         ranks = self._local_sums()
         return {
             name: torch.tensor([rank[name] for rank in ranks]).sum(0)
@@ -162,7 +163,7 @@ class State:
 
     @by_all
     def _local_sums(self) -> dict[str, list[int]]:
-        """By published name what the hash adds up of this rank's rows; not of merged adapters."""
+        """Hash sums of this rank's rows by published name; without merged adapters."""
         names = [n for n in self._plan.published if f"{n}.up" not in self._plan.extra]
         sums = {name: self._shards.sums(self._plan.published[name]) for name in names}
         known = {name: one for name, one in sums.items() if one is not None}
@@ -188,7 +189,7 @@ class State:
 
     @torch.no_grad()
     def _merged(self, name: str, base: Tensor, parts: tuple[Tensor, Tensor, float]) -> Tensor:
-        # Adding nothing would still turn a weight of -0.0 into 0.0, and so another hash.
+        # Adding zero would turn a weight of -0.0 into 0.0, which has another hash.
         if not bool(parts[1].any()):
             return base
         dither = Dither.of(name.removesuffix(".weight"), base.shape, base.device)
@@ -200,9 +201,9 @@ class State:
         if part == VALUE:
             return self._whole(path)
         number = self.states.get(key)
-        if number is None and part == "step":  # of another stage, alike
+        if number is None and part == "step":  # of another stage: the same number
             same = (one for own, one in self.states.items() if own.endswith(":step"))
-            number = next(same).clone()  # a file takes no tensor twice
+            number = next(same).clone()  # a file does not take one tensor twice
         return self._whole(path, key) if number is None or number.dim() else number
 
     def _whole(self, path: str, key: str = "") -> Tensor:
@@ -212,7 +213,7 @@ class State:
 
     @on_all
     def _gathered(self, path: str, key: str = "") -> Tensor | None:
-        """A whole parameter on rank 0, or what the optimizer has of it under `key`."""
+        """A whole parameter on rank 0, or its optimizer tensor `key`; None on other ranks."""
         rows: Tensor | None = self._shards.rows.get(path)
         dtype = self._plan.whole[path].dtype
         if key:
@@ -222,8 +223,8 @@ class State:
         return found if self.mesh.rank == 0 else None
 
     def off_load(self) -> int:
-        """Move all that stays on the devices between two steps to the hosts until `load_back`;
-        gives its bytes, of all ranks."""
+        """Move all tensors between two steps from the devices to the hosts until `load_back`; the
+        bytes moved, of all ranks."""
         return sum(self._give_up())
 
     @by_all
@@ -231,14 +232,14 @@ class State:
         return self._off_load.give_up(self.tensors())
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that stays on this rank's device between two steps."""
+        """All tensors that stay on this rank's device between two steps."""
         self._shards.reshard()
         yield from (*self._shards.rows.values(), *self._shards.buffers())
         yield from (*self._adam.gradients.values(), *self._adam.tensors().values())
 
     @on_all
     def load_back(self) -> None:
-        """In place, bit for bit."""
+        """Move the tensors back in place, bit for bit."""
         self._off_load.take_back()
 
     def load(
@@ -269,10 +270,10 @@ class State:
         self._adopt(step, {key: float(t) for key, t in states.items() if not t.dim()})
 
     def _checked(self, optimizer_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the checkpoint has beside weights and moments.
+        """Tensors that the checkpoint has beside weights and moments.
 
         Raises:
-            ValueError: it is not of these parameters.
+            ValueError: the checkpoint is not of these parameters.
         """
         _, extra = sorted_state(optimizer_tensors, self._plan.trained)
         for name in sorted(self._plan.extra - extra.keys()):
@@ -317,11 +318,11 @@ class State:
     @on_all
     @torch.no_grad()
     def _scatter(self, path: str, key: str, dtype: torch.dtype, whole: Any) -> None:  # noqa: ANN401
-        """Take this rank's rows of what rank 0 has; of the optimizer until `_adopt`."""
+        """Take this rank's rows of rank 0's tensor; an optimizer's tensor waits for `_adopt`."""
         rows: Tensor | None = self._shards.rows.get(path)
         if key and rows is not None:
             name, _, part = key.rpartition(":")
-            known = self.states.get(key)  # written over: memory may not hold the state twice
+            known = self.states.get(key)  # overwritten: memory may not hold the state twice
             if known is None:
                 known = torch.empty_like(rows, dtype=dtype, requires_grad=False)
             rows = self._incoming.setdefault(name, {})[part] = known
@@ -329,10 +330,10 @@ class State:
 
     @on_all
     def _adopt(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Go on from `step` with the optimizer's state as it came.
+        """Go on from `step` with the optimizer's tensors received since.
 
         Args:
-            numbers: of the state, the same on every rank.
+            numbers: scalars of the state, the same on every rank.
         """
         for key, value in numbers.items():
             name, _, part = key.rpartition(":")
@@ -342,7 +343,7 @@ class State:
         self.step_number = step
 
     def leave(self) -> None:
-        """Give up model and group, where a pass failed in its middle; rows and moments stay."""
+        """Release model and group, after a pass failed half-way; rows and moments stay."""
         if not hasattr(self, "_shards"):  # it has left
             return
         self._adam.clear()
@@ -354,7 +355,7 @@ class State:
     def check(self) -> None:
         """
         Raises:
-            RankLostError: another rank is gone or silent.
+            RankLostError: another rank has ended or is silent.
         """
         if self.mesh.team is not None:
             self.mesh.team.check()

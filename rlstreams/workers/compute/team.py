@@ -1,8 +1,9 @@
-"""The followers as rank 0 sees them: started, told what to do, watched, ended.
+"""The followers as rank 0 sees them: started, commanded, watched, ended.
 
 A follower that died, or has been silent for too long (stopped, or its machine overloaded), is named
-at once, also while rank 0 itself hangs in a collective with it: that runs in a thread which is left
-behind. Nobody is replaced: the trainer ends, its supervisor starts it again, and it redoes.
+at once, even while rank 0 itself hangs in a collective with it: rank 0's part runs in a thread that
+is abandoned then. No follower is replaced: the trainer ends, its supervisor starts it again, and it
+redoes the step.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Meshed)
 PROGRAM = "rlstreams.workers.compute.follower"
 LOOPBACK = "127.0.0.1"
-SILENT_S = 30.0  # a follower speaks once a second
+SILENT_S = 30.0  # a follower reports once a second
 END_S = 10.0  # for the thread that reads a link
 _DEATH_S = 1.0  # from the end of a link to that of its process
 _LOOK_EVERY_S = 0.05
-# Two ranks fail together where one does: so long the one at fault may take to be told apart.
+# Where one rank fails, a second one fails with it: time for the rank at fault to answer.
 _EXPLAIN_S = 5.0
-TOGETHER_S = 1800.0  # longest that one thing may take all ranks: a step, loading the model
+TOGETHER_S = 1800.0  # limit for one command to all ranks: a step, loading the model
 _TRANSPORT = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
-_FREE_S = 120.0  # until all ranks came out of a pass that one of them could not finish
+_FREE_S = 120.0  # until all ranks left a pass that one of them could not finish
 
 
 def team_of(
     gpus: Sequence[str], *, host: str = LOOPBACK, hosts: Hosts | None = None
 ) -> Team | None:
-    """As `claim_devices` names the GPUs; None where rank 0 is alone."""
+    """The team of these GPUs (see `claim_devices`) and hosts; None where rank 0 is alone."""
     return Team(gpus, host=host, hosts=hosts) if gpus or hosts else None
 
 
 class FollowerError(RankLostError):
-    """Of a team: one of its followers, or what all do together."""
+    """A follower of a team, or a command to all ranks, failed."""
 
 
 def _started(program: str, gpu: str) -> tuple[Child, socket.socket]:
-    """A follower on this host, and our end of its link."""
+    """Start a follower on this host; the child, and our end of its link."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", program, str(theirs.fileno())]
-    with theirs:  # what it prints belongs to the trainer's log
+    with theirs:  # its output belongs to the trainer's log
         child = Child.started(
             command, orphaned=Orphaned.DIES, stdout=2, pass_fds=[theirs.fileno()],
             environment={VISIBLE: gpu} if gpu else {},
@@ -68,7 +69,7 @@ def _started(program: str, gpu: str) -> tuple[Child, socket.socket]:
 
 
 class _Follower:
-    """One process, here or on another host."""
+    """One follower process, here or on another host."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class _Follower:
     ) -> None:
         """
         Args:
-            at: the child; or the address of who started it on another host, and will end it.
+            at: the child; or the address of the rank server that started it and will end it.
         """
         self.rank = rank
         self.child = None if isinstance(at, str) else at
@@ -92,8 +93,8 @@ class _Follower:
         self._changed = changed
         self.link = Link(end, SILENT_S)
         if self.child is None:
-            with contextlib.suppress(OSError):  # gone already
-                self.link.send(ALIVE)  # it speaks after us: what was said before was no pickle
+            with contextlib.suppress(OSError):  # closed already
+                self.link.send(ALIVE)  # the follower waits for it: no bytes before were a pickle
         self._reader = threading.Thread(target=self._read, name=f"rank-{rank}", daemon=True)
         self._reader.start()
 
@@ -107,7 +108,7 @@ class _Follower:
         self._changed.set()
 
     def end(self) -> None:
-        """Kill it, stopped or not."""
+        """Kill the process, stopped or not."""
         if self.child is None:
             self.link.hang_up()
         else:
@@ -116,7 +117,7 @@ class _Follower:
         self.link.close()
 
     def death(self) -> str:
-        """How it ended."""
+        """Cause of the process's end, for people."""
         if self.child is None:
             return "closed its link: its host's log says how it ended, or its host is gone"
         self.child.wait(_DEATH_S)
@@ -124,7 +125,7 @@ class _Follower:
 
 
 class Team:
-    """All followers. One thread gives commands; `check` is for any."""
+    """All followers. One thread gives commands; any thread may call `check`."""
 
     def __init__(
         self,
@@ -142,12 +143,12 @@ class Team:
         Args:
             gpus: by follower of this host, the GPU that it may see; "" for none in particular.
             host: address of the interface over which NCCL's ranks find each other.
-            owner: whose ranks they are, for errors.
-            hosts: of further ranks, behind those of this host; reached from here by one interface,
-                which then is `host`.
+            owner: role that the ranks belong to, for errors.
+            hosts: hosts of further ranks, numbered after those of this host; this host reaches them
+                by one interface, whose address then replaces `host`.
 
         Raises:
-            ConfigError, RankLostError: of `reach`; nobody is started.
+            ConfigError, RankLostError: of `reach`; no follower is started.
         """
         self.host = host
         ends = reach(hosts) if hosts else []
@@ -163,7 +164,7 @@ class Team:
         self._folder = tempfile.TemporaryDirectory(prefix="rlstreams-ranks-")  # this user's alone
         self._num_meetings = 0
         self._changed = threading.Event()
-        self._inside: set[int] = set()  # rank 0's own thread
+        self._inside: set[int] = set()  # id of rank 0's own thread
         self._own = ThreadPoolExecutor(
             1, "rank-0", initializer=lambda: self._inside.add(threading.get_ident())
         )
@@ -188,11 +189,11 @@ class Team:
 
     @property
     def processes(self) -> list[int]:
-        """The followers' process ids, by rank; of this host."""
+        """Process ids of this host's followers, by rank."""
         return [follower.child.pid for follower in self._followers if follower.child]
 
     def new_meeting(self) -> Meeting:
-        """Where ranks may meet: a name that nobody has used."""
+        """A place where ranks may meet, under a name that was not used before."""
         self._num_meetings += 1
         name = f"group-{self._num_meetings}"
         if self._store is None:
@@ -202,7 +203,7 @@ class Team:
     def check(self) -> None:
         """
         Raises:
-            FollowerError: one is gone or silent; all are ended.
+            FollowerError: a follower has ended or is silent; all are ended.
         """
         for follower in self._followers:
             problem = ""
@@ -218,17 +219,17 @@ class Team:
                 raise FollowerError(f"{problem}; all ranks end")
 
     def is_inside(self) -> bool:
-        """Whether the calling thread is doing rank 0's part of what all do."""
+        """Whether the calling thread is running rank 0's part of a command to all."""
         return threading.get_ident() in self._inside
 
     def begin(self, spec: Any, own: Callable[[Mesh], M]) -> M:  # noqa: ANN401
-        """Every rank becomes what `spec` says, beside what it is: `spec.begin` there, `own` here.
+        """Have every rank make the object of `spec`: by `spec.begin` there, by `own` here.
 
         Args:
             spec: a `LearnerSpec` or `ScorerSpec`.
 
         Raises:
-            FollowerError, ConfigError, EngineError: one cannot; the team is closed.
+            FollowerError, ConfigError, EngineError: a rank cannot; the team is closed.
         """
         mesh, meeting = self.mesh, self.new_meeting()
         mesh.device, mesh.host = spec.device, self.host
@@ -257,24 +258,24 @@ class Team:
         by_rank: Sequence[tuple[object, ...]] = (),
         number: int = 0,
     ) -> tuple[T, list[Any]]:
-        """Every rank does the same: the followers `method` of their object, rank 0 `own`.
+        """Have every rank run the same: each follower `method` of its object, rank 0 `own`.
 
         Args:
-            by_rank: what each follower gets behind `args`.
+            by_rank: arguments of each follower, after `args`.
             number: of the object.
 
         Returns:
-            What `own` gave, and the followers' results by rank.
+            The result of `own`, and the followers' results by rank.
 
         Raises:
-            OutOfMemoryError: memory ran out on a rank; all came out, and have to meet anew.
-            FollowerError: one is gone or silent, or not done within `together_s`.
+            OutOfMemoryError: memory ran out on a rank; all left the pass, and have to meet anew.
+            FollowerError: a rank has ended, is silent, or was not done within `together_s`.
         """
         self.check()
         self._changed.clear()
         for place, follower in enumerate(self._followers):
             given = args + (by_rank[place] if by_rank else ())
-            with contextlib.suppress(OSError):  # gone or stopped: `check` says which
+            with contextlib.suppress(OSError):  # closed or stopped: `check` names it
                 follower.link.send((number, method, given))
         future = self._own.submit(own)
         future.add_done_callback(lambda _: self._changed.set())
@@ -282,7 +283,7 @@ class Team:
         return future.result(), [answer.result for answer in answers]
 
     def _wait(self, future: Future[Any]) -> list[Answer]:
-        """Until all are done, or one cannot be."""
+        """Wait until all ranks are done, or one cannot be; the followers' answers by rank."""
         answers: dict[int, Answer] = {}
         explain_until_s = 0.0
         for _ in self._looks(future, answers, self._together_s, "did not do its part"):
@@ -302,10 +303,10 @@ class Team:
     def _looks(
         self, future: Future[Any], answers: dict[int, Answer], limit_s: float, undone: str
     ) -> Iterator[None]:
-        """Until rank 0's part is done and each follower has answered; it yields at each message.
+        """Yield at each message, until rank 0's part is done and each follower has answered.
 
         Raises:
-            FollowerError: one is gone or silent, or `undone` within `limit_s`.
+            FollowerError: a rank has ended or is silent, or is not done within `limit_s`: `undone`.
         """
         until_s = time.monotonic() + limit_s
         while True:
@@ -318,7 +319,7 @@ class Team:
             if self._is_closed:  # by another thread
                 raise FollowerError(f"the ranks of the {self._owner} were ended meanwhile")
             is_done = future.done() and len(answers) == len(self._followers)
-            yield  # of the last state too
+            yield  # for the last state too
             if is_done:
                 return
             if time.monotonic() > until_s:
@@ -331,36 +332,37 @@ class Team:
     def _out_of_memory(
         future: Future[Any], answers: Mapping[int, Answer]
     ) -> OutOfMemoryError | None:
-        """The lowest rank that ran out of memory."""
+        """The error of the lowest rank that ran out of memory."""
         if future.done() and isinstance(error := future.exception(), OutOfMemoryError):
-            return OutOfMemoryError(error.index, f"rank 0: {error.told}")
+            return OutOfMemoryError(error.index, f"rank 0: {error.detail}")
         for rank, answer in sorted(answers.items()):
             if answer.exhausted:
-                index, told = answer.exhausted
-                return OutOfMemoryError(index, f"rank {rank}: {told}")
+                index, detail = answer.exhausted
+                return OutOfMemoryError(index, f"rank {rank}: {detail}")
         return None
 
     def _failed(self, future: Future[Any], answers: Mapping[int, Answer]) -> BaseException | None:
         own = future.exception() if future.done() else None
-        # A transport's error is that of another rank's death; of any other kind all find the same.
+        # An error of the transport follows from another rank's end; any other kind is this rank's
+        # own.
         if own is not None and type(own).__name__ not in _TRANSPORT:
             return own
         for rank, answer in sorted(answers.items()):
-            told = f"{answer.kind}: {answer.failure}"
+            message = f"{answer.kind}: {answer.failure}"
             if answer.kind == NoOrderError.__name__:
-                return NoOrderError(told)
+                return NoOrderError(message)
             name = self._followers[rank - 1].name
             if answer.kind == ConfigError.__name__:
                 return ConfigError(f"{answer.failure} (said by {name})")
             if answer.kind:
-                return FollowerError(f"{name} failed: {told}")
+                return FollowerError(f"{name} failed: {message}")
         return own
 
     def _free(self, future: Future[Any], answers: dict[int, Answer]) -> None:
-        """Get all ranks out of the pass that one could not finish.
+        """Get all ranks out of a pass that one of them could not finish.
 
         Raises:
-            FollowerError: one does not come out.
+            FollowerError: a rank does not leave the pass.
         """
         from rlstreams.workers.compute import group  # torch.distributed
 
@@ -379,7 +381,7 @@ class Team:
                 follower.silent_s += _LOOK_EVERY_S
 
     def close(self) -> None:
-        """End them; idempotent."""
+        """End the followers; idempotent."""
         if self._is_closed:
             return
         self._is_closed = True

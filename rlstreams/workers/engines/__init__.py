@@ -1,1 +1,1 @@
-"""What samples and scores."""
+"""Engines, which sample tokens, and the port of scorers, which score them."""

@@ -1,4 +1,4 @@
-"""The `Engine` and `Scorer` ports: what samples tokens, and what scores them.
+"""The `Engine` and `Scorer` ports: an engine samples tokens, a scorer scores given ones.
 
 A tensor path and a model server are behind the same two ports, under one contract suite.
 """
@@ -28,7 +28,7 @@ class PromptTooLongError(EngineError):
 
 
 class FinishReason(StrEnum):
-    """Why a segment ended."""
+    """Reason that a segment ended."""
 
     STOP = "stop"  # end-of-sequence token
     LENGTH = "length"  # max_new_tokens, or the model's longest sequence
@@ -37,7 +37,7 @@ class FinishReason(StrEnum):
 
 
 class PauseMode(StrEnum):
-    """What happens to running requests while weights change."""
+    """Treatment of running requests while weights change."""
 
     KEEP = "keep"  # they go on; segments record which version sampled which token
     ABORT = "abort"  # they end as partial segments and are resumed by the worker
@@ -46,7 +46,7 @@ class PauseMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn."""
+    """Settings of the distribution that tokens are drawn from."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -58,18 +58,18 @@ class Sampling:
 class SampleRequest:
     """One turn of a sample to generate. The draw at position p is keyed by (seed, sample_id, p).
 
-    In a later turn `token_ids` begins with earlier turns and what was said between them, and
-    `prompt_tokens` counts them all: `max_new_tokens` is of the turn, and expert rows come for the
+    In a later turn `token_ids` begins with the earlier turns and the messages between them, and
+    `prompt_tokens` counts them all: `max_new_tokens` is for the turn, and expert rows cover the
     whole sequence, as for any prompt.
     """
 
     sample_id: str  # "{group_id}/{sample}/{attempt}"
     group_id: str  # siblings share a prefix
-    token_ids: Int32s  # what the turn begins with, and on resumption its tokens so far
+    token_ids: Int32s  # the turn's prompt, and on resumption its tokens so far
     prompt_tokens: int  # of token_ids; the rest was sampled before, in this turn
     sampling: Sampling
     seed: int
-    session: str = ""  # requests of one begin with its earlier ones; empty: of none
+    session: str = ""  # requests of one session begin with its earlier ones; empty: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +84,11 @@ class GeneratedSegment:
     # Rows [start, start + len) of the sample's [tokens - 1, layers, top_k]; None: not captured.
     routed_experts: Experts | None = None
     routed_experts_start: int = 0
-    server: str = ""  # its address, of an engine that has several
+    server: str = ""  # address of the server, where an engine has several
 
 
 def sampled_by(engine: str, segments: Iterable[GeneratedSegment]) -> str:
-    """The engine's name, and the servers of it that sampled these."""
+    """The engine's name, and the servers of it that sampled these segments."""
     urls = dict.fromkeys(segment.server for segment in segments if segment.server)
     return f"{engine} at {', '.join(urls)}" if urls else engine
 
@@ -102,7 +102,7 @@ class Held:
 
     @property
     def label(self) -> str:
-        """What a server calls them: unique to number and content."""
+        """The server's name for these weights: unique to number and content."""
         return f"{self.policy_version}-{self.weight_hash[:16]}"
 
 
@@ -117,11 +117,11 @@ class Engine(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Requests that it is worth having in flight now."""
+        """Number of requests that are worth having in flight now."""
 
     @property
     def max_capacity(self) -> int:
-        """What `capacity` never exceeds."""
+        """Upper bound of `capacity`."""
 
     @property
     def name(self) -> str:
@@ -133,27 +133,27 @@ class Engine(Protocol):
 
     @property
     def policy_version(self) -> int:
-        """The version that it holds, or NO_VERSION."""
+        """The version that the engine holds, or NO_VERSION."""
 
     @property
     def is_up(self) -> bool:
-        """Whether it could pull or sample now; asked from any thread.
+        """Whether the engine could pull or sample now; asked from any thread.
 
         Raises:
-            EngineError: it will never be; says why.
+            EngineError: it never will be up; gives the reason.
         """
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests, if need be after a server came back; asked from any thread."""
+        """Whether it takes requests, perhaps after a server came back; asked from any thread."""
 
     @property
     def num_sampled(self) -> int:
-        """Tokens sampled since it was made, those of abandoned requests included where it knows."""
+        """Tokens sampled since it was made; of abandoned requests those that it knows."""
 
     @property
     def trouble(self) -> str:
-        """What is out of service and why, for people; empty: nothing. Asked from any thread."""
+        """Parts out of service, with reasons, for people; "": none. Asked from any thread."""
 
     @property
     def servers(self) -> Mapping[str, str]:
@@ -161,13 +161,13 @@ class Engine(Protocol):
 
     @property
     def loads(self) -> Sequence[ServerLoad]:
-        """How busy it keeps each of them; asked from any thread."""
+        """Load of each model server; asked from any thread."""
 
     def wants(self, published: PolicyPublished) -> bool:
         """Whether a pull of `published` would bring it forward now; asked from any thread.
 
         Raises:
-            EngineError: it will never hold a version; says why.
+            EngineError: it will never hold a version; gives the reason.
         """
 
     async def start(self) -> None:
@@ -185,13 +185,13 @@ class Engine(Protocol):
         """Hold `published`, by way of `channel`; returns once its hash was checked."""
 
     async def sleep(self) -> None:
-        """Cut what runs, sample nothing, and give the device's memory up.
+        """Cut running requests, sample nothing, and free the device's memory.
 
         No pull may be under way, and none begins before `wake`.
         """
 
     async def wake(self) -> None:
-        """Load back. What sleep threw away makes it hold no version until a pull."""
+        """Load the weights back. If sleep discarded them, no version is held until a pull."""
 
     async def close(self) -> None:
         """End all requests and release the engine; idempotent."""
@@ -204,7 +204,7 @@ class TokenSequence:
     token_ids: Int32s  # [tokens]
     routed_experts: Experts | None = None  # [tokens - 1, layers, top_k]
     routed_experts_mask: npt.NDArray[np.uint8] | None = None  # [tokens - 1]; None: all recorded
-    group_id: str = ""  # sequences of one begin alike
+    group_id: str = ""  # sequences of one group share a prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ class Scores:
 class Scorer(Protocol):
     """Scores given tokens under the versions that it holds.
 
-    One thread scores, another may pull and drop meanwhile: what is held is never written to.
+    One thread scores, another may pull and drop meanwhile: held weights are never written to.
     """
 
     vocab_size: int  # token ids are below it
@@ -235,17 +235,17 @@ class Scorer(Protocol):
         """Hold one more version.
 
         Raises:
-            WeightError: not received, or it does not fit; what was held before is held still.
+            WeightError: not received, or it does not fit; the versions held before are still held.
         """
 
     def drop(self, policy_version: int) -> None:
-        """Hold this version no longer."""
+        """Stop holding this version."""
 
     def off_load(self) -> None:
-        """Give the device's memory up; versions stay held, on the host. Nothing may be scored."""
+        """Free the device's memory; versions stay held, on the host. Nothing may be scored."""
 
     def load_back(self) -> None:
-        """Score again, under the same bits."""
+        """Move the versions back to the device, bit for bit; `score` works again."""
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
@@ -271,7 +271,7 @@ def pulled_of(
 
 
 def check_ids(token_ids: Int32s, vocab_size: int, what: str) -> None:
-    """Every id lies in the vocabulary.
+    """Check that every id lies in the vocabulary.
 
     Raises:
         EngineError: one does not, or there are none; names position and id.
@@ -288,7 +288,7 @@ def check_ids(token_ids: Int32s, vocab_size: int, what: str) -> None:
 
 
 def check_sequences(sequences: Sequence[TokenSequence], vocab_size: int, max_tokens: int) -> None:
-    """Sequences can be scored.
+    """Check that sequences can be scored.
 
     Raises:
         EngineError: ids outside the vocabulary, or a sequence too long.
@@ -300,7 +300,7 @@ def check_sequences(sequences: Sequence[TokenSequence], vocab_size: int, max_tok
 
 
 def check_request(request: SampleRequest, vocab_size: int, max_tokens: int) -> None:
-    """A request can be sampled.
+    """Check that a request can be sampled.
 
     Raises:
         PromptTooLongError: no room for a single token; names length and limit.

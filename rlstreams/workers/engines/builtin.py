@@ -45,7 +45,7 @@ class BuiltinEngine(LocalEngine):
             dtype: of the weights that are pulled, `model.dtype`.
 
         Raises:
-            EngineError: the folder cannot be loaded, or its family not be decoded here.
+            EngineError: the folder cannot be loaded, or its family cannot be decoded here.
         """
         configure_torch(threads, device)
         folder = Path(folder)

@@ -26,23 +26,23 @@ _FIRST_COLUMNS = 64  # of the cache; it grows by doubling
 
 
 class SlotCache:
-    """Keys and values of all rows, (B, H, T, D) per layer; what the model calls `past_key_values`.
+    """Keys and values of all rows, (B, H, T, D) per layer; the model's `past_key_values`.
 
     The model's attention calls `update` once per layer and forward.
     """
 
-    is_compileable = False  # what the library asks of a cache
+    is_compileable = False  # the library reads it from a cache
 
     def __init__(self, slots: int) -> None:
         self.num_columns = _FIRST_COLUMNS
         self._slots = slots
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._rows = slice(0, 0)  # what the current forward writes ...
+        self._rows = slice(0, 0)  # to write in the current forward ...
         self._write = slice(0, 0)
-        self._read = slice(0, 0)  # ... and attends to
+        self._read = slice(0, 0)  # ... and to attend to
 
     def aim(self, rows: slice, write: slice, read: slice) -> None:
-        """Where the next forward writes and reads."""
+        """Set the rows and columns that the next forward writes and reads."""
         self._rows, self._write, self._read = rows, write, read
 
     def update(
@@ -62,7 +62,7 @@ class SlotCache:
         return keys[self._rows, :, self._read], values[self._rows, :, self._read]
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        # Zeros: what padding masks out must be finite all the same.
+        # Zeros: masked padding must be finite all the same.
         return like.new_zeros(self._slots, like.shape[1], self.num_columns, like.shape[3])
 
     def get_seq_length(self, _layer_idx: int = 0) -> int:
@@ -70,7 +70,7 @@ class SlotCache:
         return self._write.start - self._read.start
 
     def reserve(self, columns: int) -> None:
-        """Have at least so many columns."""
+        """Grow to at least so many columns."""
         if columns <= self.num_columns:
             return
         more = max(columns - self.num_columns, self.num_columns)
@@ -111,7 +111,7 @@ class Generation:
 
     @classmethod
     def of(cls, request: SampleRequest, max_tokens: int) -> Generation:
-        """A sequence that has not started."""
+        """The generation of a request that has not started."""
         num_tokens = len(request.token_ids)
         limit = min(max_tokens, request.prompt_tokens + request.sampling.max_new_tokens)
         resumed = num_tokens > request.prompt_tokens
@@ -127,7 +127,7 @@ class Generation:
         )
 
     def take_segment(self) -> tuple[list[int], list[float], Experts | None, int]:
-        """Tokens, log-probs, expert rows and the position of the first row; begins anew."""
+        """Tokens, log-probs, expert rows, the first row's position; begin a new segment."""
         rows = np.concatenate(self.experts) if self.experts else None
         taken = (self.token_ids[self.begun :], self.logprobs, rows, self.experts_start)
         self.begun = len(self.token_ids)
@@ -196,7 +196,7 @@ class CacheDecoder:
 
     @torch.inference_mode()
     def remove(self, sequence: Generation) -> None:
-        """Take a running sequence out; the last one takes its row."""
+        """Take a running sequence out; the last row moves into its place."""
         row, last = self.running.index(sequence), len(self.running) - 1
         if row != last:
             length = len(self.running[last].token_ids) - 1
@@ -209,12 +209,12 @@ class CacheDecoder:
         load_weights(self._model, weights)
 
     def off_load(self) -> None:
-        """Weights go to the host; the cache has nothing to keep."""
+        """Move the weights to the host; the cache is empty by now."""
         self._cache, self._end = SlotCache(self._slots), 0
         self._off_load.give_up((*self._model.parameters(), *self._model.buffers()))
 
     def load_back(self) -> None:
-        """Weights come back in place."""
+        """Move the weights back in place."""
         self._off_load.take_back()
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ class CacheDecoder:
         source, width = slice(self._end - held, self._end), max(width, held)
         if width <= self._end < self._cache.num_columns:
             return
-        # Double what is used, so that moving the columns is paid by as many steps.
+        # Double the used columns, so that as many steps pay for moving them.
         self._cache.reserve(2 * width + 1)
         self._cache.shift(source, width - self._end)
         self._end = width
@@ -263,7 +263,7 @@ class CacheDecoder:
 
 
 def draw_next(rows: list[Generation], logits_BV: torch.Tensor) -> None:
-    """Sample the next token of each sequence, as its request says.
+    """Sample the next token of each sequence, by its request's settings.
 
     Raises:
         EngineError: log-probs are not finite.

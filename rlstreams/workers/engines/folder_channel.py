@@ -1,4 +1,4 @@
-"""Weights without a trainer that an engine can pull: of a model folder, or in hand."""
+"""Weight sources without a trainer: weights in memory, or of a model folder."""
 
 from __future__ import annotations
 

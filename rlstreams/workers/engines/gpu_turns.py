@@ -1,4 +1,4 @@
-"""Two processes of one GPU compute in turn, a bin each.
+"""Alternation of two processes on one GPU, a bin each.
 
 Side by side the driver would cut the GPU's time into slices, which loses up to a third of it
 (infra/decisions/0069-the-log-prob-worker-on-the-trainers-gpu.md).
@@ -18,8 +18,8 @@ import torch
 
 from rlstreams.streams.log.owner_lock import OwnedError, held
 
-TURN_S = 5.0  # longest wait for the other's bin
-APART_S = 60.0  # nobody waits for one that kept it longer
+TURN_S = 5.0  # longest wait for the other process's bin
+APART_S = 60.0  # time of computing side by side, after one kept the GPU longer
 _LOOK_EVERY_S = 0.0005
 T = TypeVar("T")
 
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class GpuTurns:
     """One of two processes of a GPU.
 
-    Two locks make it fair: who waits for the GPU holds the place behind it, so whoever has just
-    computed does not get it again at once.
+    Two locks make it fair: a process that waits for the GPU holds the next place, so the one that
+    has just computed does not get the GPU again at once.
     """
 
     def __init__(
@@ -36,19 +36,20 @@ class GpuTurns:
     ) -> None:
         """
         Args:
-            gpu: as it is called outside of this process.
-            note: told who did not give it back within `TURN_S`: for `APART_S` both compute at once.
-            folder: of the locks, the same for both; None: the system's for temporary files.
+            gpu: its name outside of this process.
+            note: receives the message that a process did not give the GPU back within `TURN_S`;
+                then both compute at once for `APART_S`.
+            folder: of the locks, the same for both; None: the system's temporary folder.
         """
         stem = f"rlstreams-{os.getuid()}-turn-{gpu.replace('/', '-')}"
         at = Path(tempfile.gettempdir()) if folder is None else folder
         self._next, self._now = at / f"{stem}.next", at / f"{stem}.now"
         self._note = note
-        self.waited_s = 0.0  # in all
+        self.waited_s = 0.0  # in total
         self._apart_until_s = 0.0
 
     def run(self, work: Callable[[], T], /) -> T:
-        """A `Run`: `work` alone on the GPU, to its end there."""
+        """Run `work` alone on the GPU, until the GPU is done with it; a `Run`."""
         started_s = time.monotonic()
         if started_s < self._apart_until_s:
             return work()

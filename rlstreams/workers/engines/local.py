@@ -1,8 +1,8 @@
 """Engine in this process: requests, versions and the gate around a decoder in a thread of its own.
 
-`Scheduler` and `Decoder` belong to that thread, which runs one call after another: a turn of the
-decoder, or what the event loop asks for between two turns. Weights are received beside the old ones
-and put in place between two turns, so a pull that breaks off leaves the version that was held.
+`Scheduler` and `Decoder` belong to that thread, which runs one call after another: a step of the
+decoder, or a command of the event loop between two steps. Weights are received beside the old ones
+and put in place between two steps, so a pull that breaks off leaves the version that was held.
 """
 
 from __future__ import annotations
@@ -65,48 +65,48 @@ class LocalEngine:
         self._scheduler = Scheduler(decoder, slots=slots, eos_ids=eos_ids, deliver=self._deliver)
         self._listeners: dict[Generation, _Listener] = {}
         self._thread = ThreadPoolExecutor(1, "decode")
-        self._has_turn = False  # a turn is waiting for the thread
+        self._has_step = False  # a step is waiting for the thread
         self._closed: Future[None] | None = None
         self._error: Exception | None = None
 
     @property
     def policy_version(self) -> int:
-        """The version that it holds, or NO_VERSION."""
+        """The version that the engine holds, or NO_VERSION."""
         return self._scheduler.held.policy_version
 
     @property
     def is_ready(self) -> bool:
-        """Once it holds a version, until it fails or is closed."""
+        """Whether it holds a version, and has neither failed nor been closed."""
         return self.policy_version >= 0 and not (self._error or self._closed)
 
     @property
     def num_sampled(self) -> int:
-        """Tokens sampled since it was made."""
+        """Tokens sampled since the engine was made."""
         return self._decoder.num_sampled
 
     @property
     def trouble(self) -> str:
-        """None: it is here, or the worker ends."""
+        """Always "": if the engine fails, its worker ends."""
         return ""
 
     @property
     def servers(self) -> Mapping[str, str]:
-        """None: it is here."""
+        """No servers: the engine is in this process."""
         return {}
 
     @property
     def loads(self) -> Sequence[ServerLoad]:
-        """None: it is here."""
+        """No loads: the engine is in this process."""
         return ()
 
     def wants(self, published: PolicyPublished) -> bool:
-        """Whether `published` is newer than what it holds, or of another content."""
+        """Whether `published` is newer than the held version, or differs under its number."""
         held = self._scheduler.held
         is_other = held != Held(published.policy_version, published.weight_hash)
         return is_other and published.policy_version >= held.policy_version
 
     async def start(self) -> None:
-        """Nothing to do."""
+        """Do nothing: the thread starts with its first command."""
 
     async def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
         """The sample's segments, as they end; see `Engine.generate`."""
@@ -127,11 +127,11 @@ class LocalEngine:
                     return
         finally:
             del self._listeners[generation]
-            with contextlib.suppress(EngineError):  # stopped: there is nothing to forget
+            with contextlib.suppress(EngineError):  # closed: nothing is left to forget
                 self._post(lambda: self._scheduler.forget(generation))
 
     async def pull(self, published: PolicyPublished, channel: WeightSource) -> Pulled:
-        """Receive beside the decode thread, then swap between two of its turns.
+        """Receive beside the decode thread, then swap between two of its steps.
 
         Raises:
             WeightError: not received, or it does not fit; the version held is unchanged.
@@ -153,16 +153,16 @@ class LocalEngine:
 
     @property
     def is_up(self) -> bool:
-        """From the start."""
+        """Always true."""
         return True
 
     async def sleep(self) -> None:
-        """Cut what runs; the version that it holds comes back with `wake`."""
+        """Cut running requests and off-load; `wake` brings the held version back."""
         await self._ask(self._scheduler.stop, "stopping")
         await self._ask(self._decoder.off_load, "off-loading")
 
     async def wake(self) -> None:
-        """Load back, and go on."""
+        """Load back, and resume sampling."""
         await self._ask(self._decoder.load_back, "loading back")
         await self._ask(self._scheduler.resume, "resuming")
 
@@ -186,12 +186,12 @@ class LocalEngine:
             raise EngineError(f"{self.name} is closed")
 
     def _post(self, command: Callable[[], None]) -> None:
-        """Have the decode thread run `command` between two turns."""
+        """Have the decode thread run `command` between two steps."""
         self._check_open()
         self._thread.submit(self._run, command)
 
     async def _ask(self, command: Callable[[], T], what: str) -> T:
-        """Run `command` in the decode thread and wait for what it returns."""
+        """Run `command` in the decode thread and wait for its result."""
         self._check_open()
 
         def run() -> T:
@@ -209,7 +209,7 @@ class LocalEngine:
             ) from None
 
     def _run(self, command: Callable[[], None]) -> None:
-        """In the thread: `command`, whose failure ends every request, for nobody may hang."""
+        """In the decode thread: run `command`; its failure ends every request."""
         try:
             command()
         except Exception as err:  # noqa: BLE001
@@ -219,16 +219,16 @@ class LocalEngine:
         self._go_on()
 
     def _go_on(self) -> None:
-        """In the thread: a turn behind what was asked for meanwhile."""
-        if self._error is None and self._scheduler.can_turn and not self._has_turn:
+        """In the decode thread: queue a step behind the commands that came in meanwhile."""
+        if self._error is None and self._scheduler.can_step and not self._has_step:
             with contextlib.suppress(RuntimeError):  # closed, or the interpreter ends
-                self._thread.submit(self._run, self._turn)
-                self._has_turn = True
+                self._thread.submit(self._run, self._step)
+                self._has_step = True
 
-    def _turn(self) -> None:
-        self._has_turn = False
-        if self._error is None and self._scheduler.can_turn:
-            self._scheduler.turn()
+    def _step(self) -> None:
+        self._has_step = False
+        if self._error is None and self._scheduler.can_step:
+            self._scheduler.step()
 
     def _deliver(self, generation: Generation, item: Item) -> None:
         listener = self._listeners.get(generation)

@@ -1,4 +1,4 @@
-"""Whether a model's routers can be told what to choose: measured when it is taken up.
+"""Whether a model's routers follow given routes: measured when a model is loaded.
 
 A few tokens pass along the model's own routes, which must give its own logits to the bit, and along
 others, which must reach the experts (decision 0020). Axes: as in `model/routing.py`; `V`
@@ -24,7 +24,7 @@ def check_replay(model: nn.Module, vocab_size: int) -> RouterShape:
     """Pass a few tokens along given routes, and compare.
 
     Raises:
-        EngineError: the routers cannot be told; names family and reason.
+        EngineError: the routers do not follow given routes; names family and reason.
     """
     replay = RoutingReplay(model)
     if not replay.num_layers:
@@ -39,7 +39,7 @@ def check_replay(model: nn.Module, vocab_size: int) -> RouterShape:
 
 
 def _compare(model: Any, replay: RoutingReplay, vocab_size: int) -> tuple[str, int]:  # noqa: ANN401
-    """What is wrong, or ""; and experts per token."""
+    """Problem with the model's replay, or ""; and experts per token."""
     ids_BT = torch.tensor(_PROBE, device=next(model.parameters()).device) % vocab_size
     everywhere = torch.ones_like(ids_BT, dtype=torch.bool)
 
@@ -61,7 +61,7 @@ def _compare(model: Any, replay: RoutingReplay, vocab_size: int) -> tuple[str, i
     if not torch.equal(same_BTV, free_BTV):
         return "its own routes, replayed, do not give its own logits", top_k
     if not torch.equal(taken_BTLK, other_BTLK) or not bool(turned_BTV.isfinite().all()):
-        return "its routers do not hand on the experts that they are told", top_k
+        return "its routers do not hand on the experts that they are given", top_k
     # Where a token takes all experts, other routes are the same in another order.
     if top_k < replay.num_experts and torch.equal(turned_BTV, free_BTV):
         return "other routes do not change its logits", top_k
@@ -70,6 +70,6 @@ def _compare(model: Any, replay: RoutingReplay, vocab_size: int) -> tuple[str, i
 
 def _refusal(model: Any, why: str) -> EngineError:  # noqa: ANN401
     return EngineError(
-        f"trainer.routing_replay is true, but a {model.config.model_type} cannot be told which "
+        f"trainer.routing_replay is true, but a {model.config.model_type} cannot be given "
         f"experts to take: {why}; set it to false"
     )

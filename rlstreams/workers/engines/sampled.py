@@ -1,4 +1,4 @@
-"""What the engine sampled for one call, up to where a stop string ends it. Pure."""
+"""The engine's answer to one call, cut behind the stop string that ends it. Pure."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """The answer to one call."""
+    """The sampled answer to one call."""
 
     segments: tuple[GeneratedSegment, ...]
-    num_prompt: int  # tokens before it
+    num_prompt: int  # tokens before the answer
     attempt: int
     stopped_by: str = ""  # the stop string that ends it
 
     @property
     def token_ids(self) -> list[int]:
-        """All of it."""
+        """All tokens of the answer."""
         return [token for segment in self.segments for token in segment.token_ids.tolist()]
 
     @property
     def versions(self) -> set[int]:
-        """That sampled it."""
+        """Policy versions that sampled the answer."""
         return {segment.policy_version for segment in self.segments}
 
     @property
     def is_cut(self) -> bool:
-        """Neither the policy nor a stop string ended it."""
+        """Whether neither the policy nor a stop string ended the answer."""
         return not self.stopped_by and self.segments[-1].finish_reason is not FinishReason.STOP
 
     def events(self, load_ids: Callable[[int], str], sampling: Sampling) -> tuple[Segment, ...]:
-        """As the log has it.
+        """The segments in the log's form.
 
         Args:
-            load_ids: of the load by which the engine came to hold a version.
+            load_ids: from a version to the id of the load by which the engine came to hold it.
         """
         return tuple(
             Segment(
@@ -69,15 +69,15 @@ def sampled_of(
 ) -> Sampled:
     """The answer up to and with the token that completes a stop string.
 
-    Tokens behind it were sampled in vain: nobody has seen them, so nothing can be learnt from them.
-    An engine that stops by itself would have made the same tokens up to there.
+    Tokens behind it are dropped: the caller never received them, so nothing can be learnt from
+    them. An engine that stops by itself would have made the same tokens up to there.
     """
     segments = [one for one in segments if len(one.token_ids)] or list(segments[-1:])
     ids = [token for segment in segments for token in segment.token_ids.tolist()]
     text = decode(ids)
     if not any(word in text for word in stop):
         return Sampled(segments=tuple(segments), num_prompt=num_prompt, attempt=attempt)
-    low, high = 1, len(ids)  # as many tokens hold one, fewer hold none
+    low, high = 1, len(ids)  # the first `high` tokens hold a stop string, the first `low - 1` none
     while low < high:
         middle = (low + high) // 2
         has = any(word in decode(ids[:middle]) for word in stop)

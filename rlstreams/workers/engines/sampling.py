@@ -1,8 +1,8 @@
-"""Drawing tokens so that nobody else matters: the draw at a position is a function of its key.
+"""Drawing of tokens independent of the batch: the draw at a position is a function of its key.
 
 A counter-based generator (Philox, Salmon et al. 2011) gives the uniform number for (seed, sample
-id, position) without any state, so a sample does not depend on who shares its batch or on what was
-drawn before. Axes: `N` row, `V` vocabulary.
+id, position) without any state, so a sample does not depend on the rest of its batch or on earlier
+draws. Axes: `N` row, `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def uniforms(seed: int, sample_id: str, num: int) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How each row of a batch is drawn."""
+    """Random number and sampling settings of each row of a batch."""
 
     uniform_N: torch.Tensor  # float64 in [0, 1)
     temperature_N: torch.Tensor  # float32; 0: the likeliest token
@@ -63,9 +63,9 @@ def _inverse_cdf(logprobs_NV: torch.Tensor, uniform_N: torch.Tensor) -> torch.Te
 def _filtered(
     logprobs_NV: torch.Tensor, top_k_N: torch.Tensor, top_p_N: torch.Tensor
 ) -> torch.Tensor:
-    """Only the `top_k` likeliest, of these the fewest that hold `top_p`; renormalised.
+    """Keep the `top_k` likeliest tokens, and among them the fewest that hold `top_p`; renormalise.
 
-    Among equal ones the lower token id is kept.
+    Among equally likely tokens the lower id is kept.
     """
     num_tokens = logprobs_NV.shape[-1]
     sorted_NV, order_NV = logprobs_NV.sort(stable=True, dim=-1, descending=True)

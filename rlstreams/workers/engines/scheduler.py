@@ -1,7 +1,7 @@
-"""Who is decoded next: waiting and running requests, the version held, the gate.
+"""Choice of the next sequences to decode: waiting and running requests, the version held, the gate.
 
-Belongs to the decode thread; nothing here locks or waits. What a request is to hear is handed to
-`deliver(generation, item)`: segments, of which the last one names the end, or the error.
+Belongs to the decode thread; nothing here locks or waits. Results go to `deliver(generation,
+item)`: a request's segments, of which the last one names the end, or an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlstreams.workers.engines.decode import CacheDecoder, Generation
 from rlstreams.workers.weights.channel import WeightError
 
 _WAVE_SHARE = 8  # of the slots must be free before a wave joins: a prefill costs as much as a step
-_PREFILL_TOKENS = 8192  # padding included, of one wave
+_PREFILL_TOKENS = 8192  # of one wave, padding included
 
 Item = GeneratedSegment | Exception
 Deliver = Callable[[Generation, Item], None]
@@ -44,14 +44,14 @@ class Scheduler:
         self._paused = False
 
     @property
-    def can_turn(self) -> bool:
-        """Whether `turn` has something to do."""
+    def can_step(self) -> bool:
+        """Whether `step` has something to do."""
         if self._paused or self.held.policy_version == NO_VERSION:
             return False
         return bool(self._decoder.running or self.waiting)
 
-    def turn(self) -> None:
-        """One more token for everyone that runs; a wave joins first where it is worth it."""
+    def step(self) -> None:
+        """One more token for every running request; a wave joins first where that pays."""
         wave = self._next_wave()
         if self._decoder.running:
             self._decoder.step()
@@ -60,18 +60,18 @@ class Scheduler:
         self._end_finished()
 
     def add(self, generation: Generation) -> None:
-        """A new request."""
+        """Queue a new request."""
         self.waiting.append(generation)
 
     def forget(self, generation: Generation) -> None:
-        """Nobody listens to it any more."""
+        """Take out a request that no caller listens to any more."""
         if generation in self._decoder.running:
             self._decoder.remove(generation)
         elif generation in self.waiting:
             self.waiting.remove(generation)
 
     def stop(self) -> None:
-        """Cut what runs, and sample nothing before `resume`."""
+        """Cut running requests, and sample nothing before `resume`."""
         self._abort(self._decoder.running)
         self._paused = True
 
@@ -139,7 +139,7 @@ class Scheduler:
             self._cut(generation, FinishReason.ABORT, self.held)
 
     def _cut(self, generation: Generation, reason: FinishReason, held: Held) -> None:
-        """Deliver what was sampled since the last cut; only an end may be without a token."""
+        """Deliver the tokens sampled since the last cut; only a final segment may be empty."""
         if not generation.logprobs and reason is FinishReason.POLICY_CHANGED:
             return
         token_ids, logprobs, experts, experts_start = generation.take_segment()

@@ -1,4 +1,4 @@
-"""Whether our masks and our cache give a model's own answers: measured when it is loaded.
+"""Check that our masks and our cache give a model's own answers: measured when it is loaded.
 
 A family may keep state that our cache does not hold or read a mask in its own way, and no list of
 families would stay true. So a few tokens take the path of a run, padded beside others and joining
@@ -26,8 +26,8 @@ from rlstreams.workers.model.routes import RouterShape
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 
 TOLERANCE = 1e-3  # nats; float32 differs by 1e-5, a wrong mask by 0.1 and more
-TOLERANCE_LOW = 0.2  # in 16 bits, which differ by some hundredths: small mistakes are not seen
-_ROUNDINGS = 2.0  # of the largest logit, in 16 bits: of 40 bfloat16 knows the next at 40.25
+TOLERANCE_LOW = 0.2  # in 16 bits, where results differ by some hundredths: small mistakes pass
+_ROUNDINGS = 2.0  # of the largest logit, in 16 bits: bfloat16's next number after 40 is 40.25
 _PROMPTS = ((3, 5, 7, 4), (6,), (4, 4, 5))
 _NEW_TOKENS = 4
 
@@ -48,7 +48,7 @@ def check_decoding(model: torch.nn.Module, vocab_size: int) -> None:
 
 
 def check_scoring(model: torch.nn.Module, vocab_size: int) -> MakeMask:
-    """Score a padded batch, and compare; returns what makes its masks.
+    """Score a padded batch, and compare; returns the function that makes the model's masks.
 
     Raises:
         EngineError: the log-probs differ, or the model cannot take our mask.
@@ -63,7 +63,7 @@ def check_scoring(model: torch.nn.Module, vocab_size: int) -> MakeMask:
     check(attention.causal)
     try:
         check(attention.right_padded)
-    except EngineError:  # its library makes something else of no mask than plain causality
+    except EngineError:  # the library takes no mask for something else than plain causality
         return attention.causal
     return attention.right_padded
 
@@ -71,16 +71,17 @@ def check_scoring(model: torch.nn.Module, vocab_size: int) -> MakeMask:
 def load_scorer(
     folder: Path, dtype: str, device: str = CPU, *, replay_routes: bool = False
 ) -> tuple[TokenScorer, RouterShape | None]:
-    """What scores the tokens of a folder's model; checked on the CPU, then on `device`.
+    """Load the scorer of a folder's model; checked on the CPU, then moved to `device`.
 
     Args:
-        replay_routes: tokens bring experts that they are to take.
+        replay_routes: whether tokens come with experts to take.
 
     Returns:
-        The scorer, and the routers that routes must fit; None: none are replayed.
+        The scorer, and the shape that routes must fit; None: none are replayed.
 
     Raises:
-        EngineError: it cannot be loaded, or not be scored here, or not along given routes.
+        EngineError: the model cannot be loaded, or cannot be scored here, or not along given
+            routes.
     """
     model, vocab_size = load_model(folder, dtype), vocab_size_of(read_config(folder))
     mask = check_scoring(model, vocab_size)
@@ -89,7 +90,7 @@ def load_scorer(
 
 
 def decoding_difference(model: torch.nn.Module, vocab_size: int) -> float:
-    """Largest, between log-probs of the decode loop and of plain forwards, nats."""
+    """Largest difference between log-probs of the decode loop and of plain forwards, nats."""
     decoder = CacheDecoder(model, slots=len(_PROMPTS), num_experts=0, capture_experts=False)
     generations = [_generation(prompt, vocab_size) for prompt in _PROMPTS]
     decoder.admit(generations[:1])
@@ -110,7 +111,7 @@ def padding_difference(
     vocab_size: int,
     mask: MakeMask,
 ) -> float:
-    """Largest, between log-probs of a right-padded batch and of plain forwards, nats."""
+    """Largest difference between log-probs of a right-padded batch and of plain forwards, nats."""
     sequences = [[token % vocab_size for token in (*prompt, 3)] for prompt in _PROMPTS]
     ids_BT, real_BT = right_padded(sequences, pad_id=0)
     logits_BTV = model(
@@ -143,7 +144,7 @@ def _compare(difference: Callable[[], float], model: Any, verb: str, how: str) -
 
 @torch.inference_mode()
 def _tolerance(model: Any) -> float:  # noqa: ANN401
-    """By how much log-probs of the same tokens may differ, nats."""
+    """Largest allowed difference of log-probs of the same tokens, nats."""
     dtype = next(model.parameters()).dtype
     if dtype == torch.float32:
         return TOLERANCE

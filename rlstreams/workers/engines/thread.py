@@ -32,24 +32,24 @@ class EngineThread:
         def begin() -> None:
             for key, coroutine in work.items():
                 task = self._loop.create_task(coroutine)
-                self._tasks[task] = key  # the loop itself would let go of it
+                self._tasks[task] = key  # keeps a reference: the loop itself has only a weak one
                 task.add_done_callback(self._end)
 
         if work:
             self._loop.call_soon_threadsafe(begin)
 
     def ended(self) -> Iterator[tuple[Hashable, asyncio.Task[Any]]]:
-        """What was started and ended since the last call, cancelled or not, in that order."""
+        """Tasks ended since the last call, cancelled or not, with keys; in order of ending."""
         while not self._ended.empty():
             yield self._ended.get()
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled():
-            task.exception()  # seen: what nobody collects at the end is no line in the log
+            task.exception()  # retrieved: an uncollected error would be logged
         self._ended.put((self._tasks.pop(task), task))
 
     def cancel(self, keys: Set[Hashable]) -> None:
-        """Cancel what was started under these keys and has not ended; it ends as all else does."""
+        """Cancel the unfinished tasks of these keys; they end like all others."""
 
         def cancel() -> None:
             for task, key in list(self._tasks.items()):
@@ -71,7 +71,7 @@ class EngineThread:
             raise TimeoutError(f"{what} did not answer within {deadline_s:g} s") from err
 
     def close(self, deadline_s: float = 10.0) -> None:
-        """Cancel what runs and end the loop; idempotent."""
+        """Cancel running tasks and end the loop; idempotent."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)

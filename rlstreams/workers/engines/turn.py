@@ -1,4 +1,4 @@
-"""One turn of the policy, whatever interrupts it: an aborted request goes on where it was."""
+"""One turn of the policy; an aborted request resumes with its tokens so far."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlstreams.workers.model.base import EngineError
 
 
 async def whole_turn(engine: Engine, request: SampleRequest) -> list[GeneratedSegment]:
-    """Its segments, one or more; each was sampled under one version.
+    """Segments of the turn, one or more; each was sampled under one version.
 
     Raises:
         PromptTooLongError: no room for a single token.
-        EngineError: as `Engine.generate`, or it ended the request without a segment.
+        EngineError: as `Engine.generate`, or the engine ended the request without a segment.
     """
     given = request.token_ids
     segments: list[GeneratedSegment] = []

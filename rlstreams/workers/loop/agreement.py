@@ -1,8 +1,8 @@
-"""Whether a worker was started with the configuration that the trainer claimed the run with. Pure.
+"""Agreement of a worker's configuration with that of the trainer's claim. Pure.
 
-Compared is what a role computes with, files that it read at its start included: user code,
-templates and parsers of judges, held-out rows. Where files lie, which device and how many threads
-there are, how the broker is reached: that is each host's own.
+Compared are the settings that a role computes with, and the files that it read at its start: user
+code, templates and parsers of judges, held-out rows. Places of files, devices, threads and the
+broker's address are each host's own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
         "weights.channel",
     ),
 }
-_CHANNEL = "weights.channel"  # who cannot be sent to may follow the run's store instead
+_CHANNEL = "weights.channel"  # a worker that cannot be sent to may follow the run's store
 OF_A_HOST = frozenset(
     {
         "rollout.device",
@@ -70,7 +70,7 @@ OF_A_HOST = frozenset(
         "logprob.commit_interval_s",
     }
 )
-# What decides the reward of an answer, or the turns before it.
+# Settings that decide the reward of an answer, or the turns before it.
 _JUDGED_WITH = (
     "reward.verifier",
     "reward.options",
@@ -90,9 +90,9 @@ _LOOPBACK = ("127.", "localhost", "::1")
 
 
 def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
-    """What differs between this worker and the claim, both values; empty: nothing that counts.
+    """Differences between this worker and the claim, both values; empty: none that counts.
 
-    Files are compared as the worker found them when it began: `other_files_text`.
+    Files are compared as they were when the worker began: `other_files_text`.
     """
     try:
         theirs = from_json(claim.config)
@@ -120,7 +120,7 @@ def files_of(config: RunConfig, role: str) -> dict[str, str]:
 
 
 def user_code_hashes(config: RunConfig) -> dict[str, str]:
-    """SHA-256 of each file of user code by `FIELD: PATH`; without code that is not on this host."""
+    """SHA-256 of each file of user code on this host, by `FIELD: PATH`."""
     reward, environment = config.reward, config.environment
     called = [
         ("reward", "verifier", reward.verifier, reward.options),
@@ -141,7 +141,7 @@ def user_code_hashes(config: RunConfig) -> dict[str, str]:
 
 
 def is_user_code(name: str) -> bool:
-    """Whether a hash of a claim is of a file of user code, by its name there."""
+    """Whether a hash of a claim is that of a file of user code, by its name."""
     return name.startswith(("reward", "environment", "agent"))
 
 
@@ -158,7 +158,7 @@ def other_files(
 
 
 def other_files_text(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """The same in words; empty: none differs."""
+    """Text on `other_files`; empty: none differs."""
     return "; ".join(
         f"{name} has SHA-256 {ours} here and {theirs} there"
         for name, ours, theirs in other_files(here, there)
@@ -166,7 +166,7 @@ def other_files_text(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 
 
 def judged_by(config: RunConfig, files: Mapping[str, str]) -> str:
-    """16 hexadecimal digits of all that decides a reward: settings, and files of user code."""
+    """16 hexadecimal digits of all that decides a reward: settings and user code."""
     tree = msgspec.to_builtins(config)
     settings = [pair for name in _JUDGED_WITH for pair in _leaves(name, _at(tree, name))]
     text = json.dumps([settings, sorted(files.items())], separators=(",", ":"), default=str)
@@ -174,8 +174,8 @@ def judged_by(config: RunConfig, files: Mapping[str, str]) -> str:
 
 
 def other_release(claim: TrainerStarted) -> str:
-    """Which releases of this code and of its libraries the two have, where they differ; events of
-    both are readable."""
+    """Releases of this code and of its libraries, here and at the trainer, where they differ;
+    events of both are readable."""
     here, there = library_versions(), dict(claim.versions)
     ours, theirs = commit(), claim.versions.get("commit", "")
     if ours and theirs:
@@ -189,16 +189,16 @@ def other_release(claim: TrainerStarted) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of one host reach it."""
+    """Whether only processes of one host reach the address `host`."""
     return host.startswith(_LOOPBACK)
 
 
 def out_of_reach(claim: TrainerStarted, host: str) -> str:
-    """Why nobody on `host` can pull weights from that trainer; empty: nothing speaks against it."""
+    """Reason that no worker on `host` can pull weights from that trainer; empty: none."""
     try:
         weights = from_json(claim.config).weights
     except ConfigError:
-        return ""  # `disagreement` says so
+        return ""  # `disagreement` reports it
     is_elsewhere = bool(claim.host) and claim.host != host
     if not is_elsewhere or not weights.is_link or not is_loopback(weights.host):
         return ""
@@ -209,11 +209,11 @@ def out_of_reach(claim: TrainerStarted, host: str) -> str:
 
 
 def check_alone(config: RunConfig) -> None:
-    """What a worker that `up` did not start needs beyond a valid configuration.
+    """Check the settings of a worker that `up` did not start, beyond a valid configuration.
 
     Raises:
-        ConfigError: workers of several hosts are to pull, and have no common secret; or roles share
-            a device.
+        ConfigError: workers of several hosts are to pull, and have no common secret; or roles
+            share a device.
     """
     if config.devices:
         raise ConfigError(
@@ -231,7 +231,8 @@ def check_alone(config: RunConfig) -> None:
 
 
 def check_ordinal(config: RunConfig, role: str, ordinal: int) -> None:
-    """Partitions, and model servers, are dealt to the workers that the configuration counts.
+    """Check that the configuration counts a worker of this ordinal: it deals partitions and model
+    servers to those that it counts.
 
     Raises:
         ConfigError: it counts fewer.

@@ -1,7 +1,7 @@
-"""Records that a coroutine on another thread waits to see committed: it asks, the loop takes.
+"""Requests to commit records, made by a coroutine on another thread: it waits, the loop commits.
 
-What is asked for while a transaction is under way shares the next one. Nobody who asked hears of an
-abort, for the loop sends it again; of an unknown outcome nobody hears either: the process ends.
+Requests during a transaction share the next one. A requester does not learn of an abort, because
+the loop sends it again; nor of an unknown outcome, which ends the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from rlstreams.streams.log.record import Outgoing, RawRecord
 from rlstreams.workers.loop.pending import Awaited
 
-AGAIN_S = 0.002  # before what cannot be made yet is tried again
+AGAIN_S = 0.002  # before records that could not be made yet are tried again
 Make = Callable[[], Sequence[Outgoing] | None]
 
 
@@ -30,21 +30,20 @@ class _Question:
 
 
 class Asked:
-    """What was asked for and not taken yet."""
+    """Requests that the loop has not taken yet."""
 
     def __init__(self) -> None:
         self._new: SimpleQueue[_Question] = SimpleQueue()
-        self._kept: list[_Question] = []  # that cannot be made yet
+        self._kept: list[_Question] = []  # whose records cannot be made yet
         self._woken = threading.Event()
 
     async def committed(self, raw: RawRecord, make: Make, *, is_progress: bool = True) -> None:
-        """Return once the records are committed; whoever is cancelled before they are taken asks
-        for nothing.
+        """Return once the records are committed; cancelled before they are taken, it asks for none.
 
         Args:
             raw: the input that they belong to.
-            make: the records, made on the role's thread; None: not yet, ask again in a moment.
-            is_progress: whether this is work that nobody does again.
+            make: makes the records, on the role's thread; None: not yet, ask again in a moment.
+            is_progress: whether they are work that no other worker does again.
         """
         question = _Question(raw, make, is_progress)
         self._new.put(question)
@@ -52,20 +51,21 @@ class Asked:
         await asyncio.wrap_future(question.answer)
 
     def note(self, raw: RawRecord, *records: Outgoing, is_progress: bool = False) -> None:
-        """Have records committed before all that is asked for from now on; nobody waits.
+        """Have records committed before all later requests, without waiting.
 
-        Without any it says that work of this input came forward, which nobody does again.
+        Without records it notes that work on this input came forward, which no other worker does
+        again.
         """
         self._new.put(_Question(raw, lambda: records, is_progress))
         self._woken.set()
 
     def wait(self, timeout_s: float) -> None:
-        """Until something is asked for, or the time is over."""
+        """Wait until there is a request, or the time is over."""
         self._woken.wait(min(timeout_s, AGAIN_S) if self._kept else timeout_s)
         self._woken.clear()
 
     def take(self) -> list[Awaited]:
-        """What can be made by now, in the order in which it was asked for."""
+        """Requests whose records can be made by now, in order."""
         asked, self._kept = self._kept, []
         while not self._new.empty():
             asked.append(self._new.get())

@@ -1,4 +1,4 @@
-"""The newest claim in `steps`, found from the end: for who needs no history of a long run."""
+"""The newest claim in `steps`, found from its end, without the history of a long run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLAIM_S = 5.0  # to read a few records whose offsets are known
 def claim_at(bus: Bus, offset: int, foreign: ForeignRecords) -> TrainerStarted | None:
     """The claim at this offset; None: there is none, or `CLAIM_S` was not enough to read it."""
     if offset < 0:
-        return None  # of an older trainer, which does not say where its claim lies
+        return None  # of an older trainer, which does not report its claim's place
     until_s = time.monotonic() + CLAIM_S
     with bus.reader({STEPS_PARTITION: offset}) as reader:
         while time.monotonic() < until_s:
@@ -28,7 +28,7 @@ def claim_at(bus: Bus, offset: int, foreign: ForeignRecords) -> TrainerStarted |
 
 
 def newest_claim(bus: Bus, foreign: ForeignRecords) -> TrainerStarted | None:
-    """The newest claim that the last `TAIL` records are, or point to; None: they do neither."""
+    """The newest claim among the last `TAIL` records, or that they point to; None: neither."""
     end = bus.ends(STEPS.name)[STEPS_PARTITION]
     start = max(bus.beginnings(STEPS.name)[STEPS_PARTITION], end - TAIL)
     claim: TrainerStarted | None = None

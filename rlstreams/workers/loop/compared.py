@@ -1,11 +1,11 @@
-"""A role that compares itself with each claim of a trainer that lives, at its start and later.
+"""A role that compares itself with each claim of a living trainer, at its start and later.
 
 `up` hands one configuration to all roles, and each host of a run without it has its own; files of
 user code may have been edited since the trainer began, under `up` as anywhere. The trainer's claim
-is the configuration of all: a worker that was started with another one ends (78) as soon as it
-hears that this trainer lives. Which one that is, its supervisor says: each claim above the epoch
-that was there when `up` began. Without one, the claim before our start may be of a run that is just
-being resumed, so a new claim binds, or a heartbeat of the trainer that made the old one.
+has the configuration of all: a worker that was started with another one ends (78) as soon as it
+learns that this trainer lives. Under a supervisor these are the claims above the newest epoch when
+`up` began. Without one, the claim before our start may be of a run that is just being resumed, so
+only a new claim binds, or a heartbeat of the trainer that made the old one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ AGAIN = (
 
 
 class OtherClaimError(StreamsError):
-    """The run goes on under another configuration than the one that a worker joined with."""
+    """The run goes on under another configuration than that of a worker that joined."""
 
 
 class ClaimCheck:
-    """Holds what this process began with against a claim.
+    """Compares this process's configuration and files with a claim.
 
-    With `run.on_changed_code` "record" other files are logged and told, and the work goes on: each
-    sample says what judged it, and samples of one group that differ are not trained together.
+    With `run.on_changed_code` "record" changed files are logged and reported, and the work goes on:
+    each sample records its judge, and samples of one group with several are not trained together.
     """
 
     def __init__(self, context: Context, foreign: ForeignRecords) -> None:
@@ -53,7 +53,7 @@ class ClaimCheck:
         self._epoch = -1 if context.claims_after is None else context.claims_after
 
     def at_start(self) -> None:
-        """Under a supervisor: before anything is done.
+        """Check under a supervisor, before anything is done.
 
         Raises:
             ConfigError: its trainer was started with another configuration, or with other files.
@@ -62,12 +62,12 @@ class ClaimCheck:
             self.compare(newest_claim(self._context.bus, self._foreign))
 
     def of_heartbeat(self, beat: TrainerHeartbeat) -> None:
-        """Of a trainer that lives: its claim may lie far back; raises as `at_start`."""
+        """Check the claim of a living trainer, which may lie far back; raises as `at_start`."""
         if beat.epoch > self._epoch:
             self.compare(claim_at(self._context.bus, beat.claim_offset, self._foreign))
 
     def compare(self, claim: TrainerStarted | None) -> None:
-        """Once for each claim; raises as `at_start`."""
+        """Compare with a claim, once for each; raises as `at_start`."""
         if claim is None or claim.epoch <= self._epoch:
             return
         self._epoch = claim.epoch
@@ -111,7 +111,7 @@ class ComparedRole(RoleAround):
         self._next_s = 0.0
 
     def turn(self) -> None:
-        """Look around now and then; then the role's own turn."""
+        """Look for claims now and then; then the role's own turn."""
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + LOOK_S
@@ -139,4 +139,4 @@ class ComparedRole(RoleAround):
             self._check.of_heartbeat(event)
 
     def _looked(self, now_s: float) -> None:
-        """After each look."""
+        """Called after each look; for subclasses."""

@@ -1,4 +1,4 @@
-"""What every worker is given: who it is, its configuration, its bus."""
+"""Identity, configuration and bus of a worker, given to each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlstreams.streams.log.rights import ROLES, OfRole
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.log import Log, get
 
-NO_ORDINAL = -1  # of a process that joins, until it has a number
+NO_ORDINAL = -1  # of a process that joins, before it has a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,19 +20,19 @@ class Context:
     """Identity and dependencies of one worker process."""
 
     config: RunConfig
-    bus: Bus  # lets it do what the table of topics says
+    bus: Bus  # restricted to the rights in the table of topics
     role: str  # "prompts", "rollout", "server", "logprob", "trainer"
     ordinal: int
     instance: str  # unique per process
     server_urls: Sequence[str] = ()  # of all model servers of the run, as `up` chose them
-    takeover: bool = False  # whoever owns the run is dead, says the operator: no lease watch
+    takeover: bool = False  # the operator vouches that the run's owner is dead: no lease watch
     reaped: frozenset[str] = frozenset()  # instances of this worker that the supervisor saw end
     claims_after: int | None = None  # claims above this epoch are of our supervisor's trainers
     is_joined: bool = False  # its configuration is that of the claim that it found
     files: Mapping[str, str] = field(default_factory=dict)  # `agreement.files_of`, at the start
-    beat: Callable[[], None] = lambda: None  # a turn that takes long has come forward
-    # Each report, with what else the worker says of its load (`workers.loop.health`).
-    told: Callable[[WorkerReport, Mapping[str, object]], None] = lambda report, load: None
+    beat: Callable[[], None] = lambda: None  # reports progress within a long turn
+    # Takes each report, and the worker's other figures of its load (`workers.loop.health`).
+    on_report: Callable[[WorkerReport, Mapping[str, object]], None] = lambda report, load: None
 
     def __post_init__(self) -> None:
         if self.role in ROLES and not isinstance(self.bus, OfRole):
@@ -47,7 +47,7 @@ class Context:
 
     @property
     def place(self) -> int:
-        """Which of those that its configuration counts; one that joined is the first of its own."""
+        """Place among the workers of its configuration; a joined one is the first of its own."""
         return 0 if self.is_joined else self.ordinal
 
     @property
@@ -57,7 +57,7 @@ class Context:
 
     @property
     def log(self) -> Log:
-        """This process's; raises ConfigError if `RLSTREAMS_LOG` is no level."""
+        """This process's log; raises ConfigError if `RLSTREAMS_LOG` is no level."""
         return get(self.role, self.worker, self.instance)
 
     @property

@@ -27,10 +27,10 @@ NOBODY: Mapping[str, int] = MappingProxyType({})
 def desired(
     run: str, state: str, *, by: str, reason: str = "", workers: Mapping[str, int] = NOBODY
 ) -> ControlState:
-    """What to write to `control`.
+    """The event to write to `control`.
 
     Args:
-        workers: processes by role that `up` is to keep.
+        workers: number of processes by role that `up` is to keep.
     """
     at_ms = now_ms()
     return ControlState(
@@ -40,7 +40,7 @@ def desired(
 
 
 class ControlFollower:
-    """Knows the last state, polled from the role's loop: RUNNING, PAUSED or DRAINING."""
+    """The last state of `control`, polled from the role's loop: RUNNING, PAUSED or DRAINING."""
 
     def __init__(self, bus: Bus, every_s: float | None = None) -> None:
         self.state = RUNNING  # until one is read
@@ -52,7 +52,7 @@ class ControlFollower:
         self._next = 0.0
 
     def poll(self) -> ControlFollower:
-        """Read what is new, at most every `every_s`; never waits."""
+        """Read new records, at most every `every_s`; never waits."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s
@@ -60,7 +60,7 @@ class ControlFollower:
         return self
 
     def caught_up(self) -> ControlFollower:
-        """Read all that there is now.
+        """Read all records that there are now.
 
         Raises:
             DeadlineError: `control` stopped delivering.
@@ -81,14 +81,14 @@ class ControlFollower:
 
 
 class ControlledRole(RoleAround):
-    """A `Role` around a `Role`: pauses and drains it as `control` says, and changes its device's
-    hands.
+    """A `Role` around a `Role`: pauses and drains it by `control`, and has it give up and take the
+    device that it shares.
 
     Args:
         paused: the role that takes nothing new while it is paused; `role` may be one around it.
         control: read by this role from now on.
-        turns: of a role whose device is shared, by which `paused` gives it up and takes it; closed
-            with this role.
+        turns: for a role whose device is shared: has `paused` give it up and take it; closed with
+            this role.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The dead-letter boundary: what cannot be handled becomes an event of its own."""
+"""The dead-letter boundary: a record that cannot be handled becomes an event of its own."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
 from rlstreams.workers.loop.context import Context
 
 MAX_DETAIL = 4000  # characters
-_MAX_ID = 64  # the same; no run's id is as long, and brokers refuse a record with a long key
+_MAX_ID = 64  # characters; no run's id is as long, and brokers refuse a record with a long key
 
 
 class Reason(StrEnum):
-    """Stable codes: what operators filter by and requests name."""
+    """Stable codes, for operators' filters and for requests."""
 
     DECODE = "decode"  # bytes that are no event: foreign, corrupt, cut short, a part missing
-    VALIDATION = "validation"  # an event, but with a field that cannot be
+    VALIDATION = "validation"  # an event with an impossible field
     PROMPT_TOO_LONG = "prompt_too_long"  # no room for an answer
-    ENGINE = "engine"  # refused or failed by the engine, as often as is tried
+    ENGINE = "engine"  # refused or failed by the engine, at every attempt
     DEADLINE = "deadline"  # not rolled out within `rollout.sample_deadline_s`
     REWARD = "reward"  # the verifier raised, hung, died or returned no number
     ENVIRONMENT = "environment"  # it raised, hung, died, or answered nonsense
     AGENT = "agent"  # its own code failed, or it made no call
     INFRASTRUCTURE = "infrastructure"  # engine, gateway or machine failed it
-    ABANDONED = "abandoned"  # it said that it will not go on
+    ABANDONED = "abandoned"  # the agent reported that it will not go on
     SCORING = "scoring"  # refused or failed by the scorer, alone in its window
     NUMERICS = "numerics"  # a step with it is not finite, also with it alone
     MEMORY = "memory"  # a step with it alone does not fit in the trainer's memory
-    KILLS_WORKER = "kills_worker"  # whoever read it died
-    TRANSACTION = "transaction"  # the broker refused what came of it
+    KILLS_WORKER = "kills_worker"  # every worker that read it died
+    TRANSACTION = "transaction"  # the broker refused its outputs
 
 
 def dead_letter(
@@ -50,13 +50,13 @@ def dead_letter(
     detail: str,
     permanent: bool,
 ) -> DeadLetter:
-    """`raw`, set aside.
+    """The dead letter of `raw`.
 
     Args:
         sample: the decoded sample; None where the bytes could not be read: then the dead letter
-            names no sample, and closes no group, whatever the record's headers say.
+            names no sample, and closes no group, whatever the record's headers are.
         reason: a `Reason`.
-        permanent: another attempt at the same row would fail alike.
+        permanent: whether another attempt at the same row would fail alike.
     """
     return DeadLetter(
         group_id=sample.group_id[:_MAX_ID] if sample else "",
@@ -96,10 +96,11 @@ def set_aside(
 
 
 def refusal(context: Context, raw: RawRecord, event: object, error: Exception) -> DeadLetter:
-    """A record that was refused on reading: bytes that are no event, or a field that cannot be.
+    """Dead letter of a record that was refused on reading: no event, or one with an impossible
+    field.
 
     Only a refused prompt is permanent: it comes from the row, so another one would be alike. A
-    damaged or impossible answer says nothing against its row.
+    damaged or impossible answer is no evidence against its row.
     """
     sample = sample_of(event)
     is_undecodable = isinstance(error, DecodeError)

@@ -1,8 +1,8 @@
-"""How a command ends that is told to, or that cannot go on: nothing that it started stays behind.
+"""End of a command that is asked to, or that cannot go on: nothing that it started stays behind.
 
-SIGTERM and a terminal that hangs up are answered as Ctrl-C is, by unwinding: a broker that was
-started for a look is stopped. A pipe whose reader has seen enough ends a command as SIGPIPE would;
-it is no success, for what was to be said was not said.
+SIGTERM and a terminal that hangs up unwind the command as Ctrl-C does: a broker that was started
+for a look is stopped. A pipe whose reader closed it ends a command as SIGPIPE would, and not as a
+success, because its output is incomplete.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell tells it
-# Where the name of a file is not known, the reason alone says enough.
+BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell reports it
+# Errors whose reason is enough without the name of a file.
 _NO_FAULT_OF_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -25,9 +25,9 @@ _NO_FAULT_OF_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def unwound_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP raise `SystemExit` in the block, with 128 and the signal's number.
 
-    A signal that is ignored (`nohup`) stays so. Once one came, a hang-up is ignored until the
-    process has ended: it often comes twice, or behind SIGTERM, and would break off the unwinding or
-    change the status. Outside of the main thread nothing changes.
+    A signal that is ignored (`nohup`) stays so. After the first one, hang-ups are ignored until the
+    process has ended: they often come twice, or behind SIGTERM, and would break off the unwinding
+    or change the status. Outside of the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,7 +40,7 @@ def unwound_by_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before[signal.SIGTERM])
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nobody asked for the end
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # no signal came
             signal.signal(signal.SIGHUP, before[signal.SIGHUP])
 
 
@@ -49,7 +49,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def told_file_error(error: OSError) -> str:
+def file_error_text(error: OSError) -> str:
     """One line for a file that cannot be used, a full disk included; empty if it is our mistake."""
     reason = error.strerror or str(error)
     if error.filename is not None:
@@ -62,7 +62,7 @@ def told_file_error(error: OSError) -> str:
 
 
 def has_here() -> bool:
-    """Whether the working directory is there."""
+    """Whether the working directory exists."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -71,21 +71,21 @@ def has_here() -> bool:
 
 
 def status_of(error: OSError | SystemExit) -> int:
-    """The status of a command that ended so, which is told what it needs; ours are raised again."""
-    # rich has an answer of its own to a broken pipe
+    """Exit status of a command that ended by this error; our own errors are raised again."""
+    # rich handles a broken pipe in its own way
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
-        # `| head` has seen enough; Python would complain again at its exit
+        # `| head` has read enough; Python would complain once more at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    told = told_file_error(error) if isinstance(error, OSError) else ""
-    if not told:
+    message = file_error_text(error) if isinstance(error, OSError) else ""
+    if not message:
         raise error
-    sys.stderr.write(f"{told}\n")
+    sys.stderr.write(f"{message}\n")
     return 1
 
 
 def release_output() -> None:
-    """Lose what a reader that is gone was still to be told, as after a terminal hung up.
+    """Discard buffered output whose reader is gone, as after a terminal hung up.
 
     Else Python would flush it at its exit, fail, and end with 120 whatever the status is.
     """
@@ -98,7 +98,7 @@ def release_output() -> None:
 
 
 def speak_any_text() -> None:
-    """What standard output cannot spell is escaped: an answer of a model ends no command."""
+    """Escape text that standard output cannot encode: a model's answer must not end a command."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")

@@ -17,10 +17,10 @@ from rlstreams.workers.loop.log import Log
 
 
 class ForeignRecords:
-    """Passes events on and keeps count of what is none.
+    """Passes events on, and counts records that are none.
 
     Args:
-        reader: who reads, for the log.
+        reader: name of the reader, for the log.
         schemas: of the bus that it reads from.
     """
 
@@ -28,7 +28,7 @@ class ForeignRecords:
         self.log = Log({"reader": reader})
         self._schemas = schemas
         self.num = 0
-        self.newest = ""  # position and what is wrong
+        self.newest = ""  # position and problem of the newest one
 
     def readable(self, raws: Iterable[RawRecord]) -> Iterator[Record[Event]]:
         """The records that decode, in order."""
@@ -41,7 +41,7 @@ class ForeignRecords:
                 yield record
 
     def note(self, raw: RawRecord, detail: str) -> None:
-        """One that is not ours."""
+        """Count and log a record that is not ours."""
         self.num += 1
         self.newest = f"{raw.position}: {detail}"
         self.log.warning("foreign_record", position=str(raw.position), detail=detail)

@@ -1,7 +1,7 @@
-"""State of one worker over HTTP, for who does not read Kafka: `/health` for probes, `/load`.
+"""State of one worker over HTTP, without Kafka: `/health` for probes, `/load` for its load.
 
-A thread of its own answers, so a worker whose loop is stuck is found out, too. It changes nothing:
-pause, resume and drain are events in `control`.
+A thread of its own answers, so a worker whose loop is stuck shows too. It changes nothing: pause,
+resume and drain are events in `control`.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any
 from rlstreams.schemas.events import WorkerReport
 from rlstreams.streams.log.errors import ConfigError
 
-SILENT_S = 30.0  # a worker turns many times a second, and comes forward in what takes longer
+SILENT_S = 30.0  # a worker turns many times a second, and reports progress in a long turn
 _SAID = ("worker", "role", "instance", "host", "state", "detail", "policy_version", "at_ms")
 
 
 class Health:
-    """What a worker said last, and when its loop came round."""
+    """The last report of a worker, and the time of its loop's last turn."""
 
     def __init__(self, worker: str) -> None:
-        self._turned_s: float | None = None  # while it starts, and loads its model
+        self._turned_s: float | None = None  # None while it starts, and loads its model
         self._said: dict[str, object] = {"worker": worker, "state": "starting"}
         self._load: dict[str, object] = {}
 
     def beat(self) -> None:
-        """The loop came round, or forward."""
+        """Note that the loop came round, or came forward within a turn."""
         self._turned_s = time.monotonic()
 
-    def told(self, report: WorkerReport, load: Mapping[str, object]) -> None:
-        """What the worker says of itself, once a second."""
+    def report(self, report: WorkerReport, load: Mapping[str, object]) -> None:
+        """Take the worker's report and load, once a second."""
         self._said = {name: getattr(report, name) for name in _SAID}
         self._load = {**load, "counters": report.counters}
 
     def answer(self, path: str) -> tuple[int, dict[str, object]]:
-        """Status and body of a request."""
+        """Status and body for a request."""
         if path == "/load":
             return 200, {**self._said, **self._load}
         if path != "/health":
@@ -49,13 +49,13 @@ class Health:
 
     @contextmanager
     def served(self, host: str, port: int) -> Iterator[int]:
-        """Answer meanwhile; gives the port.
+        """Answer requests within the block; gives the port.
 
         Args:
-            port: 0: a free one.
+            port: 0 takes any free port.
 
         Raises:
-            ConfigError: the address cannot be had.
+            ConfigError: the address cannot be used.
         """
         from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 

@@ -1,5 +1,5 @@
-"""This host's name, and of which versions our code and its libraries are on it: claims, reports and
-logs carry them."""
+"""This host's name, and the versions of our code and its libraries on it: claims, reports and logs
+carry them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 
 LIBRARIES = ("rlstreams", "torch", "transformers", "numpy", "confluent-kafka")
 NOT_INSTALLED = "not installed"
-VARIABLE = "RLSTREAMS_HOST"  # where the host's own name says nothing, as in a pod
+VARIABLE = "RLSTREAMS_HOST"  # for hosts whose own name means nothing, as in a pod
 
 
 def host_name() -> str:
-    """The name that `RLSTREAMS_HOST` gives it, else its own."""
+    """The name in `RLSTREAMS_HOST`, else the host's own."""
     return os.environ.get(VARIABLE, "") or socket.gethostname()
 
 
 def library_versions() -> dict[str, str]:
-    """Of our code and of what its numbers depend on, by distribution."""
+    """Versions of our code and of the libraries that its numbers depend on, by distribution."""
     return {name: _version(name) for name in LIBRARIES}
 
 
@@ -35,8 +35,8 @@ def _version(name: str) -> str:
 
 @cache
 def commit() -> str:
-    """The commit of our own code: of a clone, `-dirty` if files differ; of a package, if it was
-    installed from a repository. Empty: not known.
+    """The commit of our own code: of a clone, with `-dirty` if files differ; of a package, if it
+    was installed from a repository. Empty: not known.
     """
     root = Path(__file__).resolve().parents[3]
     if (root / ".git").exists():

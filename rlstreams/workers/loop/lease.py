@@ -1,8 +1,8 @@
 """Turns of one process on a device that roles share: it works there only while it holds the lease.
 
 `up` grants and recalls turns in `control`. This process answers in `control` too: `held` once its
-memory is loaded, `released` once it is given up. Before its first turn nothing is loaded: a process
-waits for it before it makes its role. One whose lease was given to somebody else ends.
+memory is loaded, `released` once it is given up. A process makes its role only in its first turn:
+before that nothing is loaded. A process whose lease was given to another one ends.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.runtime import Sharing
 
 POLL_S = 0.05  # of `control`, while devices are shared
-OFFLOADED, AWAITS_TURN = "offloaded", "until its turn on the device"  # as a report says it
+OFFLOADED, AWAITS_TURN = "offloaded", "until its turn on the device"  # in reports
 
 
 class LeaseLostError(StreamsError):
-    """Somebody else may use the device by now."""
+    """Another process may use the device by now."""
 
 
 def lock_file(folder: Path, worker: str) -> Path:
-    """Locked by a worker that may have memory on a device that it shares."""
+    """File that a worker locks while it may have memory on a shared device."""
     return folder / f"{worker}.device.lock"
 
 
 class Turns(Protocol):
-    """How a role takes part in the turns on a device."""
+    """A role's part in the turns on a device."""
 
     def turn(self, role: object) -> bool:
-        """Do what `control` says; whether `role` may begin work on the device."""
+        """Follow `control`; whether `role` may begin work on the device."""
 
     def close(self) -> None:
-        """Release what it has."""
+        """Release all resources."""
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class Following(Protocol):
     """A role that shares a device with the one that it works for."""
 
     def follow(self, lease: Lease) -> None:
-        """The lease, as of now."""
+        """Take the lease as it is now."""
 
 
 class FollowedTurns:
@@ -67,20 +67,20 @@ class FollowedTurns:
         self._device, self._leases = device.name, leases
 
     def turn(self, role: object) -> bool:
-        """Tell `role` of the lease."""
+        """Pass the lease on to `role`."""
         assert isinstance(role, Following)
         role.follow(self._leases[self._device])
         return True
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing."""
 
 
 class Handover:
-    """One change of hands at a time, in the background.
+    """Hand-over of a device in the background, one change at a time.
 
     Args:
-        give_up, take: begin it.
+        give_up, take: begin the change.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Handover:
         self._under_way: tuple[bool, Future[None]] | None = None
 
     def to(self, *, here: bool) -> bool:
-        """Whether the memory is where it should be; raises what the change raised."""
+        """Whether the memory is where it should be; raises the error of a change."""
         if self._under_way is not None:
             if not self._under_way[1].done():
                 return False
@@ -104,7 +104,7 @@ class Handover:
 
 
 class DeviceTurns:
-    """The turns of this process.
+    """The turns of this process on a shared device.
 
     Args:
         leases: brought up to date by the reader of `control`.
@@ -114,32 +114,32 @@ class DeviceTurns:
         self._context = context
         self._device = device.name
         self._leases = leases
-        self._producer: Producer | None = None  # made once it is ours: it fences who was before
+        self._producer: Producer | None = None  # made once it is ours: fences the predecessor
         self._has_memory = False
-        self._since_s = 0.0  # when the change under way began
+        self._since_s = 0.0  # start of the change under way
 
     def await_first(self, poll: Callable[[], bool]) -> bool:
-        """Wait until this process is granted the device; False: it is to end before.
+        """Wait until this process is granted the device; False: it must end before.
 
         Args:
-            poll: reads `control`; False: this process is to end.
+            poll: reads `control`; False: this process must end.
 
         Raises:
-            DeadlineError: a predecessor has not left it long after; names its process.
+            DeadlineError: a predecessor has not left the device in time; names its process.
         """
         while poll():
             self._context.beat()
             lease = self._leases[self._device]
             if lease.is_of(self._context.instance) and lease.state == GRANTED and self._locked():
-                self._has_memory = True  # by the role that is made now
+                self._has_memory = True  # of the role that is made now
                 self._since_s = time.monotonic()
                 return True
             time.sleep(POLL_S)
         return False
 
     def _locked(self) -> bool:
-        """Hold, until this process ends however it does, what shows that it may have memory there;
-        a predecessor of another `up` may still end."""
+        """Take the lock of a process that may have memory on the device, until it ends in any way;
+        a predecessor of another `up` may still be ending."""
         try:
             take(lock_file(self._context.folder, self._context.worker))
         except OwnedError as err:
@@ -154,7 +154,7 @@ class DeviceTurns:
         return True
 
     def turn(self, role: object) -> bool:
-        """Change hands if `control` says so; whether `role` may begin work on the device.
+        """Follow the lease: give up or take the device; whether `role` may begin work there.
 
         Raises:
             LeaseLostError: the lease was declared lost while memory is held.
@@ -182,7 +182,7 @@ class DeviceTurns:
         return lease.state == HELD
 
     def close(self) -> None:
-        """Say nothing: `up` sees this process end, and only then its memory is free for sure."""
+        """Announce nothing: `up` sees the process end, after which its memory is free."""
         if self._producer is not None:
             self._producer.close()
 
@@ -203,5 +203,5 @@ class DeviceTurns:
             name = f"{self._context.transactional_id}.lease"
             self._producer = self._context.bus.producer(name)
         commit(self._producer, [outgoing(CONTROL, event)])
-        self._leases.apply(event)  # what is read back is void
+        self._leases.apply(event)  # reading it back has no effect
         self._since_s = 0.0

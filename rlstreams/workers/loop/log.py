@@ -25,20 +25,20 @@ _LEVELS = ("info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Writes events with the fields that it was bound to."""
+    """Writes events with the fields bound to it."""
 
     bound: Mapping[str, object] = field(default_factory=dict)
 
     def info(self, event: str, **fields: object) -> None:
-        """Once per step or state."""
+        """Log a step or state, once each."""
         self._write(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        """Worth a look; the worker goes on."""
+        """Log an event that is worth a look; the worker goes on."""
         self._write(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        """The worker cannot go on, or a record was given up."""
+        """Log that the worker cannot go on, or that a record was given up."""
         self._write(logging.ERROR, event, fields)
 
     def _write(self, level: int, event: str, fields: Mapping[str, object]) -> None:
@@ -59,7 +59,7 @@ def get(role: str, worker: str, instance: str) -> Log:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Ours, whatever else listens."""
+    """Handler of our own, to recognise it among others."""
 
 
 def _line(level: str, event: str, fields: Mapping[str, object]) -> str:

@@ -1,11 +1,12 @@
 """Finished work of a stage on its way into transactions; one bad record never blocks the rest.
 
-A transaction takes everything that is ready, and runs in the background; what finishes meanwhile
-waits for the next one. An aborted transaction is sent again after a pause; after MAX_ABORTS in a
-row the process ends. If the broker says that one of the records can never be written, those of that
-transaction travel alone, and the one that is refused again becomes a dead letter (`transaction`).
+A transaction takes everything that is ready, and runs in the background; work that finishes
+meanwhile waits for the next one. An aborted transaction is sent again after a pause; after
+MAX_ABORTS in a row the process ends. If the broker reports that a record can never be written, the
+records of that transaction travel alone, and one that is refused again becomes a dead letter
+(`transaction`).
 
-Records that somebody waits for (`Awaited`) come between: they belong to an input that is not
+Records that a coroutine waits for (`Awaited`) come between: they belong to an input that is not
 finished yet, and their transaction holds the unchanged position of its partition, so that a worker
 that has lost the partition cannot commit them.
 """
@@ -28,11 +29,11 @@ ABORT_PAUSE_S = 0.05  # doubles with every abort in a row
 
 @dataclass(slots=True, kw_only=True)  # not frozen: every sample is one, and that costs 0.4 us
 class Finished:
-    """One input that is done with, and what came of it; not changed afterwards."""
+    """One finished input with its outputs; not changed afterwards."""
 
     raw: RawRecord
     outputs: tuple[Outgoing, ...] = ()
-    num_bytes: int = field(init=False)  # of the outputs; summed once, asked several times
+    num_bytes: int = field(init=False)  # of the outputs; summed once, used several times
 
     def __post_init__(self) -> None:
         outputs = self.outputs
@@ -41,27 +42,27 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaited:
-    """Records of an input under way; somebody goes on once they are committed, and not before.
+    """Records of an input under way; a coroutine goes on once they are committed, and not before.
 
-    They are dropped, and nobody is called, when the input's partition goes to another member.
+    They are dropped, without a call, when the input's partition goes to another member.
     """
 
     raw: RawRecord
     outputs: tuple[Outgoing, ...]
     committed: Callable[[], None]  # called on the role's thread, once
-    is_progress: bool = True  # work that nobody does again, should this owner die
+    is_progress: bool = True  # work that no other worker does again, should this one die
 
 
-# The dead letter that takes the place of refused outputs: (input, why).
+# Makes the dead letter in place of refused outputs, from input and reason.
 SetAside = Callable[[RawRecord, str], Finished]
 
 
 @dataclass(frozen=True, slots=True)
 class _Transaction:
     commit: Commit
-    batch: Sequence[Finished]  # the front of what is ready
+    batch: Sequence[Finished]  # the front of `_ready`
     num_announced: int
-    awaited: Sequence[Awaited]  # the front of those
+    awaited: Sequence[Awaited]  # the front of `_awaited`
     begun: Collection[Partition]
 
 
@@ -69,7 +70,7 @@ class PendingCommits:
     """Commits announcements, tries and finished records through one producer.
 
     Args:
-        tracker: of the records that are finished here.
+        tracker: of the records that finish here.
         set_aside: makes the dead letter of a record whose outputs cannot be written.
     """
 
@@ -88,11 +89,11 @@ class PendingCommits:
         self._is_set_aside = False  # the first of them: its dead letter is on its way
         self._num_aborts = 0  # in a row
         self._not_before_s = 0.0
-        self.num_bytes = 0  # of what is ready
+        self.num_bytes = 0  # of the finished records
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a transaction is under way: nothing may poll until `settle` says True."""
+        """Whether a transaction is under way: no poll is allowed until `settle` returns True."""
         return self._under_way is not None
 
     @property
@@ -101,20 +102,21 @@ class PendingCommits:
         return bool(self._ready)
 
     def add(self, finished: Sequence[Finished]) -> None:
-        """To be committed with the next transaction."""
+        """Queue finished records for the next transaction."""
         self._ready += finished
         self.num_bytes += sum(done.num_bytes for done in finished)
 
     def announce(self, records: Sequence[Outgoing], awaited: Sequence[Awaited] = ()) -> None:
-        """Records that finish no input, to be committed no later than what is ready now.
+        """Queue records that finish no input; they are committed no later than the records ready
+        now.
 
-        Those that somebody waits for come behind the others of the same transaction.
+        Awaited records come behind the others of the same transaction.
         """
         self._announced += records
         self._awaited += (one for one in awaited if not self._is_idle(one))
 
     def start(self, begun: Collection[Partition] = (), *, is_due: bool = True) -> bool:
-        """Start a transaction of all that is there and still ours; `settle` says when it is over.
+        """Start a transaction of all records that are queued and still ours; `settle` ends it.
 
         Args:
             begun: partitions whose oldest record is to be begun next: our try is committed first.
@@ -147,7 +149,8 @@ class PendingCommits:
         return bool(batch) and len(batch) == len(self._ready)
 
     def settle(self, timeout_s: float) -> bool:
-        """Whether nothing is under way, after at most `timeout_s`; what an abort left stays.
+        """Whether no transaction is under way, after at most `timeout_s`; aborted records stay
+        queued.
 
         Raises:
             BrokerError: the broker refused for a reason that lies in no record, or nothing but
@@ -165,21 +168,22 @@ class PendingCommits:
         except RefusedError as err:
             self._refused(sent, err)
         except AbortedError as err:
-            # Nothing of it happened. The next poll tells whether the partitions are ours still.
+            # Nothing of it was committed. The next poll shows whether the partitions are still
+            # ours.
             self._count_abort(err)
         else:
             self._succeeded(sent)
         return True
 
     def _is_idle(self, one: Awaited) -> bool:
-        """Whether it only says that work came forward, of which nobody has died."""
+        """Whether it only notes progress on an input that no worker has died of."""
         is_note = one.is_progress and not one.outputs
         return (
             is_note and self._tracker.holds(one.raw) and not self._tracker[one.raw.partition].tries
         )
 
     def _first_batch(self) -> list[Finished]:
-        """As many of the ready records as one transaction takes."""
+        """Ready records for one transaction, as many as it takes."""
         if self._num_alone:
             return self._ready[:1]
         if self.num_bytes <= COMMIT_BYTES:
@@ -192,7 +196,7 @@ class PendingCommits:
         return self._ready[:]
 
     def _keep_ours(self) -> None:
-        """A revoked partition's work is dropped: its new owner does it."""
+        """Drop the work of revoked partitions: their new owners do it."""
         ready = [done for done in self._ready if self._tracker.holds(done.raw)]
         if len(ready) != len(self._ready):
             self._ready, self._is_set_aside = ready, False
@@ -235,7 +239,7 @@ class PendingCommits:
 
 
 def _held(awaited: Sequence[Awaited]) -> dict[Partition, bool]:
-    """The partitions that records belong to, and whether work of them came forward."""
+    """Partitions that records belong to, and whether work on them came forward."""
     held: dict[Partition, bool] = {}
     for one in awaited:
         held[one.raw.partition] = held.get(one.raw.partition, False) or one.is_progress
@@ -243,10 +247,10 @@ def _held(awaited: Sequence[Awaited]) -> dict[Partition, bool]:
 
 
 def commit(producer: Producer, records: Sequence[Outgoing]) -> Sequence[Position]:
-    """One transaction of a role without inputs, sent again while it is aborted; none if empty.
+    """Commit one transaction of a role without inputs, again while it is aborted; none if empty.
 
     Returns:
-        Where each record lies.
+        Position of each record.
 
     Raises:
         BrokerError: it was aborted MAX_ABORTS times.

@@ -15,8 +15,8 @@ from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.stall import StuckWatch, limits_of
 
 EVERY_S = 1.0
-LINE_EVERY_S = 10.0  # in the worker's own log: for who watches a terminal, and not the topics
-_RATES = ("tokens", "samples", "groups", "steps")  # counters that a line has, where they grow
+LINE_EVERY_S = 10.0  # in the worker's own log, for terminals
+_RATES = ("tokens", "samples", "groups", "steps")  # counters with a rate in that line, if they grow
 
 
 class Reporter:
@@ -28,7 +28,7 @@ class Reporter:
         self._state = ("starting", "")
         self._next = 0.0
         self._next_line = 0.0
-        self._told: tuple[float, Mapping[str, float]] = (time.monotonic(), {})  # at the last line
+        self._logged: tuple[float, Mapping[str, float]] = (time.monotonic(), {})  # last line's
         self._stuck = StuckWatch(context.worker, context.role, limits_of(context.config))
         self.policy_version = NO_VERSION
         self._servers: Mapping[str, str] = {}
@@ -41,14 +41,14 @@ class Reporter:
             self._counters[name] += amount
 
     def state(self, name: str, detail: str = "") -> None:
-        """What the worker does now, and what it waits for; a change is reported at once."""
+        """Set the worker's state and the thing it waits for; a change is reported at once."""
         if (name, detail) != self._state:
             if name != self._state[0]:
                 self._next = 0.0
             self._state = (name, detail)
 
     def servers(self, states: Mapping[str, str]) -> None:
-        """The state of each model server that the worker uses; a change is reported at once."""
+        """Set the state of each model server that the worker uses; a change is reported at once."""
         if states != self._servers:
             self._servers, self._next = states, 0.0
 
@@ -56,7 +56,7 @@ class Reporter:
         """The report, if it is time for one. Call it in every turn.
 
         Raises:
-            StuckError: this worker says it works, and has finished nothing for too long.
+            StuckError: this worker reports that it works, and has finished nothing for too long.
         """
         now = time.monotonic()
         if news := self._stuck.look(now, *self._state, self._counters):
@@ -77,16 +77,16 @@ class Reporter:
             servers=dict(self._servers),
             loads=tuple(self.loads),
         )
-        self._context.told(report, self.load)
+        self._context.on_report(report, self.load)
         if now >= self._next_line:
             self._next_line = now + LINE_EVERY_S
-            self._tell(now)
+            self._log_line(now)
         return [outgoing(WORKER_EVENTS, report)]
 
-    def _tell(self, now_s: float) -> None:
-        """A line about state, version and rates since the last one."""
-        (since_s, before), counted = self._told, dict(self._counters)
-        self._told = now_s, counted
+    def _log_line(self, now_s: float) -> None:
+        """Log state and version, and rates since the last line."""
+        (since_s, before), counted = self._logged, dict(self._counters)
+        self._logged = now_s, counted
         span_s = max(now_s - since_s, 1e-3)
         rates = {
             f"{name}_per_s": round((counted[name] - before.get(name, 0.0)) / span_s, 1)
@@ -101,7 +101,7 @@ class Reporter:
         )
 
     def last_report(self) -> list[Outgoing]:
-        """The last report of a clean end: silence after it is no crash."""
+        """The last report before a clean end: silence after it is no crash."""
         self.state("stopped")
         self._next = 0.0
         return self.due()

@@ -1,9 +1,9 @@
-"""The loop that all roles share: turn, drain, stop; and what an exit status means.
+"""The loop that all roles share: turn, drain, stop; and the meaning of exit statuses.
 
 `run` drives a role, one turn after another. A turn polls, hands work to the compute threads, and
-commits what is ready; it waits at most a few tens of milliseconds.
+commits finished work; it waits at most a few tens of milliseconds.
 `rlstreams.workers.loop.stall` decides when a stuck role ends itself.
-The thread that calls `run` is the role's I/O thread: it alone touches the bus.
+The thread that calls `run` is the role's I/O thread: only this thread touches the bus.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ IDLE_S = 0.02  # longest wait of a turn that has work beside it
 
 
 class Exit(IntEnum):
-    """Exit statuses; `rlstreams.up.supervisor.restart` answers to them."""
+    """Exit statuses; `rlstreams.up.supervisor.restart` reacts to them."""
 
     DONE = 0
     FAILED = 1
     FENCED = 75  # restart once after a pause; twice within ten minutes ends the run
-    OWNER_ALIVE = 76  # stop and say so
-    CONFIG = 78  # stop and say so
+    OWNER_ALIVE = 76  # stop and report it
+    CONFIG = 78  # stop and report it
 
 
 class OwnerAliveError(Exception):
@@ -46,14 +46,14 @@ class Role(Protocol):
     """One worker of one role, as the loop sees it."""
 
     def turn(self) -> None:
-        """Poll, hand over, commit what is ready."""
+        """Poll, hand work over, commit finished work."""
 
     def drain(self) -> None:
-        """Take no new work; finish what is begun. Called once."""
+        """Take no new work; finish the work begun. Called once."""
 
     @property
     def done(self) -> bool:
-        """Nothing is left to do: drained, or the run's target is reached."""
+        """Whether nothing is left to do: drained, or the run's target is reached."""
 
     def close(self) -> None:
         """Release everything; called once, also after an error."""
@@ -62,7 +62,7 @@ class Role(Protocol):
 class Pausable(Role, Protocol):
     """A role that can be paused."""
 
-    is_paused: bool  # finish what is begun, begin nothing new
+    is_paused: bool  # finish the work begun, begin nothing new
 
 
 @runtime_checkable
@@ -76,13 +76,13 @@ class Idling(Protocol):
 
 @runtime_checkable
 class Sharing(Protocol):
-    """A role whose memory can leave a device; both are called in each turn until True."""
+    """A role whose memory can leave a device; both methods are called in each turn until True."""
 
     def give_up_device(self) -> bool:
-        """Begin nothing there; True once nothing runs there and its memory is free."""
+        """Begin no work there; True once none runs there and the role's memory is free."""
 
     def take_device(self) -> bool:
-        """Load back what was given up; True once the role may work there."""
+        """Load the memory back; True once the role may work there."""
 
 
 class RoleAround:
@@ -130,7 +130,7 @@ class Stop:
         return self._event.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Until the loop should drain; False: not within this time."""
+        """Wait until the loop should drain; False: not within this time."""
         return self._event.wait(timeout_s)
 
     def on_signals(self) -> None:
@@ -143,18 +143,18 @@ class Stop:
         signal.signal(signal.SIGINT, handler)
 
     def when_gone(self, owner: str) -> None:
-        """Request a stop when the process that started this one, by `Child`, is gone."""
+        """Request a stop when the process that started this one, by `Child`, has ended."""
         when_gone(lambda: self.request(f"{owner} is gone"))
 
 
 def run(role: Role, stop: Stop, watchdog: Watchdog | None = None) -> None:
     """Drive `role` until it is done; an error passes through after `close`.
 
-    What `close` raises after an error is a note of that error: the first one says what happened.
+    An error of `close` after another error becomes a note of the first one.
 
     Args:
-        watchdog: ends the process with `Exit.FAILED`, and with where it stood on stderr, in a turn
-            (or `close`) that takes too long; None: it may take for ever.
+        watchdog: ends the process with `Exit.FAILED`, and with a stack on stderr, in a turn (or
+            `close`) that takes too long; None: it may take for ever.
     """
     draining = False
     if watchdog is None:
@@ -180,12 +180,12 @@ def run(role: Role, stop: Stop, watchdog: Watchdog | None = None) -> None:
 def _close_after(role: Role, reason: BaseException) -> None:
     try:
         role.close()
-    except Exception as err:  # noqa: BLE001  (told as a note)
+    except Exception as err:  # noqa: BLE001  (becomes a note)
         reason.add_note(f"then, while it closed: {type(err).__name__}: {err}")
 
 
 def exit_status(error: BaseException | None) -> Exit:
-    """The status that tells the supervisor what to do."""
+    """The exit status for the supervisor."""
     if error is None:
         return Exit.DONE
     if isinstance(error, FencedError):
@@ -198,7 +198,7 @@ def exit_status(error: BaseException | None) -> Exit:
 
 
 def explain(error: BaseException) -> None:
-    """Print what the user needs: one line where we expected it, a traceback where we did not."""
+    """Print an error for the user: one line if it was expected, else a traceback."""
     if exit_status(error) is Exit.FAILED and not isinstance(error, StreamsError):
         traceback.print_exception(error, file=sys.stderr)
     else:
@@ -207,7 +207,7 @@ def explain(error: BaseException) -> None:
 
 
 def end_within(status: int, limit_s: float = EXIT_S) -> None:
-    """Be gone after `limit_s` with `status`; call it only where the process is to end anyway.
+    """End the process after `limit_s` with `status`; call it only if the process must end anyway.
 
     The interpreter joins its threads before it ends: a forward or an optimizer step that is stuck
     would keep a failed process, and its transactional id, for ever.

@@ -1,22 +1,22 @@
-"""Commit protocol of a stage: what happens to an offset between two topics.
+"""Commit protocol of a stage: the life of an offset between two topics.
 
-Samples finish out of order. A crash repeats only unfinished work, and nothing twice (decisions
-0002, 0009, 0026). The stations of an offset:
+Samples finish out of order. A crash repeats only unfinished work, and none twice (decisions 0002,
+0009, 0026). The stations of an offset:
 
 1. delivered: a poll brought its record, no done set covers it, and there is room in bytes.
-2. noted: before a partition's first record is begun, a commit says that we try it. The tries of
-   owners that died there add up: after two, its records are begun one at a time (isolation); a
-   record with three is a poison record and is set aside as a dead letter.
+2. noted: before a partition's first record is begun, a commit notes our try. The tries of owners
+   that died there add up: after two, its records are begun one at a time (isolation); a record with
+   three is a poison record and is set aside as a dead letter.
 3. begun: the stage works on it, or it cannot be read and its outcome is a dead letter.
-4. finished: its outputs wait (`pending`), behind whatever finished before it.
+4. finished: its outputs wait (`pending`), behind the records that finished before it.
 5. sent: one transaction with the outputs and, for each partition, {low watermark, done set, tries}.
-   Until it has ended the loop collects what finishes and does not poll. If it is aborted, what
-   was in it is finished again; if an output is refused, a dead letter takes its place.
+   Until it has ended the loop collects finished records and does not poll. If it is aborted, its
+   records are finished once more; if an output is refused, a dead letter takes its place.
 6. committed: in the done set.
 7. passed: below the low watermark.
 
-A revoked partition's offsets are forgotten wherever they are: its new owner begins again at what is
-committed. Who leaves alive takes its tries back.
+A revoked partition's offsets are forgotten at any station: its new owner begins again at the
+committed position. A worker that leaves alive takes its tries back.
 """
 
 from __future__ import annotations
@@ -45,40 +45,40 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.runtime import IDLE_S
 
 MAX_POLL = 256  # records of one poll
-IN_HAND_BYTES = 256_000_000  # of inputs and outputs, then nothing is polled; a fetch may be on top
-PATIENCE_S = 10.0  # in isolation the next record is begun no later than this after the one before
+IN_HAND_BYTES = 256_000_000  # of inputs and outputs; above it no poll; one fetch may come on top
+PATIENCE_S = 10.0  # in isolation, longest time from one begun record to the next
 
 __all__ = ["Finished", "Stage", "StageLoop"]
 
 
 class Stage(Protocol):
-    """What a role does with its records; called from the loop's thread, never waits."""
+    """A role's work on its records; called from the loop's thread, never waits."""
 
     def room(self) -> int:
-        """How many more records it would take now."""
+        """Number of further records that it would take now."""
 
     @property
     def most(self) -> int:
-        """Records that it ever holds at once."""
+        """Most records that it ever holds at once."""
 
     def begin(self, record: Record[Event]) -> None:
         """Start work on a record.
 
         Raises:
-            ValueError: not a record for this role, or a field that cannot be; it is dead-lettered.
+            ValueError: not a record for this role, or an impossible field; it is dead-lettered.
         """
 
     def finished(self) -> Sequence[Finished]:
-        """What was finished since the last call."""
+        """Records finished since the last call."""
 
     def give_up(self, partitions: Set[Partition]) -> None:
         """Stop work on records of partitions that went to another member.
 
-        What still finishes of them is dropped: their new owner does it.
+        Records of them that still finish are dropped: their new owner does them.
         """
 
     def announcements(self) -> Sequence[Outgoing]:
-        """Records that are not about an input; committed at once, with what is finished by now."""
+        """Records that are not about an input; committed at once, with those finished by now."""
 
     @property
     def num_open(self) -> int:
@@ -86,7 +86,8 @@ class Stage(Protocol):
 
     @property
     def may_join(self) -> bool:
-        """Whether it can work on what it is given; before, others would wait for its partitions."""
+        """Whether it can work on records; if it joined before, others would wait for its
+        partitions."""
 
     def give_up_device(self) -> bool:
         """See `Sharing`."""
@@ -95,17 +96,17 @@ class Stage(Protocol):
         """See `Sharing`."""
 
     def close(self) -> None:
-        """Give up what is open; release everything."""
+        """Give up open work; release everything."""
 
 
 class StageLoop:
     """A `Role` around a `Stage`: the group membership, the tracker and the transactions.
 
     Args:
-        topic: what it reads.
+        topic: the topic that it reads.
         reporter: of the stage.
-        interval_s: finished records wait at most this long for their transaction.
-        asked: what the stage's other thread waits to see committed, of inputs under way.
+        interval_s: longest time that finished records wait for their transaction.
+        asked: requests of the stage's other thread to commit records, of inputs under way.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class StageLoop:
         self._waiting: list[RawRecord] = []  # delivered, not begun
         self._window = min(stage.most, MAX_POLL)  # records that a worker holds at once
         self._num_isolated = 0  # records that are still to be begun alone
-        self._begun_s = 0.0  # when the last record was begun
-        self._has_joined = False  # its group: the first poll does
+        self._begun_s = 0.0  # time at which the last record was begun
+        self._has_joined = False  # whether it is in its group: the first poll joins
         self._next_commit = 0.0
         self._drain_until: float | None = None
 
@@ -153,7 +154,7 @@ class StageLoop:
         to_note = self._begin_waiting()
         self._pending.add(self._stage.finished())
         announced = self._stage.announcements()
-        # Behind those: a record that is asked for names no load that nobody can read of.
+        # After announcements: a requested record may name a load, whose own record must come first.
         self._pending.announce(announced, self._asked.take() if self._asked else ())
         now = time.monotonic()
         is_due = now >= self._next_commit or self._drain_until is not None
@@ -162,7 +163,7 @@ class StageLoop:
         self._pending.settle(0.0)
 
     def drain(self) -> None:
-        """Take nothing new; what is unfinished after `drain_s` stays in flight."""
+        """Take nothing new; work unfinished after `drain_s` stays in flight."""
         self._drain_until = time.monotonic() + self._context.config.deadlines.drain_s
         self._waiting = []
 
@@ -176,14 +177,14 @@ class StageLoop:
 
     @property
     def done(self) -> bool:
-        """Drained."""
+        """Whether it has drained."""
         if self._drain_until is None:
             return False
         return not self._has_work or time.monotonic() > self._drain_until
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is begun, nothing waits to be begun or committed."""
+        """Whether no record is begun, or waits to be begun or committed."""
         return not self._waiting and not self._has_work
 
     @property
@@ -192,7 +193,7 @@ class StageLoop:
 
     def close(self) -> None:
         """Leave the group; a worker that is done also reports its end and takes its tries back."""
-        with ExitStack() as stack:  # whatever fails, the rest is released
+        with ExitStack() as stack:  # if one fails, the others are still released
             for each in (self._producer, self._consumer, self._stage):
                 stack.callback(each.close)
             if self.done:
@@ -203,9 +204,9 @@ class StageLoop:
     def _take_tries_back(
         self, partitions: Set[Partition] | None = None, records: Sequence[Outgoing] = ()
     ) -> None:
-        """Leave only the tries of predecessors: those died, and a record may kill slowly.
+        """Leave only the tries of predecessors, which died, though a record may kill slowly.
 
-        Called where no transaction is under way. If this one is aborted, our tries stay.
+        Called while no transaction is under way. If this one is aborted, our tries stay.
         """
         with suppress(AbortedError):
             tries = self._tracker.without_our_tries(partitions)
@@ -219,7 +220,7 @@ class StageLoop:
         timeout_s = IDLE_S
         if self._pending.has_ready:
             timeout_s = min(IDLE_S, max(0.0, self._next_commit - time.monotonic()))
-        if self._asked is not None:  # who asks wakes us up, which nobody can do in a poll
+        if self._asked is not None:  # a request wakes this wait, which it could not do in a poll
             self._asked.wait(timeout_s)
             timeout_s = 0.0
         self._has_joined = self._has_joined or self._stage.may_join
@@ -239,7 +240,7 @@ class StageLoop:
         self._consumer.pause(self._tracker.too_wide())
 
     def _found_beyond(self, partition: Partition, position: int) -> Committed:
-        """A position that cannot be ours: what is done with, the log itself tells."""
+        """Handle a position that cannot be ours: the log itself shows the records that are done."""
         found = committed_by_outputs(self._bus, partition)
         self._context.log.warning(
             "position_beyond_end",
@@ -252,7 +253,7 @@ class StageLoop:
         return found
 
     def _look_at(self, polled: Polled) -> None:
-        """At what the partitions' last owners committed."""
+        """Take in the commits of the partitions' last owners."""
         for partition, committed in polled.assigned.items():
             tracker = self._tracker[partition]
             if tracker.is_isolated:
@@ -267,7 +268,7 @@ class StageLoop:
                 )
 
     def _begin_waiting(self) -> Set[Partition]:
-        """Begin what may be begun; returns partitions of which our try is to be committed first."""
+        """Begin records that may be begun; partitions for which our try comes first."""
         waiting, tracker = self._waiting, self._tracker
         isolated = (raw for raw in waiting if tracker[raw.partition].is_isolated)
         if (raw := next(isolated, None)) is not None:
@@ -281,12 +282,12 @@ class StageLoop:
         return {raw.partition for raw in self._waiting}
 
     def _begin_alone(self, raw: RawRecord) -> Set[Partition]:
-        """Begin a record of an isolated partition, once all that was begun before is committed."""
+        """Begin a record of an isolated partition, once all records begun before are committed."""
         if self._has_work and time.monotonic() < self._begun_s + PATIENCE_S:
             return frozenset()
         tracker = self._tracker[raw.partition]
         if not tracker.is_noted and tracker.inherited < MAX_TRIES:
-            # The report is also what shows the supervisor that this worker came so far.
+            # The report also shows the supervisor that this worker came so far.
             self._reporter.count(isolated=1)
             self._reporter.state(
                 "isolating", f"{raw.position}, begun {tracker.inherited} times before"
@@ -310,16 +311,16 @@ class StageLoop:
             record = self._decoded(raw)
             event = record.event
             self._stage.begin(record)
-        except (ValueError, RecursionError) as err:  # the latter of JSON that is nested too deep
+        except (ValueError, RecursionError) as err:  # RecursionError: JSON nested too deep
             letter = refusal(self._context, raw, event, err)
             self._pending.add([Finished(raw=raw, outputs=(outgoing(DEAD_LETTERS, letter),))])
 
     def _decoded(self, raw: RawRecord) -> Record[Event]:
-        """A record whose schema cannot be fetched is not counted as begun."""
+        """Decode a record; one whose schema cannot be fetched is not counted as begun."""
         try:
             return decoded(raw, self._schemas)
         except StreamsError:
-            with suppress(StreamsError):  # the first error says what happened
+            with suppress(StreamsError):  # the first error is the one to report
                 self._take_tries_back()
             raise
 
@@ -331,7 +332,7 @@ class StageLoop:
         return self._dead(raw, Reason.KILLS_WORKER, why, raw.value)
 
     def _unwritable(self, raw: RawRecord, why: str) -> Finished:
-        """The dead letter names the record and has no bytes: the broker might refuse them too."""
+        """The dead letter of a refused record, without its bytes: they might be refused too."""
         return self._dead(raw, Reason.TRANSACTION, why, b"")
 
     def _dead(self, raw: RawRecord, reason: Reason, why: str, value: Buffer) -> Finished:

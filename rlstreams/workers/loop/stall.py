@@ -1,8 +1,8 @@
-"""When a role ends itself because it is stuck, and what it reports first.
+"""End of a role that is stuck, and its last words.
 
-A waiting role is not stuck: another one is, and exiting would not help. It logs what it waits for,
-once per `stall_s`. A role that reports working or pulling, and finishes nothing for longer than
-that may take, is stuck itself: it names its current work and exits, so that its supervisor
+A waiting role is not stuck: another one is, and exiting would not help. It logs the thing it waits
+for, once per `stall_s`. A role that reports working or pulling, and finishes nothing for longer
+than that may take, is stuck itself: it names its current work and exits, so that its supervisor
 restarts it. So does one whose turn never returns, because it cannot even report.
 """
 
@@ -34,7 +34,7 @@ class StuckError(DeadlineError):
 
 
 def limits_of(config: RunConfig) -> Limits:
-    """How long the work of a run may take: for its roles, for `up` and for the monitor."""
+    """Limits for the work of a run: for its roles, for `up` and for the monitor."""
     sample_s = config.rollout.sample_deadline_s + judging_s(
         judged_by_server(config.reward, config.judge)
     )
@@ -49,12 +49,12 @@ def limits_of(config: RunConfig) -> Limits:
 
 
 def _turns_s(device: Device) -> float:
-    """The longest that the other roles of a device may have it, taking and giving up included."""
+    """Longest time that the other roles of a device may have it, with taking and giving up."""
     return (len(device.roles) - 1) * (device.longest_turn_s + 2 * device.change_s)
 
 
 def turn_limit_s(config: RunConfig) -> float:
-    """How long a turn may take: it may hold a commit and wait for a predecessor's; 0: for ever."""
+    """Longest time of a turn, which may commit and wait for a predecessor's commit; 0: no limit."""
     deadlines = config.deadlines
     if not deadlines.stall_s:
         return 0.0
@@ -62,13 +62,13 @@ def turn_limit_s(config: RunConfig) -> float:
 
 
 class StuckWatch:
-    """Follows the states that one worker reports. Pure: times are given."""
+    """Follows the reported states of one worker. Pure: times are given."""
 
     def __init__(self, worker: str, role: str, limits: Limits) -> None:
         self._worker = worker
         self._role = role
         self._limits = limits
-        self._told: object = None
+        self._seen: object = None
         self._last_s: float | None = None
         self._stood_s = 0.0
         self._next_news_s = limits.stall_s
@@ -76,16 +76,16 @@ class StuckWatch:
     def look(
         self, now_s: float, state: str, detail: str, counters: Mapping[str, float]
     ) -> str | None:
-        """What to log, if this worker waits for long.
+        """Text to log when this worker waited too long, or None.
 
         Raises:
             StuckError: it is stuck itself.
         """
-        told = (state, tuple(counters.get(name, 0.0) for name in PROGRESS))
+        seen = (state, tuple(counters.get(name, 0.0) for name in PROGRESS))
         passed_s = 0.0 if self._last_s is None else min(TICK_S, now_s - self._last_s)
         self._last_s = now_s
-        if told != self._told:
-            self._told, self._stood_s, self._next_news_s = told, 0.0, self._limits.stall_s
+        if seen != self._seen:
+            self._seen, self._stood_s, self._next_news_s = seen, 0.0, self._limits.stall_s
             return None
         self._stood_s += passed_s
         limit_s = self._limits.own(self._role, state)
@@ -106,8 +106,8 @@ class Watchdog:
     """Ends the process when its loop does not come round; a thread of its own. Use in a `with`.
 
     Args:
-        limit_s: longest turn; 0: nobody watches.
-        on_beat: called with each.
+        limit_s: longest turn; 0: no watch.
+        on_beat: called with each beat.
     """
 
     def __init__(self, limit_s: float, on_beat: Callable[[], None] = lambda: None) -> None:
@@ -118,7 +118,7 @@ class Watchdog:
         self._over = threading.Event()
 
     def beat(self) -> None:
-        """A turn begins, or a long one has come forward."""
+        """Note that a turn begins, or that a long one has come forward."""
         self._beats += 1
         self._on_beat()
 

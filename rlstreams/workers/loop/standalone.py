@@ -1,8 +1,8 @@
-"""A role whose process `up` did not start: it notices the end.
+"""A role whose process `up` did not start: it ends by itself with the run.
 
 `up` drains its roles when the run is complete. Where each host starts its own, a rollout worker,
-log-prob worker or server that has had nothing to do for `LINGER_S` after the trainer said that it
-is done drains, as at SIGTERM.
+log-prob worker or server drains, as at SIGTERM, once it has had nothing to do for `LINGER_S` after
+the trainer reported that it is done.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from rlstreams.workers.loop.compared import ComparedRole
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Idling, Role
 
-LINGER_S = 60.0  # longer than the session timeout of a group: a dead member's work comes to us
+LINGER_S = 60.0  # longer than a group's session timeout: a dead member's work comes to us
 
 
 class StandaloneRole(ComparedRole):
-    """A compared role that leaves when the run is over, as `up` would have it."""
+    """A compared role that leaves when the run is over, as under `up`."""
 
     def __init__(self, role: Role, context: Context) -> None:
         super().__init__(role, context)
         self._steps_asked_for = context.config.trainer.steps
         self._log = context.log
-        self._is_over = False  # the trainer is done, and has made all steps that we know of
+        self._is_over = False  # the trainer is done, and has made all known steps
         self._idle_since_s: float | None = None
 
     def _take(self, event: Event, position: Position) -> None:

@@ -1,4 +1,4 @@
-"""Whether a sample can be processed: checks that rollout, scoring and training rely on. Pure."""
+"""Validation of samples, which rollout, scoring and training rely on. Pure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rlstreams.streams.rows import row_places
 
 AUTHORS = ("prompt", "policy", "environment")
 # Differences of rewards go into float32, and times the largest ratio (e^20) and the usual cap of a
-# weight their squares still fit it: the gradient's norm has room. Nobody is paid more than this.
+# weight their squares still fit it: the gradient's norm has room. No reward is larger than this.
 MAX_REWARD = 1e9
-LOGPROB_ROUNDING = 1e-4  # how far above 0 a log-prob may lie, nats
+LOGPROB_ROUNDING = 1e-4  # largest log-prob that counts as 0, nats
 MAX_ROUTES = 4096  # layers x top_k; the largest models have some 500
 _INTEGERS = ("uint8", "uint16", "int32", "int64")
 _FLOATS = ("float32", "float16")
@@ -34,12 +34,12 @@ _READ_ID: dict[str, Callable[[str], object]] = {TRAIN: issue_number, EVALUATE: e
 
 
 def is_group_number(group_id: str) -> bool:
-    """Whether a training group of a run can be named so; `07` is not, lest two ids name one."""
+    """Whether a training group can have this id; not `07`: two ids would name one group."""
     return issue_number(group_id) is not None
 
 
 def check_prompt(prompt: Prompt) -> None:
-    """Return if a sample can be rolled out; the engine itself knows its vocabulary and lengths.
+    """Check that a sample can be rolled out; the engine itself checks vocabulary and lengths.
 
     Raises:
         ValueError: names the field and the value: an id or purpose that no run gives, a sample
@@ -56,13 +56,13 @@ def check_prompt(prompt: Prompt) -> None:
 
 
 def check_trajectory(trajectory: Trajectory, vocab_size: int, max_tokens: int) -> None:
-    """Return if every number of it is usable.
+    """Check that every number of a trajectory is usable.
 
     A tensor is unpacked only once its shape is known to be that of its field: a few compressed
     bytes may declare any size.
 
     Args:
-        max_tokens: that the model takes.
+        max_tokens: most that the model takes.
 
     Raises:
         ValueError: names the field, the place and the value: an id that no run gives, a reward that
@@ -93,7 +93,7 @@ def check_trajectory(trajectory: Trajectory, vocab_size: int, max_tokens: int) -
 
 
 def _count_tokens(trajectory: Trajectory, max_tokens: int) -> int:
-    """By the shapes alone."""
+    """Number of tokens, by the shapes alone."""
     for index, segment in enumerate(trajectory.segments):
         ids = segment.token_ids
         if len(ids.shape) != 1 or ids.shape[0] < 0 or ids.dtype not in _INTEGERS:
@@ -112,7 +112,7 @@ def _count_tokens(trajectory: Trajectory, max_tokens: int) -> int:
 
 
 def _name(place: range, places: Sequence[range]) -> str:
-    """A row's segments; of one row all are."""
+    """Name of a row's segments; a single row has them all."""
     return "segments" if len(places) == 1 else f"segments[{place.start}:{place.stop}]"
 
 
@@ -153,7 +153,7 @@ def _check_segment(name: str, segment: Segment, vocab_size: int) -> None:
 
 
 def check_reward(name: str, value: float) -> None:
-    """A number that can be learnt from: finite, and at most `MAX_REWARD` either way.
+    """Check that a reward can be learnt from: finite, and at most `MAX_REWARD` either way.
 
     Raises:
         ValueError: names field and value.
@@ -166,7 +166,7 @@ def check_reward(name: str, value: float) -> None:
 
 
 def check_logprobs(name: str, tensor: Tensor, num_tokens: int) -> None:
-    """Floats `[num_tokens]`, finite and at most 0 nats.
+    """Check floats `[num_tokens]`: finite and at most 0 nats.
 
     Raises:
         ValueError: names field, place and value.
@@ -179,7 +179,7 @@ def check_logprobs(name: str, tensor: Tensor, num_tokens: int) -> None:
 
 
 def floats_of(name: str, tensor: Tensor, num_tokens: int) -> npt.NDArray[Any]:
-    """Floats `[num_tokens]`.
+    """The floats `[num_tokens]` of a tensor.
 
     Raises:
         ValueError: it is another tensor, or damaged; names the field.

@@ -1,4 +1,4 @@
-"""What the layers of a model may attend to: masks for every kind of layer that a family mixes.
+"""Attention masks for every kind of layer that a family mixes.
 
 The library's own masks know neither our padding nor our cache, so we make them: engine, scorer and
 trainer alike. A mask that is handed over counts as it is, so the window of a sliding layer must be
@@ -22,18 +22,18 @@ _Seen = Callable[[int | None], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """How a model attends."""
+    """Kinds of attention in a model, with their windows."""
 
     implementation: str = SDPA
     windows: Mapping[str, int | None] = field(default_factory=lambda: {FULL: None})
-    """Kind of layer -> how many tokens it sees, its own included; None: all before it."""
+    """Kind of layer -> number of tokens that it sees, its own included; None: all before it."""
     needs_mask_on_gpu: bool = False
-    """In float32 heads that share keys have a fused kernel only behind a mask."""
+    """True in float32, where heads that share keys have a fused kernel only with a mask."""
 
     def causal(self, real_BT: torch.Tensor) -> Mask:
-        """Every token attends to the real ones before it; (B, 1, T, T), or one such per kind.
+        """Every token attends to the real ones before it; (B, 1, T, T), or one such mask per kind.
 
-        Real tokens of a row lie side by side, padding at one end. It attends to itself: a row
+        Real tokens of a row lie side by side, padding at one end. A token attends to itself: a row
         without any entry would be NaN and spread.
         """
         num_tokens = real_BT.shape[1]
@@ -50,11 +50,11 @@ class Attention:
         return self._with_states(masks, real_BT) if self.has_states else masks
 
     def right_padded(self, real_BT: torch.Tensor) -> Mask | None:
-        """As `causal`, for padding at the end; None where the library needs to be told nothing.
+        """As `causal`, for padding at the end; None where the library needs no mask.
 
-        A real token sees only tokens before it, and those are real; what padding sees is of no
-        account. So plain causality will do, which the kernels know without a mask of T x T,
-        unless a layer's window ends within the rows or carries a state.
+        A real token sees only tokens before it, and those are real; the results of padding are not
+        used. So plain causality will do, which the kernels know without a mask of T x T, unless a
+        layer's window ends within the rows or carries a state.
         """
         num_tokens = real_BT.shape[1]
         if real_BT.is_cuda and self.needs_mask_on_gpu:
@@ -70,7 +70,7 @@ class Attention:
         return LINEAR in self.windows
 
     def newest(self, real_BT: torch.Tensor) -> Mask:
-        """What the token of the last column attends to; (B, 1, 1, T), or one such per kind."""
+        """Mask of the last column's tokens; (B, 1, 1, T), or one such mask per kind."""
         num_tokens = real_BT.shape[1]
         ago_T = num_tokens - 1 - torch.arange(num_tokens, device=real_BT.device)
 
@@ -85,7 +85,7 @@ class Attention:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _with_states(self, masks: Mask, real_BT: torch.Tensor) -> Mask:
-        """Such layers are told which tokens are real; padding at the end changes nothing else."""
+        """Add the mask of real tokens for layers with states; they ignore padding at the end."""
         if isinstance(masks, torch.Tensor):
             return real_BT
         return {**masks, LINEAR: real_BT}
@@ -98,10 +98,10 @@ class Attention:
 
 
 def attention_of(model: torch.nn.Module) -> Attention:
-    """How a loaded model attends, from its configuration.
+    """Attention of a loaded model, from its configuration.
 
     Raises:
-        EngineError: it has layers of a kind that is not known here.
+        EngineError: it has layers of an unknown kind.
     """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     window = getattr(config, "sliding_window", None)

@@ -1,11 +1,11 @@
-"""What models, engines and scorers share; importing it costs nothing."""
+"""Names that models, engines and scorers share; importing it costs nothing."""
 
 from __future__ import annotations
 
 CPU = "cpu"  # a device
-LOGITS_BYTES = 256 << 20  # logits in float32 that are computed at a time, where many are needed
+LOGITS_BYTES = 256 << 20  # float32 logits that are computed at once, where many are needed
 
-# What a library's forward, a kernel or a compiler raises that cannot do what it is asked.
+# Exceptions of a library's forward, a kernel or a compiler that cannot do a call.
 REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError)
 
 
@@ -14,4 +14,4 @@ class EngineError(Exception):
 
 
 class RankLostError(Exception):
-    """A rank is gone, silent or failed; names it. Its process ends, and another start may help."""
+    """A rank has ended, is silent or failed; names it. Its process ends, and a restart may help."""

@@ -1,8 +1,8 @@
 """Whether a model takes rows of documents, and whether its layers compile: measured at a start.
 
 A family may keep states, sinks or caps, a kernel may refuse a head's width, a compiler may fail. So
-a few documents are scored in one row and one by one, and each layer is run as it is and compiled,
-on a bin of the size that steps have. What differs or fails stays as it was, with the reason.
+a few documents are scored in one row and one by one, and each layer is run uncompiled and compiled,
+on a bin of the size that steps have. Parts that differ or fail stay as before, with the reason.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ TOLERANCE_LOW = 0.2  # the same in 16 bits
 LAYER_TOLERANCE = 0.05  # of a layer's largest number, and of its norm
 LARGER_CHUNK = 8  # compiled, a chunk's logits stay in 16 bits
 _LENGTHS = (5, 70, 2, 33)
-_BEYOND, _WIDEST = 30, 4096  # tokens: behind a window; a wider one is not tried
+_BEYOND, _WIDEST = 30, 4096  # tokens: beyond a window; a wider one is not tried
 _TAKEN = (NOTHING_TAKEN, Taken(0, 3), NOTHING_TAKEN, Taken(1, 30), Taken(1, 30))
 _FUSED = 64  # operations; the compiler's own bound
 _SHAPES = 64  # recompilations: bins of other sizes, and scoring without a gradient
 
 
 class Reasons(NamedTuple):
-    """Why a model computes the slower way; "": it does not."""
+    """Reasons that a model computes the slower way; "": it does not."""
 
-    why_padded: str  # rows
-    why_eager: str  # layers
-    why_unshared: str  # tokens that sequences of a bin begin with
+    why_padded: str  # for padded rows
+    why_eager: str  # for layers that are not compiled
+    why_unshared: str  # for tokens that sequences share, but a bin repeats
 
 
 def use_bins(
@@ -55,7 +55,7 @@ def use_bins(
     """Call `take_documents` and, if the model takes them, `why_unshared` and `compile_for_bins`.
 
     Args:
-        shares: documents are to have tokens in common, if they can.
+        shares: whether documents should have tokens in common, if they can.
     """
     if why_padded := take_documents(scorer, device, root):
         return Reasons(why_padded, "rows are padded, to lengths of many kinds", "rows are padded")
@@ -66,10 +66,10 @@ def use_bins(
 
 
 def take_documents(scorer: TokenScorer, device: str, root: Score | None = None) -> str:
-    """Let a scorer's model take documents; why it cannot, or "".
+    """Let a scorer's model take documents; the reason that it cannot, or "".
 
     Args:
-        device: where steps are computed; the model lies there.
+        device: of the model and of the steps.
         root: of a sharded model, the module that all ranks call together.
     """
     if device == CPU:
@@ -94,7 +94,7 @@ def take_documents(scorer: TokenScorer, device: str, root: Score | None = None) 
 
 
 def why_unshared(scorer: TokenScorer, root: Score | None = None) -> str:
-    """Why documents of a model that takes them cannot have tokens in common; "": they can."""
+    """Reason that documents of this model cannot have tokens in common; "": they can."""
     try:
         found = _difference(root or scorer, scorer, _TAKEN)
     except REFUSALS as err:
@@ -120,13 +120,13 @@ def compile_for_bins(
     shares: bool = False,
     root: Score | None = None,
 ) -> str:
-    """Compile layers and the head's functions for rows of that size; why not, or "".
+    """Compile layers and the head's functions for rows of that size; the reason against it, or "".
 
     Args:
-        learns: there will be backwards, and the weights that are learnt ask for their gradient
-            already. Else forwards alone, in inference mode, and of all `bin_sizes` now: a window is
-            not to wait for a compiler.
-        shares: documents have tokens in common.
+        learns: there will be backwards, and the learnt weights have `requires_grad` already. Else
+            forwards alone, in inference mode, and all `bin_sizes` are compiled now: no window has
+            to wait for a compiler.
+        shares: whether documents have tokens in common.
         root: as for `take_documents`.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -160,30 +160,30 @@ def compile_for_bins(
             if not isinstance(err, _DifferenceError):
                 return why
         else:
-            torch._dynamo.config.suppress_errors = True  # another shape that fails is plain
+            torch._dynamo.config.suppress_errors = True  # another shape that fails is not compiled
             return ""
     return why
 
 
 class _DifferenceError(EngineError):
-    """Compiled, a layer computes something else."""
+    """A compiled layer's results differ."""
 
 
 def _configure(fuses: bool) -> None:
-    """`fuses`: several operations become one kernel, unless the compiler inlined them before.
+    """Set the compiler up; `fuses`: several operations may become one kernel.
 
     torch 2.11 fuses operations of Gemma 3's layers into kernels whose gradients have norms of 1e5
-    and more, another each time, in rows of some lengths (infra/decisions/0078).
+    and more, different each time, in rows of some lengths (infra/decisions/0078).
     """
     import torch._dynamo.config
     import torch._inductor.config
 
-    torch._dynamo.reset()  # what was compiled before would be taken again
+    torch._dynamo.reset()  # earlier compilations would be reused
     torch._dynamo.config.recompile_limit = _SHAPES
     inductor: Any = torch._inductor.config
-    # Nothing is chosen by a stopwatch: a redo in another process compiles the same.
+    # No timing chooses a kernel: a redo in another process compiles the same.
     inductor.deterministic = True
-    # Rounds where the layers do: what was scored by them is compared with what learns.
+    # Rounds as the layers do: scores computed by them are compared with those of the learning pass.
     inductor.emulate_precision_casts = True
     inductor.max_fusion_size = _FUSED if fuses else 1
 
@@ -195,7 +195,7 @@ def _checked(
     compiled: Sequence[Callable[..., Any]],
     learns: bool,
 ) -> Iterator[None]:
-    """The next forward compares each layer compiled, twice, with the layer as it is."""
+    """Have the next forward compare each layer, compiled and run twice, with the uncompiled one."""
     passed = _passed if learns else _answered
     of_layer = dict(zip(layers, zip(plain, compiled, strict=True), strict=True))
 
@@ -204,7 +204,7 @@ def _checked(
         layer.forward = own
         expected = passed(layer, args, kwargs)
         layer.forward = other
-        for _ in range(2):  # what threads do in another order each time is not always wrong
+        for _ in range(2):  # an error of the order of threads does not show each time
             found = passed(layer, args, kwargs)
             for one, two, what in zip(expected, found, _COMPARED, strict=False):
                 off = max(_off(one, two, order) for order in (2.0, torch.inf))
@@ -226,7 +226,7 @@ _COMPARED = ("output", "gradient", "weights' gradient")
 
 
 def _off(expected: Tensor, found: Tensor, order: float) -> float:
-    """The norm of what they differ by, in norms of what is expected."""
+    """The norm of the difference, in norms of the expected tensor."""
     one, other = expected.float(), found.float()
     norms = [torch.linalg.vector_norm(t, order) for t in (one - other, one)]
     return float(norms[0] / norms[1]) if norms[1] else float(norms[0] > 0)
@@ -242,7 +242,7 @@ def _answered(
 
 @torch.enable_grad()
 def _passed(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """A layer's output, the gradient of what came in, and that of its weights in one."""
+    """A layer's output, the gradient of its input, and that of its weights in one tensor."""
     hidden = args[0].detach().requires_grad_()
     (output,) = _answered(layer, (hidden, *args[1:]), kwargs)
     weights = [p for p in layer.parameters() if p.requires_grad]
@@ -270,7 +270,7 @@ def _compile_head(scorer: TokenScorer, bin_tokens: int, learns: bool) -> None:
 
 @torch.no_grad()
 def _difference(score: Score, scorer: TokenScorer, taken: Sequence[Taken] | None = None) -> float:
-    """Largest, between log-probs of documents and of padded rows, nats."""
+    """Largest difference between log-probs of documents and of padded rows, nats."""
     device = next(scorer.model.parameters()).device
     lengths = _lengths_for(scorer.model)
     padded_N = score_padded(score, scorer.vocab_size, device, lengths)
@@ -321,14 +321,14 @@ def _score(
 
 
 def _thirds(num_tokens: int, shares: bool) -> tuple[list[int], int, Sequence[Taken] | None]:
-    """Lengths of two documents, of the row that they fill, and what they share."""
+    """Lengths of two documents, of the row that they fill, and the tokens that they share."""
     third, common = num_tokens // 3, num_tokens // 6 if shares else 0
     taken = (NOTHING_TAKEN, Taken(0, common)) if shares else None
     return [num_tokens - third, third + common], num_tokens, taken
 
 
 def _sequences(lengths: Sequence[int], vocab_size: int, taken: Sequence[Taken]) -> list[list[int]]:
-    """Made-up tokens; each begins with what it takes over."""
+    """Made-up tokens of sequences; each begins with those that it takes over."""
     found: list[list[int]] = []
     for length, (of, num) in zip(lengths, taken, strict=True):
         own = [(3 + 7 * at + length) % vocab_size for at in range(num, length)]
@@ -337,7 +337,7 @@ def _sequences(lengths: Sequence[int], vocab_size: int, taken: Sequence[Taken]) 
 
 
 def tolerance_of(model: nn.Module) -> float:
-    """Of a log-prob that is computed in another way, nats."""
+    """Largest allowed difference of log-probs computed in two ways, nats."""
     return TOLERANCE if _dtype(model) == torch.float32 else TOLERANCE_LOW
 
 

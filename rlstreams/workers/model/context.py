@@ -4,8 +4,8 @@ Embedding, layers and head are computed by slice. Around attention the slices of
 some heads of whole rows, and slices again (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509), so
 positions, masks and documents are those of whole rows, and the attention function is the same.
 Scores of a slice are given to all: each rank has the loss of whole rows, and the gradient of its
-slice alone; those of all ranks add up to the gradient. That a family computes so what it computes
-of whole rows is measured when a trainer starts.
+slice alone; those of all ranks add up to the gradient. A trainer's start checks by measurement that
+a family computes the same by slices as by whole rows.
 Axes: `B` sequence, `T` token, `N` chosen token, `h` head, `D` of a head, `R` rank of the slices.
 """
 
@@ -31,27 +31,27 @@ from rlstreams.workers.model.routing import Counted, Routes, RoutingReplay
 from rlstreams.workers.model.token_scores import Score, TokenScorer, TokenScores, places_of
 
 ATTENTION = "context"  # its name among the library's implementations
-_BY_LENGTH = {"dynamic", "longrope"}  # rotations that follow from the last position, so of a slice
+_BY_LENGTH = {"dynamic", "longrope"}  # rotations that depend on the last position, so on the slice
 
 
 class SlicedScores:
-    """A `Score` of whole rows, of which this rank computes a slice; its peers call it with it."""
+    """A `Score` of whole rows, of which this rank computes a slice; its peers call it together."""
 
     def __init__(self, scorer: TokenScorer, cp: int, asked_by: str = "trainer") -> None:
         """All ranks of the process group call it together; `cp` neighbours are peers.
 
         Args:
-            asked_by: the section, for messages.
+            asked_by: section of the configuration, for messages.
 
         Raises:
-            ConfigError: a model whose attention cannot be shared out so.
+            ConfigError: a model whose attention cannot be shared so.
         """
         _check(scorer.model, cp, asked_by)
         self.asked_by = asked_by
         self._group = _peers(cp)
         self._scorer, self.model, self.vocab_size = scorer, scorer.model, scorer.vocab_size
         self.routing: RoutingReplay = _SlicedRouting(scorer.model, self._group)
-        self.is_whole = True  # each rank computes all, until `check_slices`
+        self.is_whole = True  # each rank computes whole rows, until `check_slices`
 
     def __call__(
         self,
@@ -78,8 +78,8 @@ class SlicedScores:
         before_N = chosen_N.cpu() - 1  # a token is scored where the one before it is
         row_N, column_N = before_N // length, before_N % length
         of_rank = [(column_N // width == r).nonzero()[:, 0] for r in range(size)]
-        # All score as many tokens: what is gathered has one shape, and no weight is without a
-        # gradient.
+        # All ranks score equally many tokens: gathered tensors have one shape, and no weight lacks
+        # a gradient.
         most = max(1, *map(len, of_rank))
         mine = of_rank[rank]
         places = (row_N * width + column_N - rank * width)[mine].to(ids_BT.device)
@@ -97,7 +97,7 @@ class SlicedScores:
 
 
 def _of_whole_rows(scores: TokenScores, back_N: Tensor, group: Any) -> TokenScores:  # noqa: ANN401
-    """Scores of this rank's slice, as those of all: `back_N` says where each lies then."""
+    """Scores of all ranks from those of this rank's slice: `back_N` has each token's place."""
     learnt = [t for t in (scores.logprobs_N, scores.entropy_N, scores.values_N) if t is not None]
     tops = [] if scores.top_NK is None else list(scores.top_NK.unbind(1))
     found_RCN = _Gathered.apply(torch.stack([*learnt, *tops]), group)
@@ -113,29 +113,29 @@ def _of_whole_rows(scores: TokenScores, back_N: Tensor, group: Any) -> TokenScor
 
 @torch.no_grad()
 def check_slices(scorer: SlicedScores, root: Score, device: torch.device) -> None:
-    """Compute slices from here on, if they give the log-probs that whole rows give.
+    """Compute by slices from now on, if they give the log-probs of whole rows.
 
     Args:
-        root: what computes, by this scorer.
+        root: the module that computes, by this scorer.
 
     Raises:
         ConfigError: they do not.
     """
-    told = f"{scorer.asked_by}.layout.cp is above 1, but a {type(scorer.model).__name__}"
+    subject = f"{scorer.asked_by}.layout.cp is above 1, but a {type(scorer.model).__name__}"
     try:
         expected_N = score_padded(root, scorer.vocab_size, device)
         _use_slices(scorer.model)
         scorer.is_whole = False
         found_N = score_padded(root, scorer.vocab_size, device)
     except (*REFUSALS, EngineError) as err:
-        raise ConfigError(f"{told} cannot be computed by slices: {err}; set it to 1") from err
+        raise ConfigError(f"{subject} cannot be computed by slices: {err}; set it to 1") from err
     found = float((expected_N - found_N).abs().max())
     if not found <= tolerance_of(scorer.model):
-        raise ConfigError(f"{told} has log-probs {found:.2g} nats off in slices: set it to 1")
+        raise ConfigError(f"{subject} has log-probs {found:.2g} nats off in slices: set it to 1")
 
 
 def _peers(cp: int) -> Any:  # noqa: ANN401
-    """The group of this rank's neighbours, over the addresses that the group of all ranks has."""
+    """The group of this rank's neighbours, over the addresses of the group of all ranks."""
     world: Any = dist.group.WORLD
     is_gloo = dist.get_backend() == "gloo"
     options = world._get_backend(torch.device("cpu")).options if is_gloo else None
@@ -143,15 +143,17 @@ def _peers(cp: int) -> Any:  # noqa: ANN401
 
 
 def _check(model: Any, cp: int, asked_by: str) -> None:  # noqa: ANN401  (an untyped library)
-    config, told = model.config.get_text_config(), f"{asked_by}.layout.cp is {cp}, but"
+    config, subject = model.config.get_text_config(), f"{asked_by}.layout.cp is {cp}, but"
     check_heads(config.to_dict(), cp, asked_by)
     if (attention := model.config._attn_implementation) != SDPA:
-        raise ConfigError(f"{told} attention of a {config.model_type} is {attention}: set cp to 1")
+        raise ConfigError(
+            f"{subject} attention of a {config.model_type} is {attention}: set cp to 1"
+        )
     kinds = [getattr(module, "rope_type", "") for module in model.modules()]
     every = {k for kind in kinds for k in (kind.values() if isinstance(kind, dict) else [kind])}
     if found := sorted(every & _BY_LENGTH):
         raise ConfigError(
-            f"{told} rope_type is {found[0]!r}, which a slice tells wrong: set cp to 1"
+            f"{subject} rope_type is {found[0]!r}, which a slice computes wrong: set cp to 1"
         )
 
 
@@ -174,7 +176,7 @@ def _attention(
     """An attention function of the library.
 
     Args:
-        attention_mask: of whole rows; so is what `kwargs` says of documents.
+        attention_mask: of whole rows, as are the documents in `kwargs`.
         context: group of the ranks that have the slices; None: rows are whole here.
     """
     if context is None:
@@ -219,7 +221,7 @@ def _turned(group: Any, to_heads: bool, tensors: tuple[Tensor, ...]) -> tuple[Te
 
 
 class _Gathered(torch.autograd.Function):
-    """What all ranks have, (R, ...). All compute the same of it, so each keeps its own gradient."""
+    """Values of all ranks, (R, ...); all compute alike, so each keeps its own gradient."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:  # noqa: ANN401
@@ -234,7 +236,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class _SlicedRouting(RoutingReplay):
-    """Routers that see a slice; routes come of whole rows, and flips are those of whole rows."""
+    """Routers that see a slice; routes are those of whole rows, and flips count whole rows."""
 
     def __init__(self, model: nn.Module, group: Any) -> None:  # noqa: ANN401
         super().__init__(model)
@@ -257,7 +259,7 @@ class _SlicedRouting(RoutingReplay):
 
 
 def _padded(values_BT: Tensor, size: int) -> Tensor:
-    """With zeros behind T, to slices of one width."""
+    """Pad with zeros behind T, to slices of one width."""
     more = -values_BT.shape[1] % size
     zeros_BT = values_BT.new_zeros(len(values_BT), more, *values_BT.shape[2:])
     return torch.cat([values_BT, zeros_BT], 1)

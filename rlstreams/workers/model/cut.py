@@ -1,4 +1,4 @@
-"""Which sequences share a forward pass, in which order. Pure: it follows from the sequences alone.
+"""The cut of sequences into forward passes, in order. Pure: the sequences alone decide.
 
 Trainer and log-prob worker cut alike. A trainer's cut is in the ledger with every step; a scorer's
 follows from the order of the window that it recorded. Rows are padded to the longest of their
@@ -6,9 +6,8 @@ micro-batch, so neighbours in length share one. Bins are rows of one size in whi
 behind another: first-fit-decreasing, whose bins are at most 11/9 of the fewest (Johnson 1973). A
 bin that is not needed whole is cut at a quarter: few sizes, for layers are compiled for each.
 
-With `Prefixes` a sequence takes the tokens that it begins with over from one before it in its bin,
-of which it then needs room for the others alone. A group is laid down together, in the bin where
-it takes most over.
+With `Prefixes` a sequence takes its first tokens over from an earlier one in its bin, and needs
+room for its others alone. A group is laid out together, in the bin where it takes most tokens over.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ import numpy.typing as npt
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.workers.model.prefixes import MOST_TAKEN, Prefixes, Row, Taken
 
-_ALIGNED = 128  # tokens: what the kernels take at a time
+_ALIGNED = 128  # tokens: the kernels' block size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Micro-batches of a batch."""
+    """Micro-batches of a batch, in order."""
 
     order: tuple[int, ...]  # places in the batch, as the micro-batches take them
     sizes: tuple[int, ...]  # samples in each; sums to len(order)
-    bins: tuple[int, ...] = ()  # tokens of each one's bin; (): padded rows
+    bins: tuple[int, ...] = ()  # tokens of each micro-batch's bin; (): padded rows
 
     @property
     def members(self) -> list[tuple[int, ...]]:
-        """Each one's samples, as places in the batch."""
+        """Samples of each micro-batch, as places in the batch."""
         found, end = [], 0
         for size in self.sizes:
             found.append(self.order[end : end + size])
@@ -46,7 +45,7 @@ class Cut:
     def check(self, num_samples: int) -> None:
         """
         Raises:
-            ValueError: it is of another batch.
+            ValueError: the cut is of another batch.
         """
         is_whole = sorted(self.order) == list(range(num_samples))
         if not is_whole or sum(self.sizes) != num_samples or min(self.sizes, default=0) < 1:
@@ -59,7 +58,7 @@ class Cut:
 
 
 def recorded_cut(event: StepCompleted) -> Cut:
-    """That of a step."""
+    """The cut that a step recorded."""
     return Cut(
         order=event.order or tuple(range(sum(event.rows) or len(event.samples))),
         sizes=event.micro_batches,
@@ -82,10 +81,10 @@ def cut_rows(lengths: Sequence[int], budget: int) -> Cut:
 
 
 def cut_bins(lengths: Sequence[int], bin_tokens: int, prefixes: Prefixes | None = None) -> Cut:
-    """Bins of that size; a longer sample has one of its own.
+    """Bins of that size; a longer sample gets one of its own.
 
     Args:
-        prefixes: of the same sequences, which share tokens; None: they do not.
+        prefixes: of the same sequences, if these share tokens; None: they do not.
     """
     if prefixes is not None:
         return _cut_shared(prefixes, bin_tokens)
@@ -137,7 +136,7 @@ def cut_evenly(
 ) -> Cut:
     """`cut_bins` or `cut_rows`, in rounds of `hands` micro-batches that are computed side by side.
 
-    What a last round has too few of is cut smaller, so that all compute a share of it.
+    The micro-batches of an incomplete last round are cut smaller, so that all compute a share.
 
     Args:
         prefixes: see `cut_bins`.
@@ -166,7 +165,7 @@ def cut_evenly(
 
 
 def unshared(cut: Cut, lengths: Sequence[int], bin_tokens: int) -> Cut:
-    """The same bins, wider where one has no room for all tokens of each of its samples."""
+    """The same bins, wider where a bin has no room for all tokens of each of its samples."""
     wider = _binned(cut.members, lengths, bin_tokens).bins
     held = (sum(lengths[index] for index in own) for own in cut.members)
     sizes = zip(held, cut.bins, wider, strict=True)
@@ -180,13 +179,13 @@ def cut_smaller(
     failed: int,
     prefixes: Prefixes | None = None,
 ) -> Cut:
-    """Where the failed micro-batch and every one at least as large are halved.
+    """Halve the failed micro-batch and every one at least as large.
 
     Args:
         prefixes: see `cut_bins`.
 
     Returns:
-        The same cut if the failed one holds a single sample.
+        The same cut if the failed micro-batch holds a single sample.
     """
     if cut.sizes[failed] == 1:
         return cut
@@ -210,11 +209,11 @@ def cut_smaller(
 
 
 def rows_of(cut: Cut, prefixes: Prefixes | None) -> list[tuple[int, tuple[Taken, ...] | None]]:
-    """Of each micro-batch the tokens of its bin, 0 for padded rows, and what its samples take over;
-    None where bins share nothing.
+    """For each micro-batch the tokens of its bin, 0 for padded rows, and the tokens that its
+    samples take over; None where bins share none.
 
     Args:
-        prefixes: that it was cut by.
+        prefixes: those of the cut.
     """
     bins = zip(cut.members, cut.bins or (0,) * len(cut.sizes), strict=True)
     return [(num, prefixes.taken(own) if prefixes and num else None) for own, num in bins]
@@ -223,7 +222,7 @@ def rows_of(cut: Cut, prefixes: Prefixes | None) -> list[tuple[int, tuple[Taken,
 def one_row(
     values_BT: npt.NDArray[Any], real_BT: npt.NDArray[np.bool_], num_tokens: int
 ) -> npt.NDArray[Any]:
-    """What padded rows have of real tokens, one behind another: (1, `num_tokens`, ...)."""
+    """Values of the rows' real tokens, one row behind another: (1, `num_tokens`, ...)."""
     values = values_BT[real_BT]
     row = np.zeros((1, num_tokens, *values.shape[1:]), values.dtype)
     row[0, : len(values)] = values

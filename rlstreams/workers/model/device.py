@@ -1,4 +1,4 @@
-"""Which device a role computes on: one GPU a process, and it sees no other.
+"""The device that a role computes on: one GPU a process, and it sees no other.
 
 Every thread of torch begins on GPU 0, and NCCL takes the current one: a process that sees only its
 own GPU cannot use another by mistake, whatever thread it is in.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def usable(wanted: str) -> str:
-    """That device, or the CPU of a host without a GPU."""
+    """The wanted device, or the CPU of a host without a GPU."""
     return wanted if torch.cuda.is_available() else CPU
 
 
@@ -31,7 +31,7 @@ def claim_device(field: str, wanted: str) -> str:
     variable once. Returns torch's name for what is left.
 
     Args:
-        field: that asked for it, for the error.
+        field: the setting that asks for it, for the error.
         wanted: `cpu` (nothing is hidden), `cuda`, or `cuda:N`, which counts among those that
             `CUDA_VISIBLE_DEVICES` leaves.
 
@@ -52,7 +52,7 @@ def claim_device(field: str, wanted: str) -> str:
 
 
 def on_device(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
-    """An array there, without waiting for what the device is at."""
+    """The array on a device, without waiting for the device's work."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == CPU else tensor.pin_memory().to(device, non_blocking=True)
 
@@ -62,7 +62,7 @@ def claim_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, 
     `CUDA_VISIBLE_DEVICES` names it ("" on the CPU). Rank R has the GPU R behind the first.
 
     Raises:
-        ConfigError: there are not so many GPUs.
+        ConfigError: there are fewer GPUs.
     """
     if ranks == 1 or wanted == CPU:
         return claim_device(field, wanted), ("",) * (ranks - 1)
@@ -77,7 +77,7 @@ def claim_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, 
 
 
 def nearest_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, ...]]:
-    """As `claim_devices`, but the CPU where there are not so many: to look at a run elsewhere."""
+    """As `claim_devices`, but the CPU if there are fewer GPUs: to look at a run elsewhere."""
     try:
         return claim_devices(field, wanted, ranks)
     except ConfigError:
@@ -85,14 +85,14 @@ def nearest_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as they are called outside of it."""
+    """Names of the GPUs that this process may use, as they are outside of it."""
     if (named := os.environ.get(VISIBLE)) is None:
         return [str(number) for number in range(torch.cuda.device_count())]
     return [name.strip() for name in named.split(",") if name.strip()]
 
 
 def _visible(field: str, number: int) -> str:
-    """The GPU `number` as it is called outside of this process."""
+    """Name of the GPU `number` outside of this process."""
     named = os.environ.get(VISIBLE)
     if named is None:
         return str(number)
@@ -105,12 +105,12 @@ def _visible(field: str, number: int) -> str:
 
 
 class Run(Protocol):
-    """Who decides when a bin is computed."""
+    """Decides when a bin is computed."""
 
     def __call__(self, work: Callable[[], T], /) -> T:
-        """What `work` gives."""
+        """Run `work`, now or when it may; its result."""
 
 
 def at_once(work: Callable[[], T], /) -> T:
-    """A `Run` of a process that has its GPU to itself."""
+    """Run `work` at once: a `Run` of a process that has its GPU to itself."""
     return work()

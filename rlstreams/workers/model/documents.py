@@ -1,14 +1,14 @@
-"""Attention by documents: sequences one behind another in one row, of which none sees another.
+"""Attention by documents: sequences one behind another in one row, none of which sees another.
 
 Nothing is padded but the row's end. The kernel is FlashAttention's for sequences of any length,
 whose backward adds up in one order where torch is asked for that. It stands behind the library's
-own hook for attention functions, so layers are the library's. That a family computes so what it
-computes of padded rows is measured when a trainer starts (`bins.py`).
+own hook for attention functions, so layers are the library's. A trainer's start checks by
+measurement that a family computes the same of documents as of padded rows (`bins.py`).
 
-A document may begin with tokens of one before it (`cut.py` says which): these lie in the row once.
-Its queries are then its own tokens, its keys those of all. The kernel lets the last query see the
-last key, so each sees what it would alone. What its keys add to the gradient of tokens that are
-another's is summed in float32, document by document from the last: in one order.
+A document may begin with tokens of an earlier one (`cut.py` decides): these lie in the row once.
+Its queries are then its own tokens, its keys those of all its tokens. The kernel lets the last
+query see the last key, so each query sees the same as alone. The gradient that its keys add to
+another's tokens is summed in float32, document by document from the last: in one order.
 Axes: `T` token of the row, `K` key, `D` of a head.
 """
 
@@ -26,20 +26,21 @@ from torch import Tensor
 from rlstreams.workers.model.prefixes import MOST_TAKEN, NOTHING_TAKEN, Taken
 
 ATTENTION = "documents"  # its name among the library's implementations
-_EXACT = 4  # bytes of a number that sums are taken in
+_EXACT = 4  # bytes of the numbers that sums are taken in
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Where the keys of a row's sequences lie, of which several have some in common."""
+    """Places of the keys of a row's sequences, several of which have keys in common."""
 
     # int32 ((1 + MOST_TAKEN) * T,): place in the row of each key, sequence by sequence; then 0.
     keys: Tensor
     starts: Tensor  # int32 (T + 1,): first key of each sequence; from entry `number` on, K
-    own: Tensor  # int32 (T,): which key each token of the row is, in its own sequence
+    own: Tensor  # int32 (T,): number of each token's key, in the token's own sequence
     before: Tensor  # int64 (T,): place of the token before each; of a first token, 0
-    # int64 (T + 1, 3) on the host: (K, keys of the longest, sequences that take tokens over), then
-    # of each of these its first key, the first key of those it takes over, and how many.
+    # int64 (T + 1, 3) on the host: (K, most keys of a sequence, sequences that take tokens over),
+    # then for each of these its first key, the first key of the sequence it takes from, and how
+    # many.
     tree: Tensor
 
     @classmethod
@@ -47,7 +48,7 @@ class Shared:
         """
         Args:
             own: tokens that each sequence has in the row, the rest of the row included.
-            taken: by sequence.
+            taken: tokens that each sequence takes over.
         """
         places: list[npt.NDArray[np.int32]] = []
         starts = np.zeros(num_tokens + 1, np.int32)
@@ -78,7 +79,7 @@ class Shared:
         return cls(*map(torch.from_numpy, arrays))
 
     def to(self, device: torch.device | str) -> Shared:
-        """The same there, but for what stays on the host."""
+        """The same on a device, except for the tensor that stays on the host."""
         return Shared(
             self.keys.to(device, non_blocking=True),
             self.starts.to(device, non_blocking=True),
@@ -90,33 +91,33 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Where the sequences of one row lie. Shapes depend on the row's tokens alone.
+    """Places of the sequences of one row. Shapes depend on the row's tokens alone.
 
-    No tuple: FSDP2 would move all of it to the GPU.
+    Not a tuple: FSDP2 would move all of it to the GPU.
     """
 
     positions_1T: Tensor  # int64, from 0 in each sequence
     starts: Tensor  # int32 (T + 1,): first token of each; from entry `number` on, T
-    extent: Tensor  # int64 (2,) on the host: number of sequences, most tokens that one has here
+    extent: Tensor  # int64 (2,) on the host: number of sequences, most tokens of one in the row
     shared: Shared | None = None  # None: sequences have no tokens in common
 
     @classmethod
     def of(
         cls, lengths: Sequence[int], num_tokens: int, taken: Sequence[Taken] | None = None
     ) -> Documents:
-        """On the host. What the sequences leave of the row is one more.
+        """Documents of these sequences, on the host. The rest of the row is one more.
 
         Args:
-            lengths: tokens of each sequence, also those that lie in the row with another.
-            taken: what each takes over; None: shapes are those of rows without.
+            lengths: tokens of each sequence, with those that lie in the row as another's.
+            taken: tokens that each takes over; None: shapes are those of rows without sharing.
         """
         over = [NOTHING_TAKEN] * len(lengths) if taken is None else list(taken)
         own = [length - num for length, (_, num) in zip(lengths, over, strict=True)]
         rest = num_tokens - sum(own)
         fits = all(not n or (of < i and n <= lengths[of]) for i, (of, n) in enumerate(over))
         if rest < 0 or min(own) < 1 or not fits:
-            told = "" if taken is None else f", of which they take over {[n for _, n in over]},"
-            raise ValueError(f"sequences of {list(lengths)} tokens{told} in a row of {num_tokens}")
+            more = "" if taken is None else f", of which they take over {[n for _, n in over]},"
+            raise ValueError(f"sequences of {list(lengths)} tokens{more} in a row of {num_tokens}")
         if rest:
             own, over = [*own, rest], [*over, NOTHING_TAKEN]
         starts = np.full(num_tokens + 1, num_tokens, np.int32)
@@ -131,7 +132,7 @@ class Documents:
         )
 
     def to(self, device: torch.device | str) -> Documents:
-        """The same there, but for what stays on the host."""
+        """The same on a device, except for the tensor that stays on the host."""
         return Documents(
             self.positions_1T.to(device, non_blocking=True),
             self.starts.to(device, non_blocking=True),
@@ -140,7 +141,7 @@ class Documents:
         )
 
     def places(self, num: int) -> npt.NDArray[np.int64]:
-        """On the host: where each of the sequences' `num` tokens lies, sequence by sequence."""
+        """On the host: place of each of the sequences' `num` tokens, sequence by sequence."""
         if self.shared is None:
             return np.arange(num)
         return self.shared.keys[:num].numpy().astype(np.int64)
@@ -148,8 +149,8 @@ class Documents:
     def scored(
         self, chosen_S: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-        """On the host: places of chosen ones of the sequences' tokens, each once, and which of them
-        each chosen one is; None: there are as many, in the same order."""
+        """On the host: places of the chosen tokens, each once, and the index of each chosen token
+        among them; None: the places are as many, in the same order."""
         places_N = self.places(len(chosen_S))[chosen_S]
         if self.shared is None or not self.shared.tree[0, 2]:
             return places_N, None
@@ -160,7 +161,7 @@ class Documents:
         return places_N - 1 if self.shared is None else self.shared.before[places_N]
 
     def longer(self, num: int) -> Documents:
-        """With so many more tokens behind the row, which are a document of their own."""
+        """The same with `num` more tokens at the end, as a document of their own."""
         assert self.shared is None, "ranks that share a row do not share tokens"
         if not num:
             return self
@@ -177,7 +178,7 @@ class Documents:
         )
 
     def inputs(self) -> dict[str, Any]:
-        """For the library's forward."""
+        """Arguments for the library's forward."""
         inputs = {
             "position_ids": self.positions_1T,
             "attention_mask": None,
@@ -195,7 +196,7 @@ class Documents:
 
 
 def use_documents(model: Any) -> None:  # noqa: ANN401  (an untyped library)
-    """From now on the model takes documents; what is padded it computes as before."""
+    """Let the model take documents from now on; padded rows are computed as before."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
@@ -214,7 +215,7 @@ def attend(
     document_extent: Tensor | None = None,
     **kwargs: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
-    """An attention function of the library; answers (1, T, heads, D)."""
+    """An attention function of the library; returns (1, T, heads, D)."""
     if document_starts is None or document_extent is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -252,10 +253,10 @@ def _kernel(
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor]:
-    """Output (T, heads, D) and log-sums (heads, T) of a GPU.
+    """Output (T, heads, D) and log-sums (heads, T), on a GPU.
 
     Args:
-        starts: of queries; behind the last sequence T.
+        starts: of queries; T after the last sequence.
         longest: most queries and keys of a sequence.
     """
     output_ThD, log_sums_hT, *_ = torch.ops.aten._flash_attention_forward(
@@ -324,7 +325,7 @@ def _laid_out(
     key_starts: Tensor | None,
     tree: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[int, int]]:
-    """What the kernel takes behind the queries: a sequence's keys and values lie together."""
+    """The kernel's arguments after the queries: a sequence's keys and values lie together."""
     number, longest = extent.tolist()
     starts = starts[: number + 1]
     if tree is None or keys is None or key_starts is None or not tree[0, 2]:
@@ -362,7 +363,7 @@ def _fused_backward(
         return of_query, of_key, of_value
     both_2KhD = torch.stack([of_key, of_value])
     summed_2KhD = both_2KhD.float() if both_2KhD.itemsize < _EXACT else both_2KhD
-    # From the last: what it gives to another, that one has before it gives to a third.
+    # From the last: a sequence passes a gradient on only once it has received all of its own.
     for first, taken, num in reversed(tree[1 : 1 + int(tree[0, 2])].tolist()):
         summed_2KhD[:, taken : taken + num] += summed_2KhD[:, first : first + num]
     key, value = (t_KhD.index_select(0, own).to(of_key.dtype) for t_KhD in summed_2KhD)

@@ -1,6 +1,6 @@
-"""What the installed transformers has for a family, read from its source: importing it is slow.
+"""Support of the installed transformers for a family, read from its source: importing it is slow.
 
-The choices that loading makes, for those who want to know them before; a test holds them together.
+The same choices as loading makes, for callers that need them before; a test compares the two.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 
 from rlstreams.workers.model.folder import module_name, text_fields
 
-# Kinds of layers, as `layer_types` of a configuration names them.
+# Kinds of layers, in the words of a configuration's `layer_types`.
 FULL, SLIDING = "full_attention", "sliding_attention"
 LINEAR = "linear_attention"  # a state instead of keys: whole sequences only, no cache of ours
 KNOWN_LAYERS = frozenset({FULL, SLIDING, LINEAR})
 
 SDPA, EAGER = "sdpa", "eager"
 
-_HEAD = "ForCausalLM"  # how the library names the classes that give log-probs of tokens
+_HEAD = "ForCausalLM"  # end of the names of the library's classes that give log-probs of tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryModel:
-    """A family's class, as far as its source tells."""
+    """Facts of a family's class, from its source."""
 
     class_name: str
     has_class: bool
-    sought: str  # where it was looked for, and what is nearest to it there
+    sought: str  # the place of the search, and the nearest name there
     has_sdpa: bool
     has_expert_kernels: bool  # `experts_implementation` can be chosen
 
@@ -55,22 +55,22 @@ def library_model(config: Mapping[str, Any]) -> LibraryModel | None:
 
 
 def _sought(source: Path, text: str, name: str) -> str:
-    """The file, and its class of the nearest name; where there is no file, the nearest family."""
+    """The file, and the class there with the nearest name; without a file, the nearest family."""
     if text:
         classes = re.findall(r"^class (\w+)\(", text, re.MULTILINE)
         heads = [known for known in classes if known.endswith(_HEAD)]
         near = get_close_matches(name, heads or classes, n=1) or heads[:1]
-        told = f", where {near[0]} is nearest" if near else ""
-        return f"looked for in {source}{told}"
+        hint = f", where {near[0]} is nearest" if near else ""
+        return f"looked for in {source}{hint}"
     models, kind = source.parent.parent, source.parent.name
     families = [path.name for path in models.glob("*/") if path.is_dir()]
     near = get_close_matches(kind, sorted(families), n=1)
-    told = f", where {near[0]} is nearest" if near else ""
-    return f"there is no {kind} in {models}{told}"
+    hint = f", where {near[0]} is nearest" if near else ""
+    return f"there is no {kind} in {models}{hint}"
 
 
 def chosen_attention(config: Mapping[str, Any], *, has_sdpa: bool) -> str:
-    """`sdpa` where it computes what the model defines, else `eager`.
+    """`sdpa` where it computes the model's definition, else `eager`.
 
     sdpa has no place for attention sinks (such classes say that they do not support it), nor for
     soft-capped scores (Gemma 2, https://arxiv.org/abs/2408.00118), which it would leave out.

@@ -1,6 +1,6 @@
-"""What a model folder's small files say of it, read without torch and without the weights.
+"""Facts of a model folder's small files, read without torch and without the weights.
 
-Families write the same fact under different names; this is the one place that knows them.
+Families write the same fact under different names; this is the one module that knows them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlstreams.workers.model.base import EngineError
 # Longest sequence: most families; GPT-2; GPT-J and older ones; DBRX and MPT.
 _LONGEST = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_NO_LIMIT = 1 << 20  # where a folder names none: relative positions; memory ends it before
+_NO_LIMIT = 1 << 20  # where a folder names no limit: relative positions; memory ends it before
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def vocab_size_of(config: Mapping[str, Any]) -> int:
     """Rows of the embedding: token ids are below it.
 
     Raises:
-        EngineError: the folder does not say.
+        EngineError: the folder does not name it.
     """
     size = text_fields(config).get("vocab_size")
     if not size:
@@ -82,7 +82,7 @@ def num_experts_of(config: Mapping[str, Any]) -> int:
 
 
 def check_heads(config: Mapping[str, Any], cp: int, asked_by: str = "trainer") -> None:
-    """Return if `layout.cp` shares out a model's heads; those of keys may be repeated.
+    """Check that `layout.cp` divides a model's heads; those of keys may be repeated.
 
     Raises:
         ConfigError: names the numbers and what would fit.

@@ -1,8 +1,9 @@
 """Output head over chosen tokens: log-prob, entropy and gradients, a chunk of rows at a time.
 
 One pass over a chunk's logits gives log-prob and entropy; its backward makes the gradient of the
-same logits, held or computed again, and adds the head's own up in float32. [N, V] in float32 never
-exists whole. For heads that are one matrix; others go through the library (`token_scores.py`).
+same logits, held or computed again, and sums the head's own gradient in float32. [N, V] in float32
+never exists whole. For heads that are one matrix; others go through the library
+(`token_scores.py`).
 Axes: `N` chosen token, `n` row of a chunk, `H` hidden, `V` vocabulary.
 """
 
@@ -42,7 +43,7 @@ def chunk_gradient(
 
 
 class Head:
-    """How the rows of a head are scored.
+    """Scorer of hidden states by an output head that is one matrix.
 
     Args:
         rows: of a chunk.
@@ -66,12 +67,12 @@ class Head:
         return scores
 
     def chunks(self, num: int) -> list[slice]:
-        """The rows of each chunk."""
+        """Rows of each chunk."""
         return [slice(at, min(at + self.rows, num)) for at in range(0, num, self.rows)]
 
     def logits(self, hidden_nH: Tensor, weight_VH: Tensor) -> Tensor:
-        """In the model's dtype. Where functions are compiled a chunk has always the same number of
-        rows: what stands in those behind the given ones is of no account.
+        """Logits in the model's dtype. Compiled functions take chunks of one number of rows: rows
+        beyond the given ones hold unused values.
         """
         num = len(hidden_nH)
         if not self.is_compiled or num == self.rows:

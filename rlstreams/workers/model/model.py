@@ -1,4 +1,4 @@
-"""A Hugging Face folder as a module: the one place that knows how models are loaded and fed.
+"""A Hugging Face folder as a module: the one module that knows how models are loaded and fed.
 
 Engine, scorer and trainer load, mask and name weights alike, so that their numbers agree.
 Axes: `B` sequence, `T` token, `V` vocabulary.
@@ -25,22 +25,22 @@ from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import layout_difference, layout_of
 
 FLOAT32 = "float32"
-EXPERTS = "grouped_mm"  # how experts are computed: part of what makes a step bit-equal
+EXPERTS = "grouped_mm"  # kernel of the experts: part of a step's bit-equality
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """What the last bit of a result depends on; recorded with a run."""
+    """Facts that the last bit of a result depends on; recorded with a run."""
 
     threads: int
     cpu_capability: str
     device: str = CPU
     attention: str = SDPA
     experts: str = EXPERTS
-    in_one_order: bool = True  # gradients add up so, also on a GPU
-    ranks: int = 1  # sums of several are in another order
+    in_one_order: bool = True  # gradients are summed in one order, also on a GPU
+    ranks: int = 1  # several ranks sum in another order
     compiled: bool = False  # the layers, and the head's element-wise part
-    backend: str = ""  # library, its version and the layout, where not Hugging Face's alone
+    backend: str = ""  # library, its version and the layout, if not Hugging Face's alone
 
 
 def configure_torch(
@@ -55,10 +55,10 @@ def configure_torch(
     """
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
-    one_order.ask(in_one_order and device != CPU)  # on the CPU all is
+    one_order.ask(in_one_order and device != CPU)  # the CPU always does
     if device != CPU:
         _configure_cuda(fused)
-    # It would write NaN into every new tensor first: an eighth of a decode step, to no effect here.
+    # Would first write NaN into every new tensor: an eighth of a decode step, without a use here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return Numerics(
         threads=threads,
@@ -69,11 +69,11 @@ def configure_torch(
 
 
 def _configure_cuda(fused: bool) -> None:
-    """What is deterministic on a GPU only if one asks for it."""
+    """Ask for determinism where a GPU does not have it by default."""
     # cuBLAS reads it when its first handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # A cumulative sum has no deterministic kernel: those of ours are over integers, which add up
-    # alike in any order, or draw a token. So an operation without one is told of, not refused.
+    # A cumulative sum has no deterministic kernel: ours are over integers, which sum alike in any
+    # order, or draw a token. So an operation without such a kernel is warned of, not refused.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cuda.enable_flash_sdp(fused)
     torch.backends.cuda.enable_mem_efficient_sdp(fused)
@@ -81,7 +81,7 @@ def _configure_cuda(fused: bool) -> None:
 
 
 def import_library() -> None:
-    """Import what every model's module imports: most of the cost of the first model."""
+    """Import the common imports of all models' modules: most of the cost of the first model."""
     import transformers.modeling_layers
     import transformers.modeling_utils  # noqa: F401
 
@@ -135,16 +135,16 @@ def load_model(folder: Path | str, dtype: str = FLOAT32) -> torch.nn.Module:
 
 
 def numerics_of(model: torch.nn.Module, configured: Numerics) -> Numerics:
-    """`configured`, with the kernels that were chosen for this model."""
+    """`configured`, with the kernels chosen for this model."""
     config: Any = model.config
     return replace(configured, attention=str(config.get_text_config()._attn_implementation))
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The model's weights under the names that travel between our processes, in name order.
+    """The model's weights under the names used between our processes, in name order.
 
     These are `state_dict()`'s names (experts fused, not those of the folder's file), each storage
-    once: of tied weights the first name stays. The tensors are the model's own, not copies.
+    once: tied weights go by the first name. The tensors are the model's own, not copies.
     """
     seen: set[int] = set()
     weights: dict[str, torch.Tensor] = {}
@@ -183,7 +183,7 @@ def right_padded(
 
 
 def causal_mask(real_BT: torch.Tensor) -> torch.Tensor:
-    """(B, 1, T, T) bool, True where a token may attend: of a model whose layers see everything."""
+    """(B, 1, T, T) bool, True where a token may attend: for models whose layers see everything."""
     mask = Attention().causal(real_BT)
     assert isinstance(mask, torch.Tensor)
     return mask

@@ -1,8 +1,8 @@
 """Memory that leaves a device and comes back in place, bit for bit, while tensors stay the same.
 
-Whole storages are moved, so tied weights and views stay what they are; where they come back the
-address may be another. The host's copy is pinned, in pieces of a power of two (the allocator rounds
-each up to one), and kept for the next time: to pin memory takes longer than to copy it.
+Whole storages are moved, so tied weights and views stay as they are; their addresses may change.
+The host's copy is pinned, in pieces of a power of two (the allocator rounds each up to one), and
+kept for the next time: pinning memory takes longer than copying it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ PIECE_BYTES = 1 << 28
 
 
 class OffLoad:
-    """What was off-loaded from one device."""
+    """Memory off-loaded from one device."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
-        self._pieces: list[Tensor] = []  # uint8 [PIECE_BYTES], one behind the other
+        self._pieces: list[Tensor] = []  # uint8 [PIECE_BYTES], in order
         self._away: list[tuple[torch.UntypedStorage, int]] = []  # and bytes
 
     def give_up(self, tensors: Iterable[Tensor]) -> int:
         """Move the storages of these tensors to the host; nothing may read them until `take_back`.
 
-        Tensors elsewhere, and those whose memory is a file's, stay.
+        Tensors elsewhere, and those in a file's memory, stay.
 
         Returns:
             Bytes that were moved.
@@ -48,7 +48,7 @@ class OffLoad:
         return sum(size for _, size in self._away)
 
     def take_back(self) -> None:
-        """Move all of it back in place; nothing, if nothing was given up."""
+        """Move all storages back in place; no effect, if none is away."""
         for storage, size in self._away:
             storage.resize_(size)
         for here, there in self._pairs():

@@ -1,8 +1,9 @@
 """Gradients that add up in one order on a GPU, so that a step made again has the same bits.
 
-Torch takes such a backward of the fused attention kernels only where an operation without one would
-be refused, not merely told of. Forwards are not held to that: torch refuses sums of integers, which
-come out alike in any order. So the backward is strict; what it computes forward again is not.
+Torch takes such a backward of the fused attention kernels only in its strict mode, in which an
+operation without one is refused, not merely warned of. Forwards cannot run in it: torch refuses
+sums of integers, which are alike in any order. So the backward is strict, but not its
+recomputation.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ class NoOrderError(RuntimeError):
     """An operation of this model has no kernel that adds up gradients in one order; names it."""
 
 
-_is_asked = False  # of this process, as torch's own switches are
+_is_asked = False  # by this process, like torch's own switches
 
 
 def ask(is_asked: bool) -> None:
-    """Whether the gradients of this process are to add up in one order."""
+    """Set whether gradients of this process are summed in one order."""
     global _is_asked  # noqa: PLW0603
     _is_asked = is_asked
 
 
 def backward(loss: torch.Tensor) -> None:
-    """`loss.backward()`, in one order if that was asked.
+    """`loss.backward()`, in one order if `ask` was called with True.
 
     Raises:
         NoOrderError: an operation of this model has no such kernel; names it.
@@ -42,7 +43,7 @@ def backward(loss: torch.Tensor) -> None:
 
 
 def computed_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For `torch.utils.checkpoint`: around a forward, and around the same in a backward."""
+    """For `torch.utils.checkpoint`: contexts of a forward, and of its recomputation."""
     return nullcontext(), _warn_only(True) if _is_asked else nullcontext()
 
 

@@ -1,9 +1,9 @@
-"""Tokens that several sequences begin with, which one row needs once. Pure.
+"""Common prefixes of sequences, whose tokens one row needs once. Pure.
 
-A sequence takes the tokens that it begins with over from one before it in its row: the most that
-any has in common with it. So prompts of a group are computed once, and turns of a dialogue, each of
-which begins with all before it. What a model makes of a token follows from the tokens up to it, and
-from the experts that it is sent to where these are recorded; so both have to be the same.
+A sequence takes its first tokens over from an earlier one in its row, the one with the longest
+common prefix. So prompts of a group are computed once, and turns of a dialogue, each of which
+begins with all before it. A model's result for a token follows from the tokens up to it, and from
+its experts where these are recorded; so both have to be the same.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-MOST_TAKEN = 15  # per token of a bin: a sequence has keys of its own for what it takes over
+MOST_TAKEN = 15  # per token of a bin: a sequence has keys of its own for tokens it takes over
 
 
 class Taken(NamedTuple):
-    """What a sequence of a bin begins with, and another has."""
+    """The first tokens of a sequence, which its bin holds already as another's."""
 
-    of: int  # which, of those of the bin; it comes before
-    tokens: int  # so many of its first ones
+    of: int  # number of the other sequence among those of the bin; it comes before
+    tokens: int  # number of tokens taken over
 
 
 NOTHING_TAKEN = Taken(0, 0)
 
 
 class Tokens(NamedTuple):
-    """A sequence, and what else of it decides what a model computes."""
+    """A sequence's tokens, with the experts that also decide what a model computes."""
 
     token_ids: npt.NDArray[Any]  # integers (T,)
     experts: npt.NDArray[Any] | None = None  # (T - 1, ...): to be replayed
@@ -39,14 +39,14 @@ class Tokens(NamedTuple):
 
 
 class Prefixes:
-    """How many tokens sequences begin with in common, and may share."""
+    """Lengths of the common prefixes of sequences, which they may share."""
 
     def __init__(self, sequences: Sequence[Tokens], families: Sequence[Hashable] = ()) -> None:
         """
         Args:
-            families: of each sequence: those of one are laid down together. (): all are of one.
+            families: of each sequence: those of a family are laid out together. (): one family.
         """
-        # Sorted, of two sequences all between begin with what these have in common.
+        # In sorted order, all between two sequences begin with these two's common prefix.
         order = sorted(range(len(sequences)), key=_sorts(sequences))
         links = [0, *(_common(sequences[a], sequences[b]) for a, b in pairwise(order))]
         self._links = np.array(links)
@@ -56,7 +56,7 @@ class Prefixes:
         self.families = tuple(families) or (0,) * len(sequences)
 
     def some(self, places: Sequence[int]) -> Prefixes:
-        """Of the sequences at these places alone."""
+        """The prefixes of the sequences at these places alone."""
         found: Prefixes = Prefixes.__new__(Prefixes)
         found._links, found._ranks = self._links, [self._ranks[place] for place in places]
         found.lengths = [self.lengths[place] for place in places]
@@ -64,36 +64,36 @@ class Prefixes:
         return found
 
     def rank(self, index: int) -> int:
-        """Its place among all, by their tokens."""
+        """Place of a sequence in the order of all, by tokens."""
         return self._ranks[index]
 
     def common(self, index: int, rank: int) -> int:
-        """Tokens that it may take over from the one of that rank: never its last one."""
+        """Tokens that a sequence may take over from the one of that rank: never its last one."""
         low, high = sorted((self._ranks[index], rank))
         return min(int(self._links[low + 1 : high + 1].min()), self.lengths[index] - 1)
 
     def most(self, index: int) -> int:
-        """Tokens that it takes over at most, from whichever."""
+        """Most tokens that a sequence may take over from any other."""
         rank = self._ranks[index]
         return min(int(self._links[rank : rank + 2].max()), self.lengths[index] - 1)
 
     def taken(self, members: Sequence[int]) -> tuple[Taken, ...]:
-        """What each of these takes over, laid down in this order."""
+        """Tokens that each of these sequences takes over, if they are laid out in this order."""
         row = Row(self)
         return tuple(row.add(index) for index in members)
 
 
 class Row:
-    """Sequences that are laid down one behind another."""
+    """Sequences that are laid out one behind another."""
 
     def __init__(self, prefixes: Prefixes) -> None:
         self._prefixes = prefixes
-        self._places: dict[int, int] = {}  # by rank
+        self._places: dict[int, int] = {}  # number in the row by rank
         self._ranks: list[int] = []  # rising
         self.num_tokens = self.num_taken = 0
 
     def taken(self, index: int) -> Taken:
-        """What the next one would take over; of several that have as much, from the first rank."""
+        """Tokens that a sequence would take over if it came next; of ties the first rank's."""
         at = bisect(self._ranks, self._prefixes.rank(index))
         found = NOTHING_TAKEN
         for rank in self._ranks[max(0, at - 1) : at + 1]:
@@ -103,7 +103,7 @@ class Row:
         return found
 
     def add(self, index: int) -> Taken:
-        """Lay it down; what it takes over."""
+        """Lay a sequence out; the tokens that it takes over."""
         found, rank = self.taken(index), self._prefixes.rank(index)
         self._places[rank] = len(self._places)
         insort(self._ranks, rank)
@@ -112,7 +112,7 @@ class Row:
         return found
 
     def takes(self, index: int, bin_tokens: int) -> int | None:
-        """Tokens that the next one would take over; None: a bin of that size has no room for it."""
+        """Tokens that a sequence would take over if it came next; None: the bin is too full."""
         length = self._prefixes.lengths[index]
         tokens = self.taken(index).tokens
         fits = self.num_tokens + length - tokens <= bin_tokens
@@ -120,7 +120,7 @@ class Row:
 
 
 def _sorts(sequences: Sequence[Tokens]) -> Callable[[int], Any]:
-    """Sorts them token by token, by the place in this list."""
+    """Sort key of sequences, token by token, for an index into this list."""
     if all(one.experts is None for one in sequences):
         ids = [np.ascontiguousarray(one.token_ids, np.int32) for one in sequences]
         return lambda index: ids[index].tobytes()
@@ -136,7 +136,7 @@ def _sorts(sequences: Sequence[Tokens]) -> Callable[[int], Any]:
 
 
 def _at(sequence: Tokens, place: int) -> tuple[int, list[int]]:
-    """A token, and the experts it goes to if they are recorded."""
+    """A token, and its experts if they are recorded."""
     token = int(sequence.token_ids[place])
     if sequence.experts is None or not _is_routed(sequence, place + 1)[place]:
         return token, []
@@ -144,7 +144,7 @@ def _at(sequence: Tokens, place: int) -> tuple[int, list[int]]:
 
 
 def _common(one: Tokens, other: Tokens) -> int:
-    """First tokens that are the same, and go to the same experts where these are replayed."""
+    """Number of first tokens that are equal, with equal experts where these are replayed."""
     num = min(len(one.token_ids), len(other.token_ids))
     num = _alike(one.token_ids[:num], other.token_ids[:num])
     if one.experts is None and other.experts is None:
@@ -160,13 +160,13 @@ def _common(one: Tokens, other: Tokens) -> int:
 
 
 def _alike(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
-    """How many of their first values are the same."""
+    """Number of equal values at the beginning."""
     differs = one != other
     return int(differs.argmax()) if differs.any() else len(differs)
 
 
 def _is_routed(sequence: Tokens, num: int) -> npt.NDArray[np.bool_]:
-    """Which of the first `num` tokens go to recorded experts; a last one has none."""
+    """Mask of the first `num` tokens: those with recorded experts; a last token has none."""
     found = np.zeros(num, np.bool_)
     if sequence.experts is not None:
         rows = len(sequence.experts[:num])
@@ -177,7 +177,7 @@ def _is_routed(sequence: Tokens, num: int) -> npt.NDArray[np.bool_]:
 def own_tokens(
     real_BT: npt.NDArray[np.bool_], taken: Sequence[Taken] | None
 ) -> npt.NDArray[np.bool_]:
-    """Which of padded rows' real tokens are laid down with them, not with another."""
+    """Mask of the rows' real tokens that are laid out with their own sequence, not another's."""
     if taken is None:
         return real_BT
     tokens_B = np.array([num for _, num in taken])

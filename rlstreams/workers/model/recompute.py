@@ -2,7 +2,7 @@
 
 The library's own switch works only in train mode, which would turn dropout on: the policy that
 learns must be the one that sampled. So each layer that the library marks as fit for it is wrapped
-here. What is computed again has the same inputs and draws nothing, so the bits are the same.
+here. A recomputation has the same inputs and draws no numbers, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rlstreams.workers.model.one_order import computed_again
 
 
 def recompute_activations(model: nn.Module) -> int:
-    """Wrap the layers of a model of the library; returns how many.
+    """Wrap the layers of a model of the library; returns their number.
 
     Raises:
-        EngineError: it has none that is marked.
+        EngineError: the library marks no layer.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -36,7 +36,7 @@ def recompute_activations(model: nn.Module) -> int:
 
 
 def recompute_layers(layers: Sequence[nn.Module]) -> None:
-    """Wrap these."""
+    """Wrap these layers."""
     for layer in layers:
         layer.forward = partial(
             checkpoint,

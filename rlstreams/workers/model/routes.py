@@ -1,4 +1,4 @@
-"""Recorded routes as arrays: which experts each token took in each layer. Pure.
+"""Recorded routes as arrays: the experts of each token in each layer. Pure.
 
 Axes: `B` sequence, `T` token, `L` layer with a router, `K` experts per token.
 """
@@ -18,7 +18,7 @@ Recorded = npt.NDArray[Any]  # [tokens - 1], 0: the row is not recorded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterShape:
-    """What a model's routers choose from."""
+    """Number of layers, choices and experts of a model's routers."""
 
     num_layers: int  # with a router
     top_k: int
@@ -26,10 +26,10 @@ class RouterShape:
 
 
 def check_routes(rows: Rows, recorded: Recorded | None, shape: RouterShape) -> None:
-    """Return if these rows can be taken by routers of this shape.
+    """Check that routers of this shape can take these rows.
 
     Raises:
-        ValueError: names the field and what it should be.
+        ValueError: names the field and its expected value.
     """
     if rows.ndim != 3 or rows.shape[1:] != (shape.num_layers, shape.top_k):
         raise ValueError(
@@ -46,13 +46,13 @@ def check_routes(rows: Rows, recorded: Recorded | None, shape: RouterShape) -> N
 def padded_routes(
     sequences: Sequence[tuple[Rows | None, Recorded | None]], width: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]] | None:
-    """Routes (B, T, L, K) and which tokens have some (B, T); None: not one sequence has any.
+    """Routes (B, T, L, K) and a mask of tokens that have some (B, T); None: no sequence has any.
 
-    A token without a row (padding, a sequence's last token, one whose row nobody recorded) is left
-    to the live router.
+    A token without a row (padding, a sequence's last token, an unrecorded row) is left to the live
+    router.
 
     Args:
-        sequences: rows, and which of them are recorded (None: all); they fit one model.
+        sequences: rows, and a mask of recorded ones (None: all); they fit one model.
         width: T.
     """
     found = [rows for rows, _ in sequences if rows is not None]

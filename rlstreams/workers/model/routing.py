@@ -1,14 +1,14 @@
 """Routing replay: a forward whose tokens take the experts that they took when they were sampled.
 
 Every family of mixtures makes weights of its scores in its own way: softmax before the choice or
-behind it, sigmoids with a bias, scaling. So no formula is written down here. What is replaced is
-the one call in a router that chooses, `topk` over its experts: it answers the recorded experts and
-the live scores *at them*, and the family's own code makes the weights, with their gradient. A
-family that chooses in another way is refused: `engines/routing_check.py` measures it at load.
+behind it, sigmoids with a bias, scaling. So no formula is repeated here. Only one call in a router
+is replaced, the choice by `topk` over its experts: it returns the recorded experts and the live
+scores *at them*, and the family's own code makes the weights, with their gradient. A family that
+chooses in another way is refused: `engines/routing_check.py` measures it at load.
 Source: rollout routing replay (R3), https://arxiv.org/abs/2510.11370.
 Routers of transformers 5 (`...mlp.gate`) return logits (N, E), scores (N, K) and indices (N, K), in
-this order or another; a layer calls its router once per forward. Which experts it chose is seen by
-forward hooks.
+this order or another; a layer calls its router once per forward. Forward hooks record the chosen
+experts.
 Axes: `B` sequence, `T` token, `N` = B x T row-major, `L` layer with a router, `K` experts per
 token.
 """
@@ -29,7 +29,7 @@ from rlstreams.workers.model.folder import num_experts_of
 _TOPK = (torch.topk, Tensor.topk)
 
 
-# Ends of the names of their classes: most families', AFMoE's, HunYuan's.
+# Ends of the names of router classes: most families', AFMoE's, HunYuan's.
 _ROUTERS = ("TopKRouter", "TopkRouter", "TokenChoiceRouter", "MoEV1Gate")
 
 
@@ -83,7 +83,7 @@ class Routes(NamedTuple):
 
 
 class Counted(dict[int, Tensor]):
-    """Flips by layer that a replayed forward found; a recomputed layer counts once."""
+    """Flips by layer in a replayed forward; a recomputed layer counts once."""
 
     @property
     def num_flips(self) -> int:
@@ -92,21 +92,21 @@ class Counted(dict[int, Tensor]):
 
 
 class RoutingReplay:
-    """The routers of a model. Outside of `replaying` they are the library's own."""
+    """The routers of a model; outside of `replaying` they are the library's own."""
 
     def __init__(self, model: nn.Module) -> None:
         self._routers = routers_of(model)
         config: Any = getattr(model, "config", None)
-        self.num_layers = len(self._routers)  # that have a router
+        self.num_layers = len(self._routers)  # with a router
         self.num_experts = 0  # in each of them
         if self._routers:
             self.num_experts = num_experts_of(config.get_text_config().to_dict())
 
     @contextmanager
     def replaying(self, routes: Routes | None) -> Iterator[Counted]:
-        """Forwards of one batch, and their backward, in here take these routes.
+        """Within it, forwards of one batch and their backward take these routes.
 
-        The backward too, for layers that are computed again there choose again.
+        The backward too, because recomputed layers choose again there.
 
         Args:
             routes: of the batch; None: the live routers choose.
@@ -136,7 +136,7 @@ class RoutingReplay:
 
 
 class Forced(TorchFunctionMode):
-    """Inside, a router's `topk` over all experts answers those that are recorded."""
+    """A mode in which a router's `topk` over all experts returns the recorded ones."""
 
     def __init__(self, forced_NK: Tensor, recorded_N: Tensor, num_experts: int) -> None:
         super().__init__()
@@ -160,12 +160,13 @@ class Forced(TorchFunctionMode):
         return self.answer(scores, found) if scores.dim() == 2 else found
 
     def answer(self, scores_NX: Tensor, found: Any) -> Any:  # noqa: ANN401
-        """Of a `topk` over experts, or over groups of them: the recorded ones, and the live scores
-        at them."""
+        """The result for a `topk` over experts, or over groups of experts: the recorded ones, and
+        the live scores at them."""
         forced_NK, recorded_N1 = self._forced_NK, self._recorded_N[:, None]
         num_found = scores_NX.shape[-1]
         if num_found != self._num_experts:
-            # A choice of groups, from which experts may come: those of the recorded ones too.
+            # A choice of groups that experts may come from: groups of the recorded experts are
+            # added.
             groups_NK = forced_NK // (self._num_experts // num_found)
             groups_NK = torch.where(recorded_N1, groups_NK, found.indices[:, :1])
             indices = torch.cat([found.indices, groups_NK], -1)

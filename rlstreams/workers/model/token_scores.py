@@ -1,9 +1,9 @@
-"""Log-probs of chosen tokens, without the logits of all: trainer and log-prob worker share it.
+"""Log-probs of chosen tokens, without the logits of all; for trainer and log-prob worker.
 
-The output head is applied to the rows that are asked for, a chunk at a time. One that is a matrix
-is computed here (`head.py`); soft caps and scales are the library's own: the model's forward, with
-its lower part standing in for itself. Which of the two gives the whole forward's logits is measured
-when a model is taken up; a family where neither does keeps the whole forward.
+The output head is applied to the requested rows, a chunk at a time. A head that is a matrix is
+computed here (`head.py`); soft caps and scales are the library's own: the model's forward, with a
+stand-in for its body. A measurement at load shows which of the two gives the logits of the whole
+forward; a family where neither does keeps the whole forward.
 Axes: `B` sequence, `T` token, `N` chosen token, `H` hidden, `V` vocabulary.
 """
 
@@ -32,23 +32,23 @@ MakeMask = Callable[[Tensor], Mask | None]
 
 
 class TokenScores(NamedTuple):
-    """What a model says of the tokens that were sampled; None: it was not asked."""
+    """A model's scores of given tokens; None: not asked for."""
 
     logprobs_N: Tensor  # float32, nats
     entropy_N: Tensor  # float32, no gradient
-    values_N: Tensor | None = None  # float32, of the states before the tokens: by a value head
-    top_NK: Tensor | None = None  # float32, nats: of other tokens, asked for or the likeliest ones
-    top_ids_NK: Tensor | None = None  # int64; of the likeliest ones in falling order
+    values_N: Tensor | None = None  # float32, of the states before the tokens, by a value head
+    top_NK: Tensor | None = None  # float32, nats: of other tokens, asked for or the likeliest
+    top_ids_NK: Tensor | None = None  # int64; the likeliest are in falling order
 
     def at(self, places_N: Tensor | None) -> TokenScores:
-        """Of the tokens at these places of its own; None: of all."""
+        """Scores of the tokens at these places of its own; None: of all."""
         if places_N is None:
             return self
         return TokenScores._make(None if t is None else t[places_N] for t in self)
 
 
 class ValueHead(nn.Module):
-    """What a state is worth: w h + b of its last hidden state h, in float32; 0 at first."""
+    """Value of a state: w h + b of its last hidden state h, in float32; 0 at first."""
 
     def __init__(self, width: int, device: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1, device=device))
 
     def forward(self, hidden_NH: Tensor) -> Tensor:
-        """(N,)."""
+        """Values, (N,)."""
         return hidden_NH.float() @ self.weight + self.bias
 
 
@@ -73,7 +73,7 @@ def score_tokens(logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor) 
 def scored(
     logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor, top: int | Tensor
 ) -> tuple[Tensor, ...]:
-    """`score_tokens`, and behind them log-probs and ids of other tokens, if asked for."""
+    """`score_tokens`, then log-probs and ids of other tokens, if asked for."""
     scores = score_tokens(logits_NV, token_ids_N, temperature_N)
     if isinstance(top, int) and not top:
         return scores[:2]
@@ -92,7 +92,7 @@ def scores_of(found: Sequence[Tensor]) -> TokenScores:
 def in_chunks(
     score: Callable[..., tuple[Tensor, ...]], rows: int, *by_row: Tensor
 ) -> tuple[Tensor, ...]:
-    """What `score` gives, so many rows at a time: in a backward it is computed again."""
+    """Result of `score`, computed by so many rows at a time, and once more in a backward."""
     if len(by_row[0]) <= rows:
         return score(*by_row)
     parts = [
@@ -110,16 +110,16 @@ def in_chunks(
 
 
 def places_of(chosen: Tensor) -> Tensor:
-    """Of chosen tokens in B x T, (N,), given so or as a mask."""
+    """Places of chosen tokens in B x T, (N,), from places or a mask."""
     return chosen.flatten().nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
 
 
 class Score(Protocol):
-    """A `TokenScorer`, or what stands for one."""
+    """A `TokenScorer`, or a stand-in for one."""
 
     @property
     def routing(self) -> RoutingReplay:
-        """Its routers."""
+        """The model's routers."""
 
     def __call__(
         self,
@@ -144,8 +144,8 @@ class TokenScorer:
         chunk_bytes: bound of one chunk's logits in float32, a row at least; a backward holds about
             five arrays of that size.
 
-    `head` is how the rows of a head that is one matrix are scored. With a `value_head`, which only
-    a model that `gives_states` may have, there are values too.
+    `head` scores the rows of a head that is one matrix. With a `value_head`, which only a model
+    that `gives_states` may have, there are values too.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ class TokenScorer:
                 have also several times; never the first token of a row or a document, which
                 nothing predicts.
             temperature_N: of the chosen tokens, row by row.
-            documents: of the one row that there is then (`documents.use_documents`).
-            top: how many of the likeliest tokens, or ids (N, K), to score as well.
+            documents: those of the one row, if `real_BT` is None (`documents.use_documents`).
+            top: number of likeliest tokens, or ids (N, K), to score as well.
         """
         chosen_N = places_of(chosen)
         inputs = self.inputs(ids_BT, real_BT, documents)
@@ -189,7 +189,7 @@ class TokenScorer:
     def inputs(
         self, ids_BT: Tensor, real_BT: Tensor | None, documents: Documents | None
     ) -> dict[str, Any]:
-        """What the model is called with, for the same arguments."""
+        """The model's keyword arguments, for the same arguments."""
         if real_BT is not None:
             return self._padded(ids_BT, real_BT)
         assert documents is not None, "a row is padded, or of documents"
@@ -203,7 +203,7 @@ class TokenScorer:
         temperature_N: Tensor,
         top: int | Tensor = 0,
     ) -> TokenScores:
-        """Scores of these tokens, each behind its place in B x T of the inputs."""
+        """Scores of tokens, each predicted at its place in B x T of the inputs."""
         if self._body is None:
             logits_NV = self.model(**inputs).logits.flatten(0, 1)[before_N]
             return scores_of(scored(logits_NV, ids_N, temperature_N, top))
@@ -216,7 +216,7 @@ class TokenScorer:
 
     @property
     def gives_states(self) -> bool:
-        """Whether the last hidden states can be told from the head."""
+        """Whether the last hidden states can be separated from the head."""
         return self._body is not None
 
     def _headed(
@@ -227,7 +227,7 @@ class TokenScorer:
         temperature_N: Tensor,
         top: int | Tensor,
     ) -> TokenScores:
-        """What the head makes of last hidden states."""
+        """Scores from last hidden states, by the head."""
         assert self._body is not None, "without it there are none"
         if self._is_plain and isinstance(top, int) and not top:
             return TokenScores(*self.head(hidden_NH, self._matrix(), ids_N, temperature_N))
@@ -257,7 +257,7 @@ class TokenScorer:
         return weight
 
     def _head_of(self, body: nn.Module, output: type[Any]) -> Callable[[Tensor], Tensor]:
-        """The library's head: the whole forward, with `body` answering hidden states it is told."""
+        """The library's head: the whole forward, with `body` returning the given hidden states."""
 
         def head(hidden_NH: Tensor) -> Tensor:
             ids_1N = torch.zeros(1, len(hidden_NH), dtype=torch.int64, device=hidden_NH.device)
@@ -288,7 +288,7 @@ class TokenScorer:
         for body in dict.fromkeys(bodies):
             try:
                 output = body(**inputs)
-                # In another order: a head that looks at its neighbours would be seen.
+                # In another order: shows a head that looks at neighbours.
                 turned_NH = output.last_hidden_state.flatten(0, 1).flip(0)
                 found_NV = self._head_of(body, type(output))(turned_NH).flip(0)
             except REFUSALS:
@@ -308,7 +308,7 @@ class TokenScorer:
 
 
 class _Rows(torch.autograd.Function):
-    """Some rows, of which one may be taken several times: its gradient is a sum in float32."""
+    """Some rows, some of them several times: their gradient is a sum in float32."""
 
     @staticmethod
     def forward(ctx: Any, values_TH: Tensor, places_N: Tensor) -> Tensor:  # noqa: ANN401
@@ -326,7 +326,8 @@ class _Rows(torch.autograd.Function):
 
 
 def _is_alike(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    """Up to the tolerance and two roundings: in bfloat16 one of a logit of 67 is 0.5."""
+    """Whether tensors are equal up to the tolerance and two roundings: in bfloat16 one rounding of
+    a logit of 67 is 0.5."""
     if found.shape != expected.shape:
         return False
     rounding = 2 * torch.finfo(expected.dtype).eps * expected.float().abs()
@@ -335,7 +336,7 @@ def _is_alike(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 @contextmanager
 def _answering(body: nn.Module, answer: object) -> Iterator[None]:
-    """`body` computes nothing and answers this."""
+    """Have `body` compute nothing and return this answer."""
     body.forward = lambda *_args, **_kwargs: answer
     try:
         yield

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")  # what only a template writes
+_TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")  # written by templates only
 
 
 class TokenizerError(ValueError):
@@ -20,7 +20,7 @@ class TokenizerError(ValueError):
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer as far as prompts and answers need it."""
+    """A Hugging Face tokenizer, with the methods that prompts and answers need."""
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class Tokenizer:
         return token
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text`, with what the tokenizer itself adds around them."""
+        """Tokens of `text`, with those that the tokenizer itself adds around them."""
         return list(self._core.encode(text).ids)
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The texts of the control tokens, longest first; tags such as `<tool_call>` are of them,
+        """Texts of the control tokens, longest first; tags such as `<tool_call>` are among them,
         though libraries decode those as text."""
         found = self._core.get_added_tokens_decoder().values()
         texts = (t.content for t in found if t.special or _TAG.fullmatch(t.content))
@@ -101,7 +101,7 @@ class Tokenizer:
         """The tokens of a piece of a text, with nothing added around them.
 
         Args:
-            literal: `<eos>` and its like are plain characters, no control tokens.
+            literal: `<eos>` and the like are plain characters, not control tokens.
         """
         core = self._core
         if literal:
@@ -115,8 +115,8 @@ class Tokenizer:
         return list(core.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(self, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
-        """The tokens of a prompt given as text or as chat messages, begun by one `bos`, where the
-        model has it: tokenizers differ in whether they add it, and a template writes its own.
+        """Tokens of a prompt given as text or as chat messages, with one `bos` at the beginning, if
+        the model has it: tokenizers differ in adding it, and a template writes its own.
 
         Raises:
             TokenizerError: messages without a chat template, or one that refuses them.
@@ -135,7 +135,7 @@ class Tokenizer:
 
     @property
     def begin_ids(self) -> list[int]:
-        """What the tokenizer itself puts before every text."""
+        """Tokens that the tokenizer itself puts before every text."""
         own = self.encode("")
         return own[:1] if self.bos_id is not None and own[:1] == [self.bos_id] else []
 
@@ -155,7 +155,7 @@ class Tokenizer:
 
     @property
     def template_name(self) -> str:
-        """Where the chat template is from, for messages."""
+        """Source of the chat template, for messages."""
         return f"{self._template_file or f'of {self._folder}'}"
 
     def apply_chat_template(
@@ -163,7 +163,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """A dialogue as the text that the model was trained on, ready for its answer.
+        """A dialogue in the text form that the model was trained on, ready for its answer.
 
         Args:
             messages: as chat completions write them, arguments of tool calls as objects.
@@ -224,7 +224,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _text_of(token: object) -> str | None:
-    """A special token stands as text, or as an object with `content`."""
+    """Text of a special token, which is given as text or as an object with `content`."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -248,7 +248,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As models were trained with; the filter of jinja2 writes for HTML: `<` as an escape."""
+    """JSON as models were trained with; the filter of jinja2 writes for HTML: `<` as an escape."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
                       sort_keys=sort_keys)  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""Which policy versions there are, and what a worker holds of them."""
+"""Policy versions that were announced, and pulls of them by a worker."""

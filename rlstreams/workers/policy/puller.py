@@ -25,7 +25,7 @@ StartPull = Callable[[PolicyPublished, WeightChannel], Future[Pulled]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How a worker came to hold a version."""
+    """The load by which a worker came to hold a version."""
 
     weight_hash: str
     load_id: str
@@ -37,9 +37,9 @@ Loads = Mapping[int, Load]  # by version
 class PolicyPuller:
     """Follows the announced versions, and pulls those that its role asks for.
 
-    A role decides which version it wants and when. A pull that fails leaves what is held; the
-    version is refused for `RETRY_S`, or until another one came. Called from the role's loop.
-    A version that the channel serves no longer comes from the store, if the log says it is there.
+    A role decides which version it wants and when. A failed pull leaves the held version; the new
+    one is refused for `RETRY_S`, or until another pull succeeds. Called from the role's loop. A
+    version that the channel no longer serves comes from the store, if the log has it there.
 
     Args:
         pull: starts a pull in the background.
@@ -63,15 +63,15 @@ class PolicyPuller:
         self._pull = pull
         self._follower = PolicyFollower(bus)
         self._under_way: tuple[PolicyPublished, WeightChannel, Future[Pulled]] | None = None
-        self._refused: dict[int, float] = {}  # version -> until when, on the monotonic clock
+        self._refused: dict[int, float] = {}  # version -> end of refusal, on the monotonic clock
         self._count = 0
         self._news: list[Outgoing] = []
-        self.loads: dict[int, Load] = {}  # of every version that came, the last one last
-        self.trouble = ""  # why the last pull failed; "" after one that did not
+        self.loads: dict[int, Load] = {}  # of every version that was loaded, the newest last
+        self.trouble = ""  # error of the last pull; "" if it succeeded
 
     @property
     def view(self) -> PolicyView:
-        """What was announced, as of the last `poll`."""
+        """Announced versions, as of the last `poll`."""
         return self._follower.view
 
     @property
@@ -80,7 +80,7 @@ class PolicyPuller:
         return None if self._under_way is None else self._under_way[0].policy_version
 
     def poll(self) -> int | None:
-        """Read what was announced; the version that has come since the last call, if one has."""
+        """Read announcements; the version that was loaded since the last call, or None."""
         self._follower.poll()
         if self._under_way is None or not self._under_way[-1].done():
             return None
@@ -108,7 +108,7 @@ class PolicyPuller:
         return newest
 
     def available(self) -> set[int]:
-        """Versions that are served, or in a store, and were not refused a moment ago."""
+        """Versions that are served, or in a store, and not refused at the moment."""
         view = self.view
         return {
             version
@@ -119,7 +119,7 @@ class PolicyPuller:
         }
 
     def start(self, published: PolicyPublished) -> None:
-        """Pull it; none may be under way."""
+        """Pull a version; no pull may be under way."""
         assert self._under_way is None, "one pull at a time"
         channel = self._channel_of(published)
         self._count += 1
@@ -146,7 +146,7 @@ class PolicyPuller:
         self._follower.close()
 
     def _channel_of(self, published: PolicyPublished) -> WeightChannel:
-        """The run's, while it serves the version; else the store, if it has it."""
+        """The run's channel, while it serves the version; else the store, if it has the version."""
         is_served = published.policy_version in self.view.served
         if is_served and self._channel.can_pull(published):
             return self._channel

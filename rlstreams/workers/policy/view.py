@@ -1,4 +1,4 @@
-"""Which policy versions there are: a fold of `policy-versions`, and the readers that feed it."""
+"""A fold of `policy-versions`: the versions that can be pulled; and the readers that feed it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ KEPT = 64  # newest versions that are kept beside those that are served
 class PolicyView:
     """Versions announced by the newest epoch seen.
 
-    An event of an epoch below the newest one is void: a stopped trainer that woke up wrote it. (One
-    of an epoch that nobody claimed is void too: `PolicyFollower` keeps it from here.) The
-    same number with the same hash under a newer epoch only brings new endpoints. A number that is
-    announced with two contents is *disputed*, and to be pulled by nobody until `settle` says which
-    one the ledger means.
+    An event of an epoch below the newest one is void: a stopped trainer that woke up wrote it. (So
+    is one of an epoch that was never claimed: `PolicyFollower` keeps it from here.) The same number
+    with the same hash under a newer epoch only brings new endpoints. A number that is announced
+    with two contents is *disputed*, and must not be pulled until `settle` names the one that the
+    ledger has.
 
-    A run makes versions without end, so old ones that nobody serves are forgotten, and a layout,
-    which says the same of each version, is held once.
+    A run makes versions without end, so old ones that are no longer served are forgotten, and a
+    layout, which is the same for each version, is held once.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class PolicyView:
         return True
 
     def _stored(self, event: PolicyStored) -> None:
-        """A version can be had from a store too, and older ones no longer."""
+        """Take that a version is in a store now, and that older ones no longer are."""
         known = self._by_version.get(event.policy_version)
         if known is not None and known.weight_hash == event.weight_hash:
             store = Endpoint(channel=STORE, address=event.address)
@@ -87,7 +87,7 @@ class PolicyView:
         return self._by_version[max(self.kept)] if self.kept else None
 
     def _forget(self) -> None:
-        """One whose number comes again is new, and harmless: it is neither newest nor served."""
+        """Forget old versions; one that is announced again counts as new, without harm."""
         if len(self._by_version) <= 2 * KEPT:
             return
         needed = {*sorted(self._by_version)[-KEPT:], *self.served}
@@ -99,7 +99,7 @@ class PolicyView:
         return sorted(self._rivals)
 
     def settle(self, version: int, weight_hash: str) -> None:
-        """The ledger gives `version` this content: the last announcement that agrees counts."""
+        """Settle a dispute by the ledger's content: the last announcement that agrees counts."""
         rivals = self._rivals.pop(version)
         agreeing = [event for event in rivals if event.weight_hash == weight_hash]
         if agreeing:
@@ -107,12 +107,12 @@ class PolicyView:
 
     @property
     def newest(self) -> PolicyPublished | None:
-        """The highest version."""
+        """The event of the highest version."""
         return self._by_version[max(self._by_version)] if self._by_version else None
 
     @property
     def newest_version(self) -> int:
-        """Its number, or NO_VERSION."""
+        """The highest version's number, or NO_VERSION."""
         return max(self._by_version, default=NO_VERSION)
 
     def get(self, version: int) -> PolicyPublished | None:
@@ -121,7 +121,7 @@ class PolicyView:
 
     @property
     def served(self) -> Sequence[int]:
-        """Versions that the newest announcement says can be pulled, oldest first."""
+        """Versions that can be pulled by the newest announcement, oldest first."""
         newest = self.newest
         return () if newest is None else sorted(newest.versions_served)
 
@@ -131,17 +131,17 @@ def _is_kept(event: PolicyPublished) -> bool:
 
 
 def _with_store(event: PolicyPublished, *stores: Endpoint) -> PolicyPublished:
-    """With these in place of its stores."""
+    """The event with these stores in place of its own."""
     others = (end for end in event.endpoints if end.channel != STORE)
     return replace(event, endpoints=(*others, *stores))
 
 
 class PolicyLedger:
-    """What `steps` says of announced versions: which epochs exist, and a version's content.
+    """Facts of `steps` about announced versions: claimed epochs, and a version's content.
 
     An announcement lies in another topic, so its order against claims is not known. But its writer
     claimed the run before it announced anything: an epoch above every claim is nobody's. `steps` is
-    read only when it is asked for, and all of it only where its end says too little.
+    read only when needed, and all of it only where its end is not enough.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -149,13 +149,13 @@ class PolicyLedger:
         self._reader: Reader | None = None
         self._foreign = ForeignRecords(STEPS.name, bus.schemas())
         self._ledger = Ledger(keeps_steps=True)
-        self._epoch = 0  # the newest claimed that is known
-        self._read_to: int | None = None  # what answers the question that is open
+        self._epoch = 0  # the newest claimed epoch so far
+        self._read_to: int | None = None  # end of the records that answer the open question
 
     def has_claim(self, epoch: int) -> bool | None:
-        """Whether some trainer claimed `epoch`, or a later one; None: ask again, it is being read.
+        """Whether some trainer claimed `epoch`, or a later one; None: not read yet, ask again.
 
-        Before anything was written to `steps` all epochs pass: a replay into one role has none.
+        Before anything was written to `steps` all epochs pass: a replay into one role has no claim.
         """
         if epoch <= self._epoch:
             return True
@@ -174,7 +174,7 @@ class PolicyLedger:
         return is_claimed
 
     def hashes(self) -> Mapping[int, str]:
-        """Hash by version, as far as was read; takes some of what is new, never waits."""
+        """Hash by version, as far as was read; reads some new records, never waits."""
         if self._reader is None:
             self._reader = self._bus.reader(self._bus.beginnings(STEPS.name))
         for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
@@ -198,11 +198,11 @@ class PolicyFollower:
         self._every_s = every_s
         self._next = 0.0
         self._next_settling = 0.0
-        # Read, and not admitted yet: an epoch that is new is looked for in `steps`.
+        # Read, and not admitted yet: a new epoch is looked up in `steps`.
         self._waiting: deque[Record[Event]] = deque()
 
     def poll(self) -> PolicyView:
-        """Read what is new, at most every `every_s`; never waits."""
+        """Read new records, at most every `every_s`; never waits."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s

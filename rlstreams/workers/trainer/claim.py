@@ -1,15 +1,15 @@
 """Becoming the trainer: watch, fence, look again, claim.
 
-Decision 0009 says what a claim guards. With fencing alone, two supervisors could take the id from
-each other forever, so ownership is decided in the log:
+Decision 0009 defines what a claim guards. With fencing alone, two supervisors could take the id
+from each other forever, so ownership is decided in the log:
 
-1. Fold `steps`. Unless the supervisor reaped the owner, or the owner said that it was done, watch
-   for `lease_s` on our own clock; if the newest epoch writes meanwhile, refuse. Nobody is fenced.
+1. Fold `steps`. Unless the supervisor reaped the owner, or the owner reported that it was done,
+   watch for `lease_s` on our own clock; if the newest epoch writes meanwhile, refuse (no fencing).
    Records that arrive immediately do not count: a dead owner's last ones become readable a moment
-   after its commit. A claim that arrives while we watch is from a faster rival: it always counts.
+   after its commit. A claim that arrives during the watch is from a faster rival: it always counts.
 2. Create the producer: this fences the predecessor and settles its last transaction.
-3. Fold `steps` again: what the predecessor committed between 1 and 2 counts. Settled means that
-   its markers are written, so nothing more of it can follow.
+3. Fold `steps` again: commits of the predecessor between 1 and 2 count. Settled means that its
+   markers are written, so nothing more of it can follow.
 4. Commit `TrainerStarted` with the next epoch. From then on lower epochs are void. If two trainers
    get this far at once, the second one's producer fences the first, whose commit then fails.
 """
@@ -43,26 +43,26 @@ from rlstreams.workers.trainer.replaced import unless_replaced
 
 STEPS_PARTITION = Partition(STEPS.name, 0)
 CATCH_UP_S, LOOK_S = 5.0, 0.05
-READ_DEADLINE_S = 60.0  # without a single record more: a long ledger may take longer than that
+READ_DEADLINE_S = 60.0  # without a single further record: a long ledger may take longer
 OnDrop = Callable[[GroupsDropped, Position], None]
-LAST_WORDS_SHARE = 1 / 6  # of the lease, at its begin; heartbeats come every third of it
+LAST_WORDS_SHARE = 1 / 6  # of the lease, at its beginning; heartbeats come every third of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """A committed claim: the ledger up to it, and the producer that it was written with."""
+    """A committed claim: the ledger up to it, and the producer that committed it."""
 
     ledger: Ledger
     producer: Producer
     claim: TrainerStarted
-    position: Position  # of the claim
+    position: Position  # of the claim's record
 
 
 class Intruders:
-    """Reads `steps` behind our claim. A later claim ends us, also one that no living trainer made
-    and that fenced nobody: what is committed behind it is void to every reader (decision 0009).
-    So does an event under our own epoch that we did not write: the ledger is no longer ours. We
-    disown it, so that it closes no group, and the next claim goes on from what is."""
+    """Reads `steps` behind our claim. A later claim ends us, even one that no living trainer made
+    and that fenced nobody: every commit behind it is void to every reader (decision 0009). So does
+    an event under our own epoch that we did not write: then somebody else writes to the ledger. We
+    disown the event, so that it closes no group, and the next claim goes on without it."""
 
     def __init__(self, context: Context, bus: Bus, claimed: Claimed, writer: LedgerWriter) -> None:
         self._epoch = claimed.claim.epoch
@@ -71,18 +71,19 @@ class Intruders:
         self._steps = bus.reader({STEPS_PARTITION: claimed.position.offset + 1})
 
     def refuse(self) -> None:
-        """Read what was written since the last call.
+        """Read the records since the last call.
 
         Raises:
-            FencedError: a claim is in it, or what we did not write; names position and writer.
+            FencedError: one is a claim, or an event that we did not write; names position and
+                writer.
         """
         self._refuse(0.0)
 
     def refuse_before_step(self) -> None:
-        """Read up to what we wrote last, so that no two steps are made over a foreign one.
+        """Read up to our own last record, so that no two steps are made over a foreign event.
 
-        A broker that delivers too slowly is not waited for: then the next turn finds it.
-        Raises as `refuse`.
+        A broker that delivers too slowly is not waited for: then the next iteration finds the
+        event. Raises as `refuse`.
         """
         until_s = time.monotonic() + CATCH_UP_S
         while (
@@ -107,9 +108,9 @@ class Intruders:
                 )
         if found:
             self._writer.disown([record.position.offset for record in found])
-            told = ", ".join(f"{_named(record.event)} at {record.position}" for record in found)
+            named = ", ".join(f"{_named(record.event)} at {record.position}" for record in found)
             raise FencedError(
-                f"{told}: under the epoch of this trainer, {self._epoch}, and not written by it. "
+                f"{named}: under the epoch of this trainer, {self._epoch}, and not written by it. "
                 "Somebody else writes to this run: change the broker's password. The events count "
                 "for nobody now, and the next start goes on without them"
             )
@@ -133,13 +134,13 @@ def claim(
     """Take the next epoch.
 
     Args:
-        make_claim: the event to commit, from the ledger as it stands; it may refuse by raising.
-        on_step: called with each step that counts.
+        make_claim: makes the event to commit from the ledger so far; it may refuse by raising.
+        on_step: called with each valid step.
 
     Raises:
         OwnerAliveError: the newest epoch's owner still writes.
-        FencedError: somebody else made the same producer meanwhile, whatever was met because of
-            it.
+        FencedError: somebody else made the same producer meanwhile, whatever error that caused
+            here.
     """
     ledger = Ledger(keeps_steps=True, on_step=lambda step, _: on_step(step))
     foreign = ForeignRecords(context.worker, bus.schemas())
@@ -157,14 +158,14 @@ def claim(
 
 
 def _is_known_dead(context: Context, ledger: Ledger) -> bool:
-    """Whether nobody can be alive: by the log as it is now, for who was told long ago may wake up
-    late, behind a successor of its own."""
+    """Whether the owner is surely dead, by the log as it is now: an earlier report of its death may
+    be read late, after a successor took over."""
     owner = ledger.claim
     return owner is None or context.takeover or owner.instance in context.reaped
 
 
 def read_to_end(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecords) -> None:
-    """Fold everything that is committed now.
+    """Fold all records that are committed now.
 
     Raises:
         DeadlineError: the reader came no further for READ_DEADLINE_S.
@@ -174,7 +175,7 @@ def read_to_end(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecord
 
 
 def read_ledger(bus: Bus, reads: str) -> Ledger:
-    """The whole of `steps` up to now, for one who only looks; `reads` names it in messages.
+    """The ledger of all of `steps` up to now, for a reader only; `reads` names it in messages.
 
     Raises:
         DeadlineError: as `read_to_end`.
@@ -186,10 +187,10 @@ def read_ledger(bus: Bus, reads: str) -> Ledger:
 
 
 def read_ledger_at(bus: Bus, step: int, reads: str, on_drop: OnDrop) -> Ledger:
-    """As `read_ledger`, and no further than a step: as its trainer stood when that was committed.
+    """As `read_ledger`, but up to a step: the ledger of its trainer when that step was committed.
 
     Args:
-        on_drop: see `Ledger`; also told of a drop that its trainer disowned behind the step.
+        on_drop: see `Ledger`; also called for a drop that its trainer disowned behind the step.
     """
     ledger = Ledger(keeps_steps=True, on_drop=on_drop)
     foreign = ForeignRecords(reads, bus.schemas())
@@ -204,7 +205,7 @@ def read_ledger_at(bus: Bus, step: int, reads: str, on_drop: OnDrop) -> Ledger:
 
 
 def _fold(raws: Sequence[RawRecord], ledger: Ledger, foreign: ForeignRecords) -> bool:
-    """Whether the newest epoch's owner wrote something."""
+    """Fold records; whether the newest epoch's owner wrote one of them."""
     wrote = False
     for record in foreign.readable(raws):
         is_valid = ledger.apply(record.event, record.position)
@@ -213,7 +214,8 @@ def _fold(raws: Sequence[RawRecord], ledger: Ledger, foreign: ForeignRecords) ->
 
 
 def _refuse_behind(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecords) -> None:
-    """Between producer and claim nothing can be committed that would show it: the log tells.
+    """Refuse if the run was claimed between producer and claim, by the log alone: no commit of ours
+    could have failed in between.
 
     Raises:
         FencedError: somebody claimed the run since it was read last.

@@ -1,9 +1,9 @@
-"""Going on after a pause that was longer than the log keeps payloads: open groups are given up.
+"""Restart after a pause that was longer than the log keeps payloads: open groups are given up.
 
-What was trained is in the checkpoint and in `steps`; what waited for a step is gone, in part or as
-a whole. Which samples of an open group are left is not worth finding out: there are never more
-open groups than pacing allows, each is closed with the reason `expired`, and `prompts` issues
-another one for it.
+Trained samples are in the checkpoint and in `steps`; samples that waited for a step are gone, in
+part or as a whole. It is not worth finding out which samples of an open group are left: there are
+never more open groups than pacing allows, each is closed with the reason `expired`, and `prompts`
+issues another one for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlstreams.workers.trainer.redo.retention import RetentionError, check_open
 
 
 def drop_expired(bus: Bus, ledger: Ledger, writer: LedgerWriter, log: Log) -> int:
-    """Close every open group if retention has removed records of some; returns how many.
+    """Close every open group if retention has removed records of some; returns their number.
 
     Raises:
         DeadlineError: `prompts` could not be read.
@@ -39,14 +39,14 @@ def drop_expired(bus: Bus, ledger: Ledger, writer: LedgerWriter, log: Log) -> in
 
 
 def has_expired(bus: Bus, ledger: Ledger) -> bool:
-    """Whether records that an open group may need are gone."""
+    """Whether retention has removed records that an open group may need."""
     beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
     try:
         check_open(ledger.positions, beginnings, ledger.last_step)
     except RetentionError:
         return True
-    # Before the first step there are no positions, and trajectories have none in the ledger: of a
-    # partition that had records and has none, retention has taken all.
+    # Before the first step there are no positions, and trajectories have none in the ledger: a
+    # partition that had records and is empty has lost all to retention.
     return any(_is_emptied(bus, topic) for topic in (SCORED.name, TRAJECTORIES.name))
 
 

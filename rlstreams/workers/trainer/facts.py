@@ -41,8 +41,8 @@ def make_claim(
     """The claim on the epoch after the ledger's.
 
     Raises:
-        ConfigError: the run was begun with another data set, seed, model or topic table, or its
-            ledger, or the end of it, is gone while what followed from it is there.
+        ConfigError: the run was begun with another data set, seed, model or topic table; or its
+            ledger, or the end of it, is gone while records that followed from it are there.
     """
     config = context.config
     if ledger.claim is None:
@@ -66,7 +66,7 @@ def make_claim(
         host=host_name(),
     )
     if ledger.claim is not None:
-        # Not simply the newest one: a forged claim made no step, and says anything.
+        # Not simply the newest claim: a forged one made no step, and its content is arbitrary.
         made = {fact.epoch for fact in ledger.steps.values()} | {min(ledger.claims)}
         before = ledger.claims[max(made)]
         check_same_run(before, event)
@@ -79,10 +79,10 @@ def make_claim(
 
 
 def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
-    """Refuse what would make one ledger tell of two runs.
+    """Refuse a claim that would put two runs into one ledger.
 
     Raises:
-        ConfigError: names what differs, with both values.
+        ConfigError: names the difference, with both values.
     """
     for name, was, is_ in _fixed(before, from_json(now.config), now.hashes):
         _refuse(now.run, name, was, is_, "give the new one another run.id")
@@ -94,13 +94,13 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
 
 
 def check_branch(branch: RunBranched, config: RunConfig, hashes: Mapping[str, str]) -> None:
-    """Refuse a branch that would not go on with its parent's work; see `check_same_run`.
+    """Refuse a branch that would not continue its parent's work; see `check_same_run`.
 
     Args:
-        hashes: of what `config` names, and of its model.
+        hashes: of the files that `config` names, and of its model.
 
     Raises:
-        ConfigError: names what differs, with both values.
+        ConfigError: names the difference, with both values.
     """
     for name, was, is_ in _fixed(branch, config, hashes):
         if was != is_:
@@ -114,10 +114,10 @@ def check_branch(branch: RunBranched, config: RunConfig, hashes: Mapping[str, st
 def _fixed(
     before: TrainerStarted | RunBranched, new: RunConfig, hashes: Mapping[str, str]
 ) -> list[tuple[str, object, object]]:
-    """What may not change while a run goes on: name, value before, value now."""
+    """Facts that may not change while a run goes on: name, value before, value now."""
     old = from_json(before.config)
     pairs: list[tuple[str, object, object]] = [
-        ("model.dtype", old.model.dtype, new.model.dtype)  # it would be seen as another model
+        ("model.dtype", old.model.dtype, new.model.dtype)  # another dtype makes another model
     ]
     pairs += [(f"hash of the {key}", before.hashes.get(key), hashes.get(key)) for key in _SAME]
     pairs += [("run.seed", old.run.seed, new.run.seed)]
@@ -126,16 +126,17 @@ def _fixed(
     if old.trainer.loss.why_compared and new.trainer.loss.why_compared:  # one run, one reference
         pairs += [("logprob.reference", old.logprob.reference, new.logprob.reference)]
     was_by, is_by = old.trainer.loss.advantage, new.trainer.loss.advantage
-    if "gae" in (was_by, is_by):  # a checkpoint has a critic, or has none
+    if "gae" in (was_by, is_by):  # only one of two checkpoints has a critic
         pairs += [("trainer.loss.advantage", was_by, is_by)]
     return pairs
 
 
 def _check_files(context: Context, before: TrainerStarted, now: TrainerStarted) -> None:
-    """A trainer that its supervisor starts again finds the files that its predecessor claimed.
+    """Check that a trainer started again by its supervisor has the files of its predecessor's
+    claim.
 
     Raises:
-        ConfigError: they were edited meanwhile, and that is to be refused: names each.
+        ConfigError: they were edited meanwhile, and the run refuses that: names each.
     """
     if not (found := other_files_text(now.hashes, before.hashes)):
         return
@@ -153,8 +154,8 @@ def _refuse(run: str, name: str, was: object, is_: object, advice: str) -> None:
 
 
 def _check_fresh(context: Context, bus: Bus, ledger: Ledger) -> None:
-    """An empty ledger means a new run: nobody publishes a version before the first claim, and only
-    a branch begins with a checkpoint."""
+    """Check that an empty ledger means a new run: no version is published before the first claim,
+    and only a branch begins with a checkpoint."""
     run, store = context.config.run.id, CheckpointStore(context.folder / "checkpoints")
     bases = (m for m in store.manifests() if m.run == run and m.epoch == BASE_EPOCH)
     based = next(bases, None)
@@ -169,19 +170,19 @@ def _check_fresh(context: Context, bus: Bus, ledger: Ledger) -> None:
     raise ConfigError(
         f"run {context.config.run.id!r} cannot be resumed: {STEPS.name} holds no claim, but "
         f"{POLICY_VERSIONS.name} holds records that only follow one. {STEPS.name} was made anew or "
-        "emptied, so nobody can tell what was trained; begin another run.id"
+        "emptied, so the trained samples are unknown; begin another run.id"
     )
 
 
 def hashes_of(config: RunConfig) -> dict[str, str]:
-    """Of data, tokenizer and user code, as a claim has them."""
+    """Hashes of data, tokenizer and user code, as a claim has them."""
     hashes = data_hashes(config.data) | user_code_hashes(config)
     tokenizer = tokenizer_hash(config.model.path)
     return hashes | ({"tokenizer": tokenizer} if tokenizer else {})
 
 
 def versions(numerics: Numerics) -> dict[str, str]:
-    """What the last bit of a step may depend on, for the claim."""
+    """Versions that the last bit of a step may depend on, for the claim."""
     found = {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -196,7 +197,7 @@ def versions(numerics: Numerics) -> dict[str, str]:
         found["layers"] = "as they are"
     if numerics.compiled:
         found["layers"] = f"compiled by triton {importlib.metadata.version('triton')}"
-    if numerics.ranks > 1:  # likewise, of one rank
+    if numerics.ranks > 1:  # a claim without it is of one rank
         found["ranks"] = str(numerics.ranks)
     if numerics.backend:
         found["backend"] = numerics.backend

@@ -1,9 +1,9 @@
-"""The guard: whether what samples still is what is trained, asked before each step.
+"""The guard: a check before each step that the sampler's weights are the trained ones.
 
 Sampler and scorer give each token a log-prob under the *same* version. Sound engines differ by
-rounding: 1e-5 nats a token in float32, up to 2e-2 in bfloat16. Weights that are not what they are
-called, a cache of older ones, another temperature or shifted tokens show there at once, and nowhere
-else: losses stay finite, rewards plausible.
+rounding: 1e-5 nats a token in float32, up to 2e-2 in bfloat16. Weights under a wrong name, a cache
+of older ones, another temperature or shifted tokens show there at once, and nowhere else: losses
+stay finite, rewards plausible.
 
     learnt:   median over the first LEARN steps of the mean |scorer - sampler| over a batch's tokens
     usual:    the same over the last LEARN steps, but at least `learnt` and at most GROWN times it
@@ -11,8 +11,8 @@ else: losses stay finite, rewards plausible.
               ... above `limit`, whatever was learnt
               ... or one sample is above ONE_SAMPLE * limit
 
-A *source* is what one worker, or one of its servers, sampled under one load of one version. Tokens
-behind a pull within their sample are left out: a kept cache differs there by design.
+A *source* is a worker, or one of its servers, with one load of one version. Tokens behind a pull
+within their sample are left out: a kept cache differs there by design.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from rlstreams.schemas.events import ScoredTrajectory, Segment
 from rlstreams.streams.tokens import SAMPLED
 from rlstreams.workers.config.operation import GuardSection
 
-MEAN = "mismatch_mean"  # the same of a step, in its metrics
-LEARN = 8  # steps: the median of fewer moves with a single batch; a fault in half of them hides
-GROWN = 3.0  # times: noise grows with a policy that moves; a sampler left behind grows on
+MEAN = "mismatch_mean"  # name of the mean in a step's metrics
+LEARN = 8  # steps: one batch moves the median of fewer; half of them may be faulty
+GROWN = 3.0  # times: noise grows as the policy moves; a sampler left behind exceeds it
 EARLY = 2.0  # times the factor while fewer are known: one batch may be three times another
-FLOOR = 2e-3  # nats: less moves no importance weight by more than 0.2 %, and no learning with it
-ONE_SAMPLE = 10.0  # times `limit`: a short sample is so far by chance alone in no sound engine
-FEWEST = 256  # tokens of a source: below, a few of them make its mean
-SURE = 3.0  # standard errors: in 16 bits few tokens, far apart, make most of a mean
+FLOOR = 2e-3  # nats: less changes no importance weight by more than 0.2 %, and no learning
+ONE_SAMPLE = 10.0  # times `limit`: no sound engine is so far off by chance, even in a short sample
+FEWEST = 256  # tokens of a source: with fewer, a few of them decide its mean
+SURE = 3.0  # standard errors: in 16 bits a few tokens, far apart, make most of a mean
 FEWEST_OF_SAMPLE = 16
-SHOWN = 4  # tokens of the worst sample
+SHOWN = 4  # tokens of the worst sample in the alarm
 
 
 class Source(NamedTuple):
-    """What sampled a segment."""
+    """Sampler of a segment: worker, engine and load."""
 
     worker: str
-    engine: str  # with the server's address where it has one
+    engine: str  # with the server's address, if it has one
     policy_version: int
     load_id: str
 
@@ -68,13 +68,13 @@ class Compared:
 
     @property
     def distance_N(self) -> npt.NDArray[np.float32]:
-        """Nats."""
+        """Absolute difference of the two log-probs, nats."""
         distance: npt.NDArray[np.float32] = np.abs(self.scorer_N - self.sampler_N)
         return distance
 
 
 def compared(samples: Iterable[ScoredTrajectory]) -> Iterator[Compared]:
-    """What can be compared of a batch."""
+    """Segments of a batch that can be compared."""
     for scored in samples:
         trajectory = scored.trajectory
         own = [s for s in trajectory.segments if s.author == "policy" and len(s.token_ids)]
@@ -100,7 +100,7 @@ def _source(worker: str, engine: str, segment: Segment) -> Source:
 
 
 def usual(steps: Sequence[float]) -> float:
-    """What is noise now, nats: of the last steps, but within `GROWN` times that of the first.
+    """The usual noise, nats: of the last steps, but within `GROWN` times that of the first.
 
     Args:
         steps: the mean of each step so far, at least one.
@@ -110,7 +110,7 @@ def usual(steps: Sequence[float]) -> float:
 
 
 def band(steps: Sequence[float], factor: float) -> float:
-    """The largest mean that is taken for noise, nats; without a step before: any.
+    """The largest mean that counts as noise, nats; infinite before the first step.
 
     Args:
         steps: the mean of each step so far.
@@ -122,7 +122,7 @@ def band(steps: Sequence[float], factor: float) -> float:
 
 
 def alarm(parts: Sequence[Compared], steps: Sequence[float], by: GuardSection) -> str:
-    """What is wrong with a batch, in a sentence or two; "": nothing."""
+    """Problem of a batch, in a sentence or two; "": none."""
     if not parts:
         return ""
     is_whole = all(part.is_whole for part in parts)
@@ -165,7 +165,7 @@ def _mean(parts: Iterable[Compared]) -> float:
 
 
 def _surely(parts: Iterable[Compared]) -> float:
-    """What the mean is at least, by `SURE` standard errors."""
+    """Lower bound of the mean, by `SURE` standard errors."""
     distance_N = np.concatenate([part.distance_N for part in parts]).astype(np.float64)
     return float(distance_N.mean() - SURE * distance_N.std() / math.sqrt(len(distance_N)))
 
@@ -178,7 +178,7 @@ def _by_source(parts: Iterable[Compared]) -> Mapping[Source, list[Compared]]:
 
 
 def _worst_sample(parts: Sequence[Compared]) -> tuple[str, float, bool]:
-    """Its name, its mean, and whether it has enough tokens for one."""
+    """The worst sample: its name, its mean, and whether it has enough tokens for one."""
     by_sample: dict[str, list[Compared]] = {}
     for part in parts:
         by_sample.setdefault(part.sample, []).append(part)
@@ -199,29 +199,29 @@ def _tokens(parts: Sequence[Compared], sample: str) -> str:
         np.concatenate([getattr(part, name) for part in own])
         for name in ("ids_N", "sampler_N", "scorer_N")
     )
-    told = [
+    tokens = [
         f"token {ids[at]}: {sampler[at]:.3f} and {scorer[at]:.3f}"
         for at in np.argsort(-distance_N, kind="stable")[:SHOWN]
     ]
-    return ", ".join(told)
+    return ", ".join(tokens)
 
 
 class Guard:
-    """Looks at each batch before it is trained, and remembers what the steps before had."""
+    """Checks each batch before its step, and keeps the means of the steps before."""
 
     def __init__(self, by: GuardSection) -> None:
         self._by = by
-        self._steps: list[float] = []  # of each step, nats
-        self._is_compared = False  # the batch that was looked at last
+        self._steps: list[float] = []  # mean of each step, nats
+        self._is_compared = False  # whether the batch looked at last had comparable tokens
 
     def learn(self, metrics: Mapping[str, float]) -> None:
-        """A step, in order; those of the log too, so a restart knows what they had."""
+        """Take a step's metrics, in order; also of steps in the log, after a restart."""
         mean = metrics.get(MEAN)
         if mean is not None:
             self._steps.append(mean)
 
     def look(self, samples: Iterable[ScoredTrajectory]) -> str:
-        """What is wrong with a batch; "": nothing, or nobody asks."""
+        """Problem of a batch; "": none, or the guard is off."""
         if self._by.action == "off":
             return ""
         parts = list(compared(samples))
@@ -229,7 +229,7 @@ class Guard:
         return alarm(parts, self._steps, self._by)
 
     def look_behind(self, metrics: Mapping[str, float], version: int) -> str:
-        """The same of a step that is made, where its log-probs were only computed in it."""
+        """The same for a step that is done, if its log-probs were only computed in it."""
         if self._is_compared:
             return ""
         mean, most = metrics.get(MEAN), min(self._by.limit, band(self._steps, self._by.factor))
@@ -243,5 +243,5 @@ class Guard:
 
     @property
     def pauses(self) -> bool:
-        """Or it warns only."""
+        """Whether an alarm pauses the run; else it only warns."""
         return self._by.action == "pause"

@@ -1,7 +1,7 @@
-"""What the trainer writes: steps, drops, heartbeats, versions; each in a transaction of its own.
+"""Writer of the trainer's events: steps, drops, heartbeats, versions; each in its own transaction.
 
-Everything is written through one producer under one epoch. An aborted commit is retried unchanged:
-none of it took effect.
+All events go through one producer under one epoch. An aborted commit is retried unchanged: none of
+it took effect.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from rlstreams.workers.weights.channel import Manifest, WeightServer
 from rlstreams.workers.weights.store.writer import Stored
 
 HEARTBEAT_S = 2.0
-POINTED_S = 10.0  # between two heartbeats, whatever else is written: they point to the claim
+POINTED_S = 10.0  # longest time between two heartbeats: they point to the claim
 _ROUTINE = (
     "training",
     "waiting",
     "offloaded",
-)  # who goes from one to the other tells it when it is time
-_REPORTED = {"training": "working", "redo": "starting", "done": "stopped"}  # as any role says it
+)  # a change among these waits for the next heartbeat
+_REPORTED = {"training": "working", "redo": "starting", "done": "stopped"}  # in reports
 
 
 class LedgerWriter:
@@ -63,7 +63,7 @@ class LedgerWriter:
     ) -> None:
         self.state, self._detail, self._trouble = "redo", "", ""
         self._next_step = next_step
-        self._num_micro_batches = 0  # as it was counted last
+        self._num_micro_batches = 0  # at the last count
         self._log = context.log
         self._beat = context.beat
         self._worker = context.worker
@@ -75,29 +75,29 @@ class LedgerWriter:
         self._claim_offset = claim_offset
         self._next_heartbeat = 0.0
         self._pointed_s = 0.0
-        self._told = ""
-        self._written: set[int] = set()  # offsets in `steps`, until they were met there
-        self.newest_offset = claim_offset  # of what was written there
+        self._sent_state = ""
+        self._written: set[int] = set()  # offsets in `steps`, until they are read there
+        self.newest_offset = claim_offset  # of its events there
 
     def met(self, offset: int) -> bool:
-        """Whether the event at this offset of `steps` is ours; asked once."""
+        """Whether the event at this offset of `steps` is ours; may be asked once."""
         if offset not in self._written:
             return False
         self._written.remove(offset)
         return True
 
     def disown(self, offsets: Sequence[int]) -> None:
-        """Tell every reader that these events under our epoch are not ours."""
+        """Announce to every reader that these events under our epoch are not ours."""
         event = self._beat_event(disowned=tuple(offsets))
         self._commit([outgoing(STEPS, event)])
 
-    def tell(self, state: str, detail: str = "") -> None:
-        """What the trainer does from now on; with the next heartbeat and report."""
+    def set_state(self, state: str, detail: str = "") -> None:
+        """Set the trainer's state; the next heartbeat and report carry it."""
         self.state, self._detail = state, detail
         self._report()
 
     def trouble(self, text: str) -> None:
-        """What goes wrong beside training, and does not stop it; "" where nothing does."""
+        """Set a problem beside training that does not stop it; "": none."""
         if text != self._trouble:
             self._trouble = text
             self._report()
@@ -107,35 +107,37 @@ class LedgerWriter:
         self._reporter.state(_REPORTED.get(self.state, self.state), detail)
 
     def while_reading(self, num_records: int) -> None:
-        """Called while reading takes long: alive, and not stuck as long as records come."""
+        """Report progress while reading takes long: alive, and not stuck while records come."""
         if num_records:
             self._reporter.count(fetched_records=num_records)
             self._beat()
         self.heartbeat()
 
     def progressed(self, num_micro_batches: int) -> None:
-        """Micro-batches begun so far: the supervisor sees progress within a long step."""
+        """Count micro-batches begun so far: the supervisor sees progress within a long step."""
         if num_micro_batches > self._num_micro_batches:
             self._reporter.count(micro_batches=num_micro_batches - self._num_micro_batches)
             self._num_micro_batches = num_micro_batches
 
     def saved(self) -> None:
-        """A checkpoint is whole."""
+        """Count a checkpoint that is whole."""
         self._reporter.count(checkpoints=1)
 
     def heartbeat(self) -> None:
-        """Say that the owner lives: two seconds after it last wrote to `steps`.
+        """Write a heartbeat if one is due: two seconds after the last record in `steps`.
 
-        And at each change of state, but for those that come with every step: `steps` is kept for
-        ever, and what is written into it anyway tells as much. In any case every ten seconds: who
-        joins learns from it where the claim lies.
+        Also at each change of state, except those that come with every step: `steps` is kept for
+        ever, and its other records show as much. In any case every ten seconds: a worker that joins
+        learns from it where the claim lies.
         """
         records = self._reporter.due()
         state = self.state
-        has_changed = state != self._told and not (state in _ROUTINE and self._told in _ROUTINE)
+        has_changed = state != self._sent_state and not (
+            state in _ROUTINE and self._sent_state in _ROUTINE
+        )
         now_s = time.monotonic()
         if now_s >= min(self._next_heartbeat, self._pointed_s + POINTED_S) or has_changed:
-            self._told, self._pointed_s = state, now_s
+            self._sent_state, self._pointed_s = state, now_s
             records.append(outgoing(STEPS, self._beat_event()))
         self._commit(records)
 
@@ -153,7 +155,7 @@ class LedgerWriter:
     def prove(self) -> None:
         """Write a heartbeat now.
 
-        Raises:
+        FencedError: this trainer is no longer the owner.
             FencedError: we are no longer the owner.
         """
         self._next_heartbeat = 0.0
@@ -167,7 +169,7 @@ class LedgerWriter:
         closed: ClosedGroups,
         positions: Sequence[PartitionPosition],
     ) -> None:
-        """The step is done."""
+        """Commit a step."""
         finished_ms = now_ms()
         event = StepCompleted(
             **self._ours,
@@ -215,7 +217,7 @@ class LedgerWriter:
         closed: ClosedGroups,
         letters: Sequence[DeadLetter],
     ) -> None:
-        """These groups are closed without a step; dead letters say why their bytes were unfit."""
+        """Commit that groups are closed without a step, with dead letters of unfit records."""
         records = [outgoing(DEAD_LETTERS, letter) for letter in letters]
         if groups:
             event = GroupsDropped(
@@ -228,13 +230,13 @@ class LedgerWriter:
         self._commit(records)
 
     def pause(self, reason: str) -> None:
-        """Every role pauses, until an operator resumes the run."""
+        """Have every role pause, until an operator resumes the run."""
         event = desired(self._ours["run"], PAUSED, by=self._worker, reason=reason)
         self._commit([outgoing(CONTROL, event)])
         self._log.error("paused", why=reason)
 
     def redone(self, redone: Redone) -> None:
-        """Steps were done again, and their weights compared; or a checkpoint was passed over."""
+        """Commit the result of a redo, or the checkpoints that it passed over."""
         if not redone.num_steps and not redone.passed_over:
             return
         event = StepsRedone(
@@ -250,7 +252,7 @@ class LedgerWriter:
         self._log.info("redone", steps=redone.num_steps, equal=redone.num_equal)
 
     def drifted(self, step: int, policy_version: int, expected: str, actual: str) -> None:
-        """A redo gave other weights; they go on under a number of their own."""
+        """Commit that a redo gave other weights, which go on under a version of their own."""
         event = RedoDrifted(
             **self._ours,
             step=step,
@@ -263,7 +265,7 @@ class LedgerWriter:
         self._log.warning("redo_drifted", step=step, policy_version=policy_version)
 
     def published(self, step: int, manifest: Manifest, server: WeightServer) -> None:
-        """The version can be pulled."""
+        """Announce that the version can be pulled."""
         event = PolicyPublished(
             model=self._ours["run"],
             policy_version=manifest.policy_version,
@@ -284,7 +286,7 @@ class LedgerWriter:
         )
 
     def stored(self, news: Sequence[Stored]) -> None:
-        """Versions are in the store; others were passed over."""
+        """Announce versions in the store, and those that were passed over."""
         ours = {name: self._ours[name] for name in ("epoch", "instance")}
         events = [
             PolicyStored(

@@ -1,4 +1,4 @@
-"""Publication of versions: served and announced behind a commit, pulled by whoever asks."""
+"""Publication of versions: served and announced after a commit, pulled by workers on request."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ class Publisher:
         self._writer.published(step, manifest, self._server)
         if self._store is not None:
             yield compute(self._store.take, manifest, weights)
-        # After the commit, which a trainer that was replaced does not get through.
+        # After the commit, which a replaced trainer does not get through.
         self._server.retire(self._section.versions_served)
         self.seconds = time.monotonic() - started_s
 
     def finish(self) -> None:
-        """Until who listens has the last version: it is evaluated, and nobody else has it."""
+        """Wait until connected receivers have the last version: it is evaluated, and only here."""
         if self._store is not None:
             self._store.finish(self._section.pull_deadline_s)
         self._server.finish(self._section.pull_deadline_s)
 
     def serve(self) -> None:
-        """Pass on who asked for a version since the last call, and say what is in the store."""
+        """Pass on pull requests since the last call, and announce versions that were stored."""
         for record in self._foreign.readable(self._pulls.poll(100, 0.0)):
             if isinstance(record.event, PullRequested):
                 self._server.serve(record.event)

@@ -1,4 +1,4 @@
-"""Keeps recovery possible while the trainer runs: checkpoint, retention, redo."""
+"""Recovery of a running trainer: checkpoints in time for retention, and redo from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlstreams.workers.trainer.training.checkpoint import (
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.channel import WeightError
 
-LOOK_EVERY_S = 1.0  # at the age of what redo needs
+LOOK_EVERY_S = 1.0  # at the age of the records that a redo needs
 
 
 class Recovery:
@@ -66,12 +66,13 @@ class Recovery:
         check_open(ledger.positions, beginnings, ledger.last_step)
 
     def come_back(self) -> Coroutine[Redone]:
-        """Load the newest checkpoint that the ledger confirms, and do the steps since again.
+        """Load the newest checkpoint that the ledger confirms, and redo the steps since.
 
         Where a redo must be exact it ends at the first unequal step.
 
         Raises:
-            RetentionError, RedoError: the log no longer has, or never had, what the ledger says.
+            RetentionError, RedoError: the log no longer has, or never had, the records of the
+                ledger.
         """
         begins, passed_over = yield self._compute(self._restore)
         for passed in passed_over:
@@ -101,10 +102,10 @@ class Recovery:
         return replace(redone, passed_over=passed_over)
 
     def _restore(self) -> tuple[str, tuple[PassedOverCheckpoint, ...]]:
-        """Load the newest checkpoint that is whole and confirmed, or stay at the model folder;
-        where redo begins, for people, and newer checkpoints that were not taken."""
+        """Load the newest checkpoint that is whole and confirmed, or stay at the model folder; the
+        start of the redo, for people, and newer checkpoints that were passed over."""
         self._store.clean(self._ledger.epoch)
-        unfit: dict[str, str] = {}  # whole and confirmed, and yet not this model's
+        unfit: dict[str, str] = {}  # whole and confirmed, but not this model's
 
         def against(manifest: Manifest) -> str:
             return unfit.get(manifest.name) or objection(self._run, self._ledger, manifest)
@@ -124,9 +125,9 @@ class Recovery:
                 return f"checkpoint {manifest.name} of step {manifest.step}", found.passed_over
 
     def _refuse_no_base(self, passed_over: Sequence[PassedOverCheckpoint]) -> None:
-        """A branch begins with its checkpoint, as another run does with the model folder.
+        """Refuse to redo a branch from the model folder: it begins with its checkpoint.
 
-        Raises ConfigError: this is one, and has none that it can start from.
+        Raises ConfigError: this run is a branch, and has no checkpoint to start from.
         """
         if (branch := self._ledger.branch) is None:
             return
@@ -139,7 +140,7 @@ class Recovery:
         )
 
     def used(self, raws: Iterable[RawRecord]) -> None:
-        """The newest step used these records."""
+        """Note the records of the newest step."""
         self._span.add(raws)
 
     def is_due(self, step: int, ends: Callable[[], Mapping[Partition, int]]) -> bool:
@@ -162,12 +163,12 @@ class Recovery:
     def save(self, step: int, policy_version: int) -> Coroutine[None]:
         """Write a checkpoint of the present weights, unless there is one of their step.
 
-        Call it only after the step's commit: a checkpoint is never ahead of the log. Older ones are
-        removed only by who is still the owner behind it.
+        Call it only after the step's commit: a checkpoint is never ahead of the log. Only a trainer
+        that is still the owner after it removes older ones.
         """
         if self.saved_step == step:
             return
-        self._writer.tell("saving", f"a checkpoint of step {step}")
+        self._writer.set_state("saving", f"a checkpoint of step {step}")
         epoch = self._ledger.epoch
         manifest = Manifest(
             run=self._run,

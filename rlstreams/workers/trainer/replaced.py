@@ -1,7 +1,8 @@
-"""Why a trainer ends that slept while somebody else took over: because of that, whatever it met.
+"""Errors of a replaced trainer: whatever it met first, it ends because it was replaced.
 
-Who slept may find files removed, records expired, deadlines over. Status 75 tells its supervisor
-that a successor is at work; any other one would restart it as if it had failed, or end the run.
+A trainer that slept may find files removed, records expired, deadlines over. Status 75 reports to
+its supervisor that a successor is at work; after any other status the supervisor would restart it
+as if it had failed, or end the run.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from contextlib import contextmanager
 from rlstreams.streams.log.errors import BrokerError, FencedError, OutcomeUnknownError
 from rlstreams.workers.loop.stall import StuckError
 
-# To ask once more would not help: a commit failed, or what is reported with it is refused again.
+# After these another request would not help: a commit failed, or would be refused again.
 _FINAL = (FencedError, OutcomeUnknownError, StuckError)
-FINAL_IN_LOOP = (BrokerError, *_FINAL)  # where most of what a broker refuses is a commit
+FINAL_IN_LOOP = (BrokerError, *_FINAL)  # there a broker mostly refuses a commit
 
 
 @contextmanager
 def unless_replaced(
     ask: Callable[[], None], final: tuple[type[Exception], ...] = _FINAL
 ) -> Iterator[None]:
-    """What is raised inside passes through, unless we are not the owner any more.
+    """Pass errors on from the block, unless this trainer has been replaced.
 
     Args:
         ask: raises `FencedError` if somebody took over.
-        final: errors behind which nobody is asked. Outside the loop a broker's refusal is none: a
-            question that was slept through looks like a broker that is away.
+        final: errors after which `ask` is not called. Outside of the loop a broker's error is not
+            among them: a request that was slept through looks like a broker that is away.
 
     Raises:
-        FencedError: from what was met.
+        FencedError: this trainer was replaced; from the error in the block.
     """
     try:
         yield
@@ -40,6 +41,6 @@ def unless_replaced(
             ask()
         except FencedError as fenced:
             raise fenced from err
-        except Exception as other:  # noqa: BLE001  (the first error says what happened)
+        except Exception as other:  # noqa: BLE001  (the first error is the one to report)
             err.add_note(f"whether it was replaced could not be asked: {other}")
         raise

@@ -1,4 +1,4 @@
-"""What the trainer has read and not trained on yet: batches are planned from it, groups dropped."""
+"""Samples read and not trained on yet: batches are planned of them, and groups dropped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Samples:
     """Intake, planner and payloads of one trainer.
 
     Args:
-        ledger: up to the claim; closed groups and positions of the last step.
+        ledger: up to the claim; with closed groups and positions of the last step.
         while_fetching: see `fetch`.
     """
 
@@ -70,20 +70,20 @@ class Samples:
         return self._intake.positions()
 
     def plan(self, version: int) -> Plan | None:
-        """The next batch, or None: groups are missing."""
+        """The next batch, or None if groups are missing."""
         return self._admission.plan(version)
 
     def missing(self) -> str:
-        """What a plan waits for."""
+        """Text on the groups that a plan waits for."""
         num_open = self._admission.num_open_groups
         return f"for {self._section.groups_per_step} complete groups; {num_open} are begun"
 
     def take(self, plan: Plan) -> list[Payload]:
-        """The batch; what is not held is read from the log again."""
+        """Payloads of the batch; those not held are read from the log again."""
         return list(self._payloads.take([sample.seen.position for sample in plan.samples]))
 
     def after(self, plan: Plan) -> tuple[ClosedGroups, list[PartitionPosition]]:
-        """What a step of this batch closes, and from where a successor would read."""
+        """Groups closed by a step of this batch, and offsets where a successor starts."""
         low = self._intake.low_watermarks(plan.group_ids)
         positions = [
             PartitionPosition(topic=p.topic, partition=p.number, offset=offset)
@@ -92,13 +92,13 @@ class Samples:
         return self._admission.closed_after(plan.group_ids), positions
 
     def close_groups(self, group_ids: Sequence[str]) -> None:
-        """They are closed in the ledger; a plan may have known one of their samples as dead."""
+        """Release groups that the ledger closed; a plan may know one of their samples as dead."""
         self._payloads.release(self._admission.positions_of(group_ids))
         self._admission.close(group_ids)
 
     def drop(self, version: int, *, at_once: bool = False) -> None:
-        """Commit drops and dead letters, a few times a second: neither waits for a step, for a
-        dropped group lets `prompts` issue another one."""
+        """Commit drops and dead letters, a few times a second: neither waits for a step, because
+        `prompts` issues another group for each dropped one."""
         now = time.monotonic()
         if now < self._next_drop and not at_once:
             return
@@ -117,15 +117,15 @@ class Samples:
     ) -> None:
         """Drop the groups of samples that no step can take; the other groups are planned anew.
 
-        Their drop is to be committed before the next step, so a successor plans that step alike.
+        The drop must be committed before the next step, so that a successor plans that step alike.
         """
         refused: dict[str, tuple[str, str]] = {}
         for bad in untrainable:
             sample = payloads[bad.index].scored.trajectory
-            told = f"sample {sample.sample}: {bad.detail}"
-            refused.setdefault(sample.group_id, (str(bad.reason), told))
+            detail = f"sample {sample.sample}: {bad.detail}"
+            refused.setdefault(sample.group_id, (str(bad.reason), detail))
             self._intake.set_aside(payloads[bad.index], bad.reason, bad.detail)
-            self._log.warning("set_aside", group=sample.group_id, reason=bad.reason, what=told)
+            self._log.warning("set_aside", group=sample.group_id, reason=bad.reason, what=detail)
         for payload in payloads:
             self._payloads.put(payload)
         self._admission.give_back(plan, refused)

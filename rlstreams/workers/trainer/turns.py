@@ -15,14 +15,14 @@ from rlstreams.workers.trainer.training.training import Training
 
 
 class TrainerTurns:
-    """Where the trainer's memory is, and where it should be."""
+    """State of the trainer's memory: where it is, and where it should be."""
 
     def __init__(self, training: Training, writer: LedgerWriter, compute: Compute) -> None:
         self._training = training
         self._writer = writer
         self._compute = compute
         self._is_wanted = True
-        self._is_ready = False  # the redo is behind it
+        self._is_ready = False  # whether the redo is done
         self._is_over = False
         self.is_here = True
 
@@ -37,10 +37,10 @@ class TrainerTurns:
         return (self.is_here and self._is_ready) or self._is_over
 
     def between_steps(self, may_wait: Callable[[], bool]) -> Coroutine[None]:
-        """Let the memory go if it is asked for, and wait until it is back.
+        """Move the memory off the device if it is asked for, and wait until it is back.
 
         Args:
-            may_wait: False: go on without it.
+            may_wait: False: go on without the device.
         """
         self._is_ready = True
         if self._is_wanted:
@@ -49,13 +49,13 @@ class TrainerTurns:
         while self._is_away():
             if not may_wait():
                 return
-            self._writer.tell(OFFLOADED, AWAITS_TURN)
+            self._writer.set_state(OFFLOADED, AWAITS_TURN)
             yield None
         yield self._compute(self._training.learner.load_back)
         self.is_here = True
 
     def end(self) -> Coroutine[None]:
-        """Let it go for good: others have work that the last step's weights are for."""
+        """Leave the device for good: other roles have work with the last step's weights."""
         self._is_over = True
         yield from self._leave()
 

@@ -1,9 +1,9 @@
-"""Witnesses of a ledger's length: what else in the log and on disk proves that steps were made.
+"""Witnesses of a ledger's length: other proofs in the log and on disk that steps were made.
 
 A step is committed before its version is announced, before its checkpoint is written, and before
 anything is scored under it. So a later version than the ledger's proves that the end of `steps` is
 gone: Kafka truncates a log at its first damaged batch, and the run would go on from there, train
-samples again and set aside what was made under the versions that are missing.
+samples again and set aside those made under the missing versions.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ NUM_SCORES = 32  # offsets looked at before the end of each partition
 
 
 def check_tail(bus: Bus, ledger: Ledger, run: str, run_folder: Path) -> None:
-    """Return if no witness knows of a later step than `steps`.
+    """Check that no witness knows of a later step than `steps`.
 
     Raises:
-        ConfigError: the newest step of each witness that does, and how to go on.
+        ConfigError: names the newest step of each witness that does, and the way to go on.
         DeadlineError: a topic could not be read.
     """
     newest = max(ledger.last_step, ledger.last_void_step)
@@ -37,7 +37,8 @@ def check_tail(bus: Bus, ledger: Ledger, run: str, run_folder: Path) -> None:
     published = events_now(bus, bus.beginnings(POLICY_VERSIONS.name), PolicyPublished)
     later = [event for event in published if event.step > newest]
     scored = _scored(bus) if later else {}
-    # An announcement under an epoch that nobody claimed is forged, unless samples were scored so.
+    # An announcement under an epoch that was never claimed is forged, unless samples were scored
+    # so.
     confirmed = [e for e in later if scored.get(e.policy_version) == e.weight_hash]
     later = [e for e in later if e.epoch <= ledger.epoch or e in confirmed]
     if later:
@@ -60,7 +61,7 @@ def check_tail(bus: Bus, ledger: Ledger, run: str, run_folder: Path) -> None:
 
 
 def _scored(bus: Bus) -> dict[int, str]:
-    """Hash by version, of what the newest samples were scored under."""
+    """Hash by version of the weights that scored the newest samples."""
     begins, ends = bus.beginnings(SCORED.name), bus.ends(SCORED.name)
     start = {p: max(begins[p], end - NUM_SCORES) for p, end in ends.items()}
     return {

@@ -33,7 +33,7 @@ from rlstreams.workers.weights.channel import WeightServer
 from rlstreams.workers.weights.store.writer import StoreWriter
 
 POLL_S = 0.005  # of an iteration; it returns early when records are there
-PAUSE_S = 30.0  # for our own word to come back by the log
+PAUSE_S = 30.0  # for our own pause to come back by the log
 GO_ON = (
     "The run is paused. A worker that is killed pulls its weights anew; `rlstreams inspect` shows "
     "a sample. `rlstreams control resume` trains on this batch too and goes on; if this noise is "
@@ -60,14 +60,14 @@ class TrainerWorker:
         server: WeightServer,
         store: StoreWriter | None = None,
     ) -> None:
-        """Claims the run; all that is asked of the log, and opened, is behind the claim."""
+        """Claim the run; only after the claim is the log read further and anything opened."""
         self._context, self._config = context, context.config.trainer
         self._training = training
         self._log = context.log
         self._compute_thread = ThreadPoolExecutor(1, "trainer-compute")
         self._reporter = Reporter(context)
-        for what, why in training.slower.items():
-            self._log.warning(what, why=why)
+        for slowdown, why in training.slower.items():
+            self._log.warning(slowdown, why=why)
 
         def event(ledger: Ledger) -> TrainerStarted:
             numerics = versions(training.numerics)
@@ -101,49 +101,49 @@ class TrainerWorker:
         """The training loop. Each `yield` waits for a computation, while iterations go on."""
         yield from self._redo()
         yield from self._publisher.publish(self._compute, self._step, self._version)
-        idle_s = 0.0  # monotonic: since when there is nothing to do
+        idle_s = 0.0  # monotonic time at which the loop became idle; 0: it is not
         while self._step < self._target and not self._drain_until:
             yield from self._turns.between_steps(self._may_wait)
             if self._drain_until:
                 continue
             if self._recovery.is_due(self._step, self._samples.positions):
                 yield from self._recovery.save(self._step, self._version)
-                continue  # who was asked to drain meanwhile begins no step
+                continue  # a trainer asked to drain meanwhile begins no step
             plan = None if self.is_paused else self._samples.plan(self._version)
             if plan is None:
                 idle_s = idle_s or time.monotonic()
                 missing = "to be resumed" if self.is_paused else self._samples.missing()
-                self._writer.tell("waiting", missing)
+                self._writer.set_state("waiting", missing)
                 yield None
                 continue
-            self._writer.tell("training", f"step {self._step + 1}")
+            self._writer.set_state("training", f"step {self._step + 1}")
             step = self._step
             yield from self._train(plan, idle_s)
             if self._step > step:
                 yield from self._publisher.publish(self._compute, self._step, self._version)
             idle_s = 0.0
-        self._samples.drop(self._version, at_once=True)  # what is open stays open
+        self._samples.drop(self._version, at_once=True)  # groups that are still open stay open
         yield from self._turns.between_steps(self._may_wait)
-        if self._turns.is_here:  # else the steps since the last checkpoint are done again
+        if self._turns.is_here:  # else the steps since the last checkpoint are redone
             yield from self._recovery.save(self._step, self._version)
         if not self._drain_until:
             if self._context.config.shared_device("trainer"):
                 yield from self._turns.end()
-            self._writer.tell("waiting", "until workers have the last version")
+            self._writer.set_state("waiting", "until workers have the last version")
             yield self._compute(self._publisher.finish)
-        self._publisher.serve()  # what came into the store last
-        self._writer.tell("done", "")
+        self._publisher.serve()  # announces versions stored last
+        self._writer.set_state("done", "")
         self._writer.heartbeat()
         self._done = True
 
     def _train(self, plan: Plan, idle_s: float) -> Coroutine[None]:
-        """A step, or the drop of groups that no step can take. Behind it no payload is held: until
-        the next plan may be long."""
+        """Train a step, or drop groups that no step can take. Afterwards no payload is held: the
+        next plan may be far off."""
         planned_ms = now_ms()
         waited_ms = round(1000 * (time.monotonic() - idle_s)) if idle_s else 0
         payloads = self._samples.take(plan)
-        told = self._guard.look(payload.scored for payload in payloads)
-        if told and not (yield from self._alarmed(told)):
+        problem = self._guard.look(payload.scored for payload in payloads)
+        if problem and not (yield from self._alarmed(problem)):
             return
         trained: Trained | tuple[UntrainableSample, ...] = yield self._compute(
             self._training.try_train, payloads, plan.masked, plan.policy_version
@@ -155,33 +155,33 @@ class TrainerWorker:
             self._recovery.used(payload.raw for payload in payloads)
             if behind := self._guard.look_behind(trained.metrics, plan.policy_version):
                 yield from self._alarmed(behind)
-            if not told and not behind:
+            if not problem and not behind:
                 self._guard.learn(trained.metrics)
         else:
             self._samples.set_aside(plan, payloads, trained)
             self._samples.drop(self._version, at_once=True)
 
-    def _alarmed(self, told: str) -> Coroutine[bool]:
-        """Pause the run and wait until it is resumed: then what the guard saw is accepted.
+    def _alarmed(self, problem: str) -> Coroutine[bool]:
+        """Pause the run and wait until it is resumed, which accepts the guard's problem.
 
         Returns: whether to go on; False: the trainer drains.
         """
         if not self._guard.pauses:
-            self._log.warning("guard", what=told)
+            self._log.warning("guard", what=problem)
             return True
-        self._writer.pause(f"{told}. {GO_ON}")
+        self._writer.pause(f"{problem}. {GO_ON}")
         until_s = time.monotonic() + PAUSE_S
         while not self.is_paused and time.monotonic() < until_s and not self._drain_until:
             yield None
         while self.is_paused and not self._drain_until:
             yield from self._turns.between_steps(self._may_wait)
-            self._writer.tell("waiting", "to be resumed: the guard has paused the run")
+            self._writer.set_state("waiting", "to be resumed: the guard has paused the run")
             yield None
         return not self._drain_until
 
     def _complete(self, plan: Plan, trained: Trained) -> None:
-        """Commit the step; from here on it is done."""
-        # Before it, for a restart goes on behind what the dead letters are about.
+        """Commit the step, which is then done."""
+        # Before the step, because a restart goes on behind the records of the dead letters.
         self._samples.drop(self._version, at_once=True)
         self._intruders.refuse_before_step()
         self._writer.step_completed(self._step + 1, plan, trained, *self._samples.after(plan))
@@ -191,7 +191,7 @@ class TrainerWorker:
 
     def _redo(self) -> Coroutine[None]:
         """Report the redone steps. If weights differ, stop, or go on with our own under a new
-        version: only a checkpoint holds them, for no redo elsewhere makes them."""
+        version: only a checkpoint holds them, because no redo elsewhere makes them."""
         redone = yield from self._recovery.come_back()
         self._training.configure(self._config)
         self._writer.redone(redone)
@@ -205,18 +205,18 @@ class TrainerWorker:
             self._writer.drifted(self._step, self._version, expected, actual)
             self._ledger.hashes[self._version] = actual
             yield from self._recovery.save(self._step, self._version)
-            self._writer.tell("redo", "")
+            self._writer.set_state("redo", "")
 
     def turn(self) -> None:
         """Read new records, commit drops, serve pulls, advance the step, and report.
 
         Raises:
-            FencedError: a successor took over, whatever was met because of it.
+            FencedError: a successor took over, whatever error that caused here.
         """
         with unless_replaced(self._writer.prove, FINAL_IN_LOOP):
             reach(CrashPoint.POLL_BEFORE)
             num_old = self._samples.poll(POLL_S)
-            if self._writer.state in ("redo", "waiting"):  # else something else is to come forward
+            if self._writer.state in ("redo", "waiting"):  # else another count must grow
                 self._reporter.count(fetched_records=num_old)
             reach(CrashPoint.POLL_AFTER)
             self._intruders.refuse()
@@ -237,7 +237,7 @@ class TrainerWorker:
             self._done = True
 
     def drain(self) -> None:
-        """Finish the step, write a checkpoint."""
+        """Finish the step, and write a checkpoint."""
         self._drain_until = time.monotonic() + self._context.config.deadlines.drain_s
 
     def give_up_device(self) -> bool:
@@ -253,7 +253,7 @@ class TrainerWorker:
 
     @property
     def done(self) -> bool:
-        """Drained, or at the step target."""
+        """Whether it has drained, or reached the step target."""
         return self._done
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""The link that weights travel on."""
+"""Channels and servers that carry weights from the trainer to engines."""

@@ -1,9 +1,9 @@
 """The `WeightChannel` and `WeightServer` interfaces: the persistent link that carries weights.
 
 Topics carry events, the channel carries tensors. Also known as weight sync, weight transfer, refit
-or broadcast. Protocol (decision 0024): `PolicyPublished` announces a version; a worker
-that is ready answers `PullRequested`; the server sends; the worker checks the hash and confirms
-with `PolicyLoaded` before it takes work. Nobody waits for a worker that does not answer.
+or broadcast. Protocol (decision 0024): `PolicyPublished` announces a version; a worker that is
+ready answers `PullRequested`; the server sends; the worker checks the hash and confirms with
+`PolicyLoaded` before it takes work. The trainer never waits for a worker that does not answer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 
-STORE = "store"  # the channel that is beside others too: its endpoints come with `PolicyStored`
-BY_HASH, BY_TRANSFER = "weight_hash", "transfer"  # what a receiver has checked
+STORE = "store"  # the channel that is served beside another: its endpoints come with `PolicyStored`
+BY_HASH, BY_TRANSFER = "weight_hash", "transfer"  # the checks that a receiver made
 
 
 class WeightError(Exception):
@@ -33,7 +33,7 @@ class VersionGoneError(WeightError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a server offers under one version number."""
+    """A server's offer under one version number."""
 
     policy_version: int
     weight_hash: str
@@ -49,7 +49,7 @@ class Pulled:
     weight_hash: str
     num_bytes: int
     seconds: float
-    paused_s: float  # how long generation stood still
+    paused_s: float  # seconds without generation
     verified: str = BY_HASH  # or BY_TRANSFER: see `PolicyLoaded`
 
 
@@ -75,18 +75,18 @@ class WeightServer(Protocol):
         """
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """Where workers pull from."""
+        """Addresses that workers pull from."""
 
     def serve(self, request: PullRequested) -> None:
-        """A worker is ready: send it the version, or refuse with the range held; returns soon."""
+        """Send the version to a ready worker, or refuse with the range held; returns soon."""
 
     def versions(self) -> Sequence[int]:
         """Versions that can be pulled, oldest first."""
 
     def finish(self, deadline_s: float) -> None:
-        """The run is over, and its last version published: returns when whoever listens has it.
+        """Wait at the end of the run until every connected receiver has the last version.
 
-        At once where versions outlive the trainer; else after `deadline_s` at the latest.
+        Returns at once where versions outlive the trainer; else after `deadline_s` at the latest.
 
         Raises:
             WeightError: a transfer does not end.
@@ -100,7 +100,7 @@ class WeightServer(Protocol):
 
 
 class WeightSource(Protocol):
-    """What an engine of this process takes weights from."""
+    """A source of weights for an engine of this process."""
 
     def pull(
         self, published: PolicyPublished, deadline_s: float
@@ -108,7 +108,7 @@ class WeightSource(Protocol):
         """Names and tensors in sending order, on the channel's device.
 
         The iterator ends only when every byte came and the hash of all equals
-        `published.weight_hash`; what was received before is void otherwise.
+        `published.weight_hash`; until then the received tensors are void.
 
         Raises:
             VersionGoneError: no longer served.
@@ -124,18 +124,18 @@ class WeightChannel(WeightSource, Protocol):
         """`file`, `gloo`, `nccl` or `store`: matched against the endpoints of a version."""
 
     def can_pull(self, published: PolicyPublished) -> bool:
-        """Whether this channel has an endpoint of it and still finds it served."""
+        """Whether this channel has an endpoint of the version, and finds it still served."""
 
     def address(self) -> str:
-        """What names this receiver in `PullRequested`; empty where that has no meaning."""
+        """This receiver's name in `PullRequested`; empty where that has no meaning."""
 
     def order(
         self, published: PolicyPublished, deadline_s: float, *, server: str = ""
     ) -> dict[str, object]:
-        """The pull as a model server is told of it: JSON, by infra/server/README.md.
+        """The order for a model server to pull the version: JSON, by infra/server/README.md.
 
         Args:
-            server: which of the worker's servers; each is a receiver of its own.
+            server: name of one of the worker's servers; each is a receiver of its own.
 
         Raises:
             WeightError: no endpoint of this channel, or no longer served.
@@ -143,10 +143,10 @@ class WeightChannel(WeightSource, Protocol):
 
 
 def addresses_of(published: PolicyPublished, channel: str) -> list[str]:
-    """Where it is served over this channel.
+    """Addresses at which a version is served over this channel.
 
     Raises:
-        WeightError: nowhere; names the channels that it is served over.
+        WeightError: none; names the channels that serve it.
     """
     found = [end.address for end in published.endpoints if end.channel == channel]
     if not found:
@@ -170,8 +170,8 @@ def order_of(
     """The fields of an order, by infra/server/README.md; see `WeightChannel.order`.
 
     Args:
-        address: where the receiver finds the weights.
-        key: what it authenticates with; empty where nobody asks for it.
+        address: of the weights, for the receiver.
+        key: for the receiver's authentication; empty where none is asked for.
     """
     return {
         "rlstreams": PROTOCOL,

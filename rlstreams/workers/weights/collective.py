@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def device_of(backend: str) -> torch.device:
-    """Where a backend's bytes live: gloo's in host memory, NCCL's on this process's GPU."""
+    """The device of a backend's bytes: the host's memory for gloo, this process's GPU for NCCL."""
     import torch
 
     if backend == "gloo":
@@ -63,10 +63,10 @@ class CollectiveWeightServer:
         Args:
             host: address of the one interface to listen on.
             secret: the run's; pullers prove that they know it.
-            place: where snapshots lie, `weights.snapshot`.
+            place: of snapshots, `weights.snapshot`.
         """
         if backend == "nccl":
-            os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # as model servers have it
+            os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # as in model servers
         device = device or device_of(backend)
         self._backend = backend
         self._host = host
@@ -103,7 +103,7 @@ class CollectiveWeightServer:
         """Copy the weights and serve them; see `WeightServer.publish`.
 
         Raises:
-            WeightError: also where nobody can be served any more.
+            WeightError: also if the sender has failed.
         """
         self._sender.check()
         manifest = manifest_of(policy_version, weights, known_hash)
@@ -118,13 +118,13 @@ class CollectiveWeightServer:
         return manifest
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """Where the listener is; none before `open`."""
+        """The listener's address; none before `open`."""
         if self._listener is None:
             return ()
         return (Endpoint(channel=self._backend, address=self._listener.address),)
 
     def serve(self, request: PullRequested) -> None:
-        """The log lets this receiver have the version; raises as `publish` does."""
+        """Let the receiver have the version, as the log asks; raises as `publish` does."""
         self._sender.check()
         if request.channel == self._backend:
             self._sender.ask(request.address, request.policy_version, request.worker)
@@ -134,15 +134,15 @@ class CollectiveWeightServer:
         return self._snapshots.versions()
 
     def finish(self, deadline_s: float) -> None:
-        """Until all that are connected have the newest version; see `WeightServer`."""
+        """Wait until all connected receivers have the newest version; see `WeightServer`."""
         self._sender.withdraw(deadline_s)
 
     def retire(self, keep: int) -> None:
-        """Stop serving all but the newest; one that is being sent arrives."""
+        """Stop serving all but the newest `keep`; a version that is being sent still arrives."""
         self._snapshots.retire(keep)
 
     def close(self) -> None:
-        """End transfers, let nobody in; idempotent."""
+        """End transfers, and accept no further link; idempotent."""
         if self._listener is not None:
             self._listener.close()
             self._sender.close()
@@ -159,17 +159,17 @@ class CollectiveWeightChannel:
         self._pulling = threading.Lock()
 
     def can_pull(self, published: PolicyPublished) -> bool:
-        """Whether it has an endpoint of this channel; the server may still refuse."""
+        """Whether the version has an endpoint of this channel; the server may still refuse."""
         return any(end.channel == self.name for end in published.endpoints)
 
     def address(self) -> str:
-        """This receiver's name: the trainer sends to whoever asks by it in the log."""
+        """This receiver's name: the trainer sends to receivers that the log names."""
         return self._id
 
     def order(
         self, published: PolicyPublished, deadline_s: float, *, server: str = ""
     ) -> dict[str, object]:
-        """What a model server is told; see `WeightChannel.order`."""
+        """The order for a model server; see `WeightChannel.order`."""
         receiver = f"{self._id}.{server}" if server else self._id
         return order_of(
             published,
@@ -189,7 +189,7 @@ class CollectiveWeightChannel:
         until_s = time.monotonic() + deadline_s
         fresh = FreshTensors(parse_layout(published.layout), device_of(self.name))
         version = published.policy_version
-        # A link serves one at a time, and a worker of several servers pulls for each.
+        # A link serves one pull at a time, and a worker of several servers pulls for each.
         if not self._pulling.acquire(timeout=deadline_s):
             raise WeightError(
                 f"policy version {version} over {self.name}: another pull of this worker "

@@ -4,9 +4,9 @@ The server writes to a temporary file, syncs and renames, so a file with the fin
 The number and the hash are in the name and in the file's header; kept versions can be read without
 a server, also by a worker that starts after the trainer has exited.
 
-A suspended trainer that wakes up next to its successor does no harm here: what it would write has
-another name or the same bytes, it removes nothing newer than what it published itself, and its
-unfinished file was deleted at the successor's first version.
+A suspended trainer that wakes up next to its successor does no harm here: its files have other
+names or the same bytes, it removes nothing newer than its own last version, and its unfinished
+file was deleted at the successor's first version.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _PATTERN = "v*-*.safetensors"
 
 
 def file_name(policy_version: int, weight_hash: str) -> str:
-    """`v00000007-0123456789ab.safetensors`."""
+    """Name of a version's file, as `v00000007-0123456789ab.safetensors`."""
     return f"v{policy_version:08d}-{weight_hash[:_HASH_DIGITS]}.safetensors"
 
 
 def _files(folder: Path) -> dict[int, Path]:
-    """The versions in a folder, oldest first."""
+    """Files of the versions in a folder, oldest first."""
     return {int(path.name[1:].partition("-")[0]): path for path in sorted(folder.glob(_PATTERN))}
 
 
@@ -50,15 +50,15 @@ class FileWeightServer:
     """The trainer's end: a folder of versions, of which the newest `keep` stay."""
 
     def __init__(self, folder: Path | str, keep: int) -> None:
-        """Serve what is in `folder`. Nothing is touched before the first version."""
+        """Serve the files in `folder`. Nothing is touched before the first version."""
         self._folder = Path(folder).resolve()
         self._keep = keep
-        self._newest: int | None = None  # of those that we published
+        self._newest: int | None = None  # of the versions published here
         self._epoch = 0
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def open(self, epoch: int) -> None:
-        """Whose unfinished files are whose is told by the epoch; a folder serves whoever reads."""
+        """Keep the epoch, which marks unfinished files; a folder serves every reader."""
         self._epoch = epoch
 
     def publish(
@@ -67,10 +67,10 @@ class FileWeightServer:
         weights: Mapping[str, torch.Tensor],
         known_hash: str | None = None,
     ) -> Manifest:
-        """Write the version; see `WeightServer.publish`. Older ones beyond `keep` go.
+        """Write the version; see `WeightServer.publish`. Older ones beyond `keep` are removed.
 
-        The first call removes what predecessors left half-written. Not the constructor: who makes
-        a server may still find that another trainer is alive, and writing.
+        The first call removes half-written files of predecessors. The constructor does not: its
+        caller may still find that another trainer is alive, and writing.
         """
         if self._newest is None:
             remove_left_overs(self._folder, self._epoch)
@@ -93,19 +93,19 @@ class FileWeightServer:
         return (Endpoint(channel=CHANNEL, address=str(self._folder)),)
 
     def serve(self, request: PullRequested) -> None:
-        """Nothing to do: workers read the files."""
+        """Do nothing: workers read the files."""
 
     def versions(self) -> Sequence[int]:
         """Versions that can be pulled, oldest first."""
         return list(_files(self._folder))
 
     def finish(self, deadline_s: float) -> None:
-        """Nothing to do: files stay."""
+        """Do nothing: files stay."""
 
     def retire(self, keep: int) -> None:
-        """Remove all but the newest `keep` versions. A reader that has one open keeps it.
+        """Remove all but the newest `keep` versions. A reader that has a file open keeps it.
 
-        Versions above the newest that we published are a successor's, and not counted.
+        Versions above the newest one published here are a successor's, and not counted.
         """
         newest = -1 if self._newest is None else self._newest
         ours = [path for version, path in _files(self._folder).items() if version <= newest]
@@ -113,7 +113,7 @@ class FileWeightServer:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Nothing to release: the files stay."""
+        """Do nothing: the files stay."""
 
 
 def _write(
@@ -131,7 +131,7 @@ def _write(
 
 
 class FileWeightChannel:
-    """A worker's end: reads what the endpoint's folder holds."""
+    """A worker's end: reads the files in the endpoint's folder."""
 
     name = CHANNEL
 
@@ -143,7 +143,7 @@ class FileWeightChannel:
             return False
 
     def address(self) -> str:
-        """A file has no receiver."""
+        """Empty: a file has no receiver."""
         return ""
 
     def order(
@@ -165,7 +165,7 @@ class FileWeightChannel:
             tensors = read(path, published.weight_hash)
         except PullError as err:
             if err.kind == "gone":
-                self._find(published)  # raises: it is there no longer
+                self._find(published)  # raises: the file was removed since
             raise WeightError(f"policy version {published.policy_version}: {err}") from err
         if difference := layout_difference(expected=published.layout, found=layout_of(tensors)):
             raise WeightError(f"{path}: {difference}")

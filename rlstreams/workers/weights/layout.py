@@ -1,4 +1,4 @@
-"""What a version is made of: names, dtypes, shapes, and the one definition of its hash.
+"""Layout of a version: names, dtypes, shapes; and the one definition of its hash.
 
 Tensors travel and are hashed in name order. Trainer, servers and receivers all use these
 functions, so a hash computed anywhere means the same content everywhere.
@@ -19,12 +19,12 @@ _SHOWN = 3  # differences named in a message
 
 
 class LazyWeights(Mapping[str, "torch.Tensor"]):
-    """Weights whose bytes cost something to have; `facts` tells dtypes and shapes for nothing."""
+    """Weights that are costly to load or gather; `facts` gives dtypes and shapes at no cost."""
 
     facts: Mapping[str, torch.Tensor]
 
     def sums(self) -> Mapping[str, torch.Tensor]:
-        """What `link/weight_hash.py` adds up of tensors, where that needs less than the tensors."""
+        """Sums for `link/weight_hash.py`, of tensors whose sums cost less than the tensors."""
         return {}
 
 
@@ -44,7 +44,7 @@ def parse_layout(layout: str) -> list[tuple[str, str, tuple[int, ...]]]:
     """Name, dtype and shape of each tensor, in sending order.
 
     Raises:
-        WeightError: not a layout, a name twice, or not in name order.
+        WeightError: no layout, or a name is repeated or not in order.
     """
     try:
         rows = [(str(n), str(dtype), tuple(map(int, s))) for n, dtype, s in json.loads(layout)]
@@ -57,7 +57,7 @@ def parse_layout(layout: str) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 def layout_difference(*, expected: str, found: str) -> str:
-    """What differs, in words; empty if nothing does."""
+    """Differences of two layouts, in words; empty if there are none."""
     if expected == found:
         return ""
     ours, theirs = (
@@ -93,7 +93,7 @@ def size_bytes(weights: Mapping[str, torch.Tensor]) -> int:
 def manifest_of(
     policy_version: int, weights: Mapping[str, torch.Tensor], known_hash: str | None
 ) -> Manifest:
-    """What is offered of these weights; their hash is computed where it is not known."""
+    """The manifest of these weights; their hash is computed where it is not known."""
     return Manifest(
         policy_version=policy_version,
         weight_hash=known_hash or weight_hash(weights),

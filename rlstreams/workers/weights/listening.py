@@ -10,11 +10,11 @@ from typing import Any
 
 from rlstreams.workers.weights.link.frames import Connection
 
-_LOOK_EVERY_S = 0.1  # whether it is closed
+_LOOK_EVERY_S = 0.1  # at `close`
 
 
 class LinkServer(socketserver.ThreadingTCPServer):
-    """Where no file descriptor or thread is free, one connection has to wait or to come again."""
+    """If no file descriptor or thread is free, a connection has to wait or to come again."""
 
     daemon_threads = True
     block_on_close = False
@@ -26,12 +26,12 @@ class LinkServer(socketserver.ThreadingTCPServer):
         """Listen on `host`, and on no other interface.
 
         Args:
-            port: 0: a free one.
+            port: 0 takes any free port.
 
         Raises:
             OSError: no such address here, or the port is taken.
         """
-        self.allow_reuse_address = port > 0  # at once after one that was killed
+        self.allow_reuse_address = port > 0  # reusable at once after a killed predecessor
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), socketserver.BaseRequestHandler)
         self._serve = serve
@@ -42,10 +42,10 @@ class LinkServer(socketserver.ThreadingTCPServer):
         ).start()
 
     def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (as there)
-        """In the connection's thread."""
+        """Serve a connection, in its thread."""
         self._serve(Connection(request, f"{client_address[0]}:{client_address[1]}"))
 
     def close(self) -> None:
-        """Accept nobody any more; idempotent."""
+        """Accept no further connection; idempotent."""
         self.shutdown()
         self.server_close()

@@ -1,6 +1,6 @@
-"""Who is connected to a weight server: a listener, and one thread per authenticated link.
+"""Members of a weight server: a listener, and one thread per authenticated link.
 
-Links only hand on what they hear; the sender's thread alone decides.
+Links only pass frames on; the sender's thread alone decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HANDSHAKE_S = 5.0
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Member:
-    """One receiver that is connected."""
+    """One connected receiver."""
 
     hello: Hello
     link: Connection
@@ -35,42 +35,42 @@ class Member:
     mode: str = "in_place"
     ranks: int = 1
     engine: str = ""
-    gpu: str = ""  # empty: none, or a plugin that does not tell
-    wants: int | None = None  # a version
+    gpu: str = ""  # empty: none, or a plugin that does not report it
+    wants: int | None = None  # the version it asks for
     settled: int | None = None  # the version that it got, or was refused, last
-    worker: str = ""  # that asked for it in the log
+    worker: str = ""  # the worker that asked for it in the log
     since_s: float = 0.0
     tries: int = 0
     has_no_ipc: bool = False  # it is on the sender's GPU, and no link was formed there
-    gone: str = ""  # why
-    answers: dict[str, Frame] = field(default_factory=dict)  # last word, by group
+    gone: str = ""  # reason that its link ended
+    answers: dict[str, Frame] = field(default_factory=dict)  # last frame by group
 
     @property
     def label(self) -> str:
-        """For logs and errors."""
+        """Name for logs and errors."""
         rank = f" rank {self.hello.rank}" if self.ranks > 1 else ""
         who = f"receiver {self.hello.receiver}{rank} ({self.engine}, {self.link.peer})"
         return f"{self.worker or 'unknown worker'}, {who}"
 
-    def tell(self, frame: Frame) -> None:
-        """Send; a member that takes nothing is gone, which its own thread will say too."""
+    def send(self, frame: Frame) -> None:
+        """Send; a member that takes nothing is marked gone, as its own thread will report too."""
         try:
             self.link.send(frame)
         except PullError as err:
             self.gone = self.gone or str(err)
 
     def refuse(self, kind: str, error: str) -> None:
-        """It gets nothing, and why."""
+        """Refuse the wanted version, with the reason."""
         self.settled, self.wants = self.wants, None
-        self.tell({"type": "refused", "kind": kind, "error": error})
+        self.send({"type": "refused", "kind": kind, "error": error})
 
 
 def parse_rows(layout: str) -> list[Row]:
-    """The parameters that a member says it has."""
+    """Rows of the parameters that a member reported."""
     return [(str(n), str(d), tuple(map(int, s))) for n, d, s in json.loads(layout)]
 
 
-# A member's frame; or None: the link ended, and why.
+# Takes a member's frame; or None with the reason that its link ended.
 Heard = Callable[[Member, Frame | None, str], None]
 
 
@@ -100,7 +100,7 @@ class Listener:
 
     @contextlib.contextmanager
     def rendezvous(self, group_id: str, form_s: float) -> Iterator[HashStore]:
-        """In the block, members reach the store in which their group finds itself."""
+        """Open the store that members reach to form a group, within the block."""
         store = self._stores[group_id] = HashStore()
         store.set_timeout(timedelta(seconds=form_s))
         try:
@@ -109,7 +109,7 @@ class Listener:
             del self._stores[group_id]
 
     def close(self) -> None:
-        """Accept nobody any more; idempotent."""
+        """Accept no further link; idempotent."""
         self._links.close()
 
     def _serve(self, link: Connection) -> None:

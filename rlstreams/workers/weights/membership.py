@@ -1,7 +1,7 @@
-"""What the sender knows of its members: who is there, who wants what, who may have it, and when.
+"""Members of a sender, as it knows them: requests, the order to serve them in, and when.
 
-Only the sender's thread touches it. A receiver is sent to when it is connected, says that it is
-ready, and its request is in the log.
+Only the sender's thread touches it. A receiver is sent to when it is connected, has reported that
+it is ready, and its request is in the log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlstreams.workers.weights.link.frames import Frame
 from rlstreams.workers.weights.members import Member, parse_rows
 
 ASKED_KEPT = 1024
-PATIENCE_S = 2.0  # at most, for one that asked and does not get ready
+PATIENCE_S = 2.0  # longest wait for a member that asked but does not get ready
 
 
 class Membership:
@@ -25,13 +25,13 @@ class Membership:
         self._asked: dict[tuple[str, int], str] = {}  # worker, by receiver and version
 
     def ask(self, receiver: str, version: int, worker: str) -> None:
-        """A request stands in the log."""
+        """Note a request that stands in the log."""
         self._asked[receiver, version] = worker
         if len(self._asked) > ASKED_KEPT:
             del self._asked[next(iter(self._asked))]
 
     def hear(self, member: Member, frame: Frame) -> None:
-        """What a member said; one that says what nobody understands is cut off."""
+        """Take a member's frame; a member that sends an unknown one is cut off."""
         try:
             self._apply(member, frame)
         except (KeyError, TypeError, ValueError) as err:
@@ -55,18 +55,18 @@ class Membership:
                 member.settled, member.wants = member.wants, None
 
     def remove(self, member: Member, reason: str) -> None:
-        """Cut its link."""
+        """Cut a member's link, and forget it."""
         member.gone = member.gone or reason
         member.link.close()
         if member in self.members:
             self.members.remove(member)
 
     def lacking(self, version: int) -> list[Member]:
-        """Who neither got `version`, or a newer one, nor was refused it."""
+        """Members that neither got `version`, or a newer one, nor were refused it."""
         return [m for m in self.members if m.settled is None or m.settled < version]
 
     def ready(self) -> list[Member]:
-        """Who may be sent to, oldest request first."""
+        """Members that may be sent to, oldest request first."""
         able = []
         for member in self.members:
             if member.wants is not None:
@@ -75,15 +75,17 @@ class Membership:
         return sorted(able, key=lambda member: member.since_s)
 
     def window_left_s(self, ready: Sequence[Member], window_s: float, took_s: float) -> float:
-        """How long the broadcast to the first of `ready` waits yet for others that may share it.
+        """Seconds that the broadcast to the first of `ready` still waits for others that may share
+        it.
 
-        Whoever is ready stands still meanwhile. So only those are awaited who are connected, lack
-        the version and are on another GPU; and one whose request stands in the log, which is about
-        to be ready, for `took_s`: so waiting never costs more than twice what knowing would.
+        A ready member stands still meanwhile. So the wait is only for members that are connected,
+        lack the version and are on another GPU; and for `took_s` if one of them has its request in
+        the log, because it is about to be ready: so waiting never costs more than twice the best
+        choice.
 
         Args:
-            window_s: for those who have not asked.
-            took_s: what a broadcast of its own would take, the forming of a group included.
+            window_s: wait for members that have not asked.
+            took_s: time of a broadcast of its own, with the forming of a group.
         """
         oldest = ready[0]
         assert oldest.wants is not None
@@ -99,7 +101,7 @@ class Membership:
 
 
 def apart(first: Member, others: Iterable[Member]) -> list[Member]:
-    """`first`, and of the others at most one on each GPU: NCCL has one rank of a group on each."""
+    """`first`, and at most one other on each GPU: NCCL takes one rank of a group on each."""
     chosen = [first]
     taken = {first.gpu}
     for member in others:

@@ -1,4 +1,4 @@
-"""Bodies of the HTTP requests that carry an order to a server, as its own routes want them."""
+"""Bodies of the HTTP requests that carry an order to a server, in the form of its own routes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ VLLM_FINISH: dict[str, object] = {}
 
 
 def vllm_update(text: str) -> dict[str, object]:
-    """Of `POST /update_weights`."""
+    """Body of `POST /update_weights`."""
     return {"update_info": {"order": text}}
 
 
 def sglang_update(text: str, ranks: int) -> dict[str, object]:
-    """Of `POST /update_weights_from_tensor`: one payload per tensor-parallel rank.
+    """Body of `POST /update_weights_from_tensor`: one payload per tensor-parallel rank.
 
     The route takes a pickle of (name, tensor) pairs; the order is the name, the tensor is a byte.
     """

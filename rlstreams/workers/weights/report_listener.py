@@ -1,4 +1,4 @@
-"""Where model servers report what became of an order to pull weights: the worker's side.
+"""Listener for the reports of model servers on orders to pull weights: the worker's side.
 
 A pending order is one that a server was given: its text is sent through the engine's own HTTP
 route; its reports, one per rank, arrive here. Reporters authenticate with the order's own key,
@@ -25,7 +25,7 @@ from rlstreams.workers.weights.listening import LinkServer
 HANDSHAKE_S = 5.0
 REPORT_GRACE_S = 10.0  # after the order's deadline
 SILENT = "silent"  # the server did not answer the call that carried the order
-UNREPORTED = "unreported"  # it answered, or had the time to, and a rank said nothing
+UNREPORTED = "unreported"  # it answered, or had the time to, but a rank did not report
 
 Report = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ class ServerPullError(WeightError):
 
     @property
     def is_silence(self) -> bool:
-        """Whether nobody knows what the server does: it may hang."""
+        """Whether the server's state is unknown: it may hang."""
         return self.kind in (SILENT, UNREPORTED)
 
 
@@ -53,7 +53,7 @@ class ReportListener:
     def __init__(self, host: str = "127.0.0.1") -> None:
         """
         Args:
-            host: address that the servers reach us by.
+            host: address at which the servers reach this process.
 
         Raises:
             OSError: no such address here.
@@ -66,7 +66,7 @@ class ReportListener:
     def open(
         self, order: Mapping[str, object], *, kind: str = "receive", mode: str = "auto", ranks: int
     ) -> Iterator[PendingOrder]:
-        """An order to one server, under way in the block; later its reports are refused.
+        """An order to one server, pending within the block; later reports on it are refused.
 
         Args:
             order: of `WeightChannel.order`, or `describe()`.
@@ -81,12 +81,12 @@ class ReportListener:
             del self._pending[pending.order_id]
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop listening; idempotent."""
         self._links.close()
 
     def _hear(self, link: Connection) -> None:
         until_s = time.monotonic() + HANDSHAKE_S
-        with contextlib.suppress(PullError):  # it is no reporter of ours
+        with contextlib.suppress(PullError):  # no reporter of ours
             hello = admit(link, 0, lambda order_id: self._pending[order_id].key, until_s)
             pending = self._pending.get(hello.receiver)
             frame = link.receive(until_s)
@@ -96,12 +96,12 @@ class ReportListener:
 
 
 def describe(deadline_s: float) -> dict[str, object]:
-    """An order that asks a server what it is; touches nothing."""
+    """An order that asks a server for its description; touches nothing."""
     return {"rlstreams": PROTOCOL, "deadline_s": deadline_s}
 
 
 class PendingOrder:
-    """One order under way; `text` is what the server is given."""
+    """One pending order; `text` is what the server receives."""
 
     def __init__(self, order: Mapping[str, object], ranks: int) -> None:
         self.order_id = secrets.token_hex(8)
@@ -116,7 +116,7 @@ class PendingOrder:
         self._changed = threading.Condition()
 
     def reported(self, rank: int, report: object) -> None:
-        """A rank said how it went; one that cannot be of this server is nobody."""
+        """Take a rank's report; a rank that the server does not have is ignored."""
         if not isinstance(report, dict):
             said = {"ok": False, "kind": "server", "touched": True}
             report = said | {"error": f"it reports {report!r:.80}"}
@@ -126,24 +126,24 @@ class PendingOrder:
                 self._changed.notify_all()
 
     def answered(self) -> None:
-        """The server has answered all calls, so its ranks are done: a report that is not here soon
-        was lost."""
+        """Shorten the wait: the server has answered all calls, so its ranks are done, and a report
+        that does not arrive soon was lost."""
         with self._changed:
             self._until_s = min(self._until_s, time.monotonic() + REPORT_GRACE_S)
             self._changed.notify_all()
 
     def give_up(self, reason: str, *, kind: str = "server") -> None:
-        """The server died, refused the HTTP call or is silent: nobody will report."""
+        """Fail all missing reports: the server died, refused the HTTP call or is silent."""
         said = {"ok": False, "kind": kind, "error": reason, "touched": True}
         with self._changed:
             self._reports = dict.fromkeys(range(self._ranks), said) | self._reports
             self._changed.notify_all()
 
     def reports(self) -> list[Report]:
-        """Of all ranks, by rank.
+        """Reports of all ranks, by rank.
 
         Raises:
-            ServerPullError: a rank failed, or said nothing in time.
+            ServerPullError: a rank failed, or did not report in time.
         """
         with self._changed:
             while len(self._reports) < self._ranks:
@@ -167,7 +167,7 @@ class PendingOrder:
         return list(found.values())
 
     def wait(self) -> Pulled:
-        """Until every rank holds the version. `paused_s` is for the caller, who paused.
+        """Wait until every rank holds the version. `paused_s` is left to the caller, which paused.
 
         Raises:
             ServerPullError: see `reports`.

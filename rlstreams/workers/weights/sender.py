@@ -1,4 +1,4 @@
-"""The sender: one thread that decides who gets which version, grouped how, and drops dead members.
+"""The sender: one thread that decides on versions, receivers and groups, and drops dead members.
 
 Receivers that want the same bytes within a window (`Membership.window_left_s`) share a broadcast. A
 group is kept while its members stay. A failed transfer is aborted: members that answer are retried
@@ -41,34 +41,34 @@ LOOK_EVERY_S = 0.001
 
 
 class Log(Protocol):
-    """Where incidents are told."""
+    """Log for incidents."""
 
     def info(self, event: str, **fields: object) -> None:
-        """Worth knowing."""
+        """Log an event worth knowing."""
 
     def warning(self, event: str, **fields: object) -> None:
-        """Somebody is lost."""
+        """Log the loss of a member or a transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long anything may take, seconds."""
+    """Deadlines of the sender, seconds."""
 
-    window_s: float = 0.05  # in which others join a broadcast
-    form_s: float = 30.0  # a group
+    window_s: float = 0.05  # time for others to join a broadcast
+    form_s: float = 30.0  # to form a group
     stall_s: float = 20.0  # a broadcast without progress
 
 
 @dataclass(frozen=True, slots=True)
 class _Withdrawal:
-    """The trainer is through: serve nothing once all have the newest, or it is `until_s`."""
+    """Request to serve nothing once all members have the newest version, or it is `until_s`."""
 
     until_s: float
     done: threading.Event
 
 
 class Sender:
-    """Runs from `start` until `close`. What other threads bring, its own thread calls in turn."""
+    """Runs from `start` until `close`. Calls from other threads run one by one in its thread."""
 
     def __init__(
         self, backend: str, device: torch.device, snapshots: Snapshots, limits: Limits, log: Log
@@ -81,40 +81,41 @@ class Sender:
         self._membership = Membership()
         self._backend = backend
         self._groups = Groups(device, limits.stall_s)
-        self._form_s = self._send_s = 0.0  # what the last of each took
+        self._form_s = self._send_s = 0.0  # durations of the last forming and sending
         self._stopping = False
         self._withdrawal: _Withdrawal | None = None
         self._thread = threading.Thread(target=self._run, name="weight-sender", daemon=True)
 
     def start(self, listener: Listener) -> None:
-        """Begin to send to whom the listener lets in."""
+        """Begin to send to the members that the listener admits."""
         self._listener = listener
         self._thread.start()
 
     def check(self) -> None:
-        """Whether it still sends, or has not begun.
+        """Check that the sender still runs, or has not begun.
 
         Raises:
-            WeightError: its thread ended with an error, which the log holds; nobody would be served
-                any more.
+            WeightError: its thread ended with an error, which the log holds; no member would be
+                served any more.
         """
         has_begun = self._thread.ident is not None
         if has_begun and not self._thread.is_alive() and not self._stopping:
             raise WeightError("the sender of weights ended with an error; it stands in the log")
 
     def ask(self, receiver: str, policy_version: int, worker: str) -> None:
-        """The log says that a receiver is ready for a version."""
+        """Note the log's request: a receiver is ready for a version."""
         self._calls.put(partial(self._membership.ask, receiver, policy_version, worker))
 
     def hear(self, member: Member, frame: Frame | None, reason: str) -> None:
-        """A member's frame; None: its link ended, for `reason`."""
+        """Take a member's frame; None: its link ended, for `reason`."""
         self._calls.put(partial(self._heard, member, frame, reason))
 
     def withdraw(self, hold_s: float) -> None:
-        """Until every member has the newest version, or for `hold_s`; then no version is served.
+        """Wait until every member has the newest version, or for `hold_s`; then serve no version.
 
         Raises:
-            WeightError: the sender does not let go of it: a transfer stands beyond all deadlines.
+            WeightError: a transfer stands beyond all deadlines, and the sender still holds
+                versions.
         """
         request = _Withdrawal(time.monotonic() + hold_s, threading.Event())
         self._calls.put(partial(setattr, self, "_withdrawal", request))
@@ -127,10 +128,10 @@ class Sender:
                     f"versions {self._snapshots.versions()} are still being sent {longest_s:g} s "
                     "after the trainer was through"
                 )
-        self._snapshots.retire(0)  # nobody sends any more
+        self._snapshots.retire(0)  # no transfer is under way any more
 
     def close(self) -> None:
-        """End what is under way; idempotent."""
+        """End a transfer under way; idempotent."""
         self._calls.put(partial(setattr, self, "_stopping", True))
         if self._thread.is_alive():
             self._thread.join(2 * ABORT_GRACE_S)
@@ -148,7 +149,7 @@ class Sender:
             self._membership.remove(member, "the trainer ends")
 
     def _take(self, wait_s: float) -> None:
-        """Calls that are there, or the first that comes."""
+        """Run the calls that are queued, or the first that comes."""
         while True:
             try:
                 call = self._calls.get(timeout=wait_s) if wait_s else self._calls.get_nowait()
@@ -166,7 +167,7 @@ class Sender:
             self._log.info("puller_joined", puller=member.label)
 
     def _look(self) -> None:
-        """In the middle of a transfer.
+        """Run calls in the middle of a transfer.
 
         Raises:
             BrokenError: the trainer ends.
@@ -176,7 +177,7 @@ class Sender:
             raise BrokenError("the trainer ends")
 
     def _patience_s(self) -> float:
-        """Until the next window ends."""
+        """Seconds until the next window ends."""
         if ready := self._membership.ready():
             return self._window_left_s(ready)
         return IDLE_S if self._withdrawal is None else LOOK_EVERY_S
@@ -186,7 +187,7 @@ class Sender:
         return self._membership.window_left_s(ready, self._limits.window_s, took_s)
 
     def _try_withdraw(self) -> None:
-        """Here nothing is under way: between two transfers."""
+        """End a withdrawal that is due; called between two transfers."""
         if self._withdrawal is None:
             return
         versions = self._snapshots.versions()
@@ -201,7 +202,7 @@ class Sender:
 
     def _finish_withdrawal(self) -> None:
         if self._withdrawal is not None:
-            self._snapshots.retire(0)  # before somebody else asks
+            self._snapshots.retire(0)  # before another member asks
             self._withdrawal.done.set()
             self._withdrawal = None
 
@@ -215,7 +216,7 @@ class Sender:
         return None
 
     def _transfer(self, ready: list[Member]) -> Transfer | None:
-        """What to send with the oldest of them; None: it was refused."""
+        """The transfer to the oldest ready member, and to those that share it; None: refused."""
         oldest = ready[0]
         version = oldest.wants
         assert version is not None
@@ -256,7 +257,7 @@ class Sender:
         return "gloo" if member.has_no_ipc else IPC
 
     def _send(self, transfer: Transfer) -> None:
-        """One try; who is alive after a broken one stays ready."""
+        """Try a transfer once; members that are alive after a broken one stay ready."""
         num_members = len(self._membership.members)
         group_id, group, is_new = self._groups.get(transfer.members, num_members, transfer.backend)
         started_s, formed_s = time.monotonic(), 0.0
@@ -285,13 +286,13 @@ class Sender:
 
     @staticmethod
     def _free_staged() -> None:
-        """Who is on the same card needs what was staged there."""
+        """Free the staging memory, which a receiver on the same card needs."""
         import torch
 
         torch.cuda.empty_cache()
 
     def _abort(self, transfer: Transfer, error: BrokenError, *, was_formed: bool) -> None:
-        """Wait for the living to say that they heard of it."""
+        """Abort a transfer, and wait for members to confirm that they heard of it."""
         reason = str(error)
         version = transfer.policy_version
         self._log.warning("transfer_broken", policy_version=version, reason=reason)
@@ -307,7 +308,7 @@ class Sender:
         self._settle(transfer, reason)
 
     def _settle(self, transfer: Transfer, reason: str) -> None:
-        """Who left or cannot take it is named and cut off; whom others failed tries again."""
+        """Name and cut off members that left or failed; those that others failed may try again."""
         for member in transfer.members:
             answer = member.answers.pop(transfer.group_id, {"type": "left"})
             member.tries += 1

@@ -17,7 +17,7 @@ _ENTRY_POINTS = f"[vllm.general_plugins]\nrlstreams = {NAME}.vllm:register\n"
 
 
 def lay_out(folder: Path) -> Path:
-    """Write the package and its metadata under `folder`; what was there of it is replaced."""
+    """Write the package and its metadata under `folder`, in place of older ones."""
     package = folder / NAME
     shutil.rmtree(package, ignore_errors=True)
     ignore = shutil.ignore_patterns("__pycache__")
@@ -30,9 +30,9 @@ def lay_out(folder: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a server must be started with; lays the plugin out first.
+    """Environment variables for the start of a server; lays the plugin out first.
 
-    `PYTHONPATH` is put before what this process has; `NCCL_CUMEM_ENABLE` is as engines set it.
+    `PYTHONPATH` goes before this process's own; `NCCL_CUMEM_ENABLE` is as engines set it.
     """
     path = [str(lay_out(folder).resolve())]
     if os.environ.get("PYTHONPATH"):

@@ -22,7 +22,7 @@ PLACES = ("auto", "device", "pinned")
 
 
 class Snapshot:
-    """One version."""
+    """Weights of one version."""
 
     def __init__(
         self, weight_hash: str, tensors: Mapping[str, torch.Tensor], device: torch.device
@@ -43,7 +43,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """The versions held. Published by one thread, sent by another."""
+    """The versions held. One thread publishes them, another sends them."""
 
     def __init__(self, device: torch.device, place: str) -> None:
         self._device = device
@@ -56,7 +56,7 @@ class Snapshots:
     def take(
         self, policy_version: int, weight_hash: str, weights: Mapping[str, torch.Tensor]
     ) -> None:
-        """Copy; returns when the copy is whole."""
+        """Copy the weights; returns when the copy is whole."""
         with self._lock:
             spare = self._spare.pop() if self._spare else None
         tensors = self._copy(weights, spare)
@@ -64,7 +64,7 @@ class Snapshots:
             self._held[policy_version] = Snapshot(weight_hash, tensors, self._device)
 
     def lease(self, policy_version: int) -> Snapshot | None:
-        """To be sent: its memory stays until `give_back`."""
+        """A snapshot to send: its memory stays until `give_back`."""
         with self._lock:
             snapshot = self._held.get(policy_version)
             if snapshot is not None:
@@ -72,19 +72,19 @@ class Snapshots:
             return snapshot
 
     def give_back(self, snapshot: Snapshot) -> None:
-        """It is sent."""
+        """Return a leased snapshot, which was sent."""
         with self._lock:
             self._leased.remove(snapshot)
             self._reuse(snapshot)
 
     def hash_of(self, policy_version: int) -> str | None:
-        """What was published under the number."""
+        """Hash of the weights that were published as this version, or None."""
         with self._lock:
             snapshot = self._held.get(policy_version)
             return None if snapshot is None else snapshot.weight_hash
 
     def versions(self) -> list[int]:
-        """Oldest first."""
+        """Versions held, oldest first."""
         with self._lock:
             return sorted(self._held)
 
@@ -120,7 +120,7 @@ class Snapshots:
         return copies
 
     def _resolved(self, weights: Mapping[str, torch.Tensor]) -> str:
-        """Decided once: what a version takes does not change."""
+        """The place of copies, decided once: a version's size does not change."""
         import torch
 
         if self._place == "auto":

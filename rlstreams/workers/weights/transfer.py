@@ -1,7 +1,7 @@
 """One broadcast of one version to one set of members, from the first byte to their answers.
 
-Everything that waits calls `look`, which reads the members' messages; a member that left or failed
-ends the transfer at once, one that hangs ends it at the deadline.
+Every wait calls `look`, which reads the members' messages; a member that left or failed ends the
+transfer at once, one that hangs ends it at the deadline.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ KEPT_BY_MEMBER = 2
 
 
 class BrokenError(Exception):
-    """The transfer did not reach everyone; says what was seen."""
+    """The transfer did not reach all members; gives the observed reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A plan with what each transfer needs of it."""
+    """A plan with the facts that each transfer by it needs."""
 
-    wire: str  # of its bytes: equal for plans that differ in the server's names only
-    rows: list[list[object]]  # pieces as the receiver is told them
+    wire: str  # hash of its bytes: equal for plans that differ in the server's names only
+    rows: list[list[object]]  # pieces as the receiver gets them
     batches: list[Plan]
     num_bytes: int
 
 
 @lru_cache(maxsize=64)  # kinds of receivers
 def prepared(layout: str, parameters: str, mode: str, rank: int, ranks: int) -> Prepared:
-    """For weights of this layout, to a receiver that has these parameters.
+    """The plan for weights of this layout to a receiver that has these parameters.
 
     Ordered by source, not by the server's names, so that engines can share a broadcast.
 
@@ -73,9 +73,9 @@ def prepared(layout: str, parameters: str, mode: str, rank: int, ranks: int) -> 
 class Groups:
     """The groups that a sender keeps: one per set of members, made when first needed.
 
-    Ranks of one server want different bytes, so each has a group of its own, and they take turns:
-    fewer groups than members would mean that each is formed anew for each version. The least
-    recently used ones beyond what is kept go.
+    Ranks of one server want different bytes, so each has a group of its own, and they are sent to
+    one after the other: fewer groups than members would mean that each is formed anew for each
+    version. The least recently used groups beyond the limit are dropped.
     """
 
     def __init__(self, device: torch.device, stall_s: float) -> None:
@@ -86,11 +86,11 @@ class Groups:
     def get(
         self, members: Sequence[Member], connected: int, backend: str
     ) -> tuple[str, Group | IpcGroup, bool]:
-        """Id, group, and whether it must be formed first.
+        """Id and group, and whether it must be formed first.
 
         Args:
             members: in the order of their ranks.
-            connected: how many members there are in all.
+            connected: number of all members.
         """
         for broken in [key for key in self._kept if any(member.gone for member in key)]:
             self.drop(broken, "a member left")
@@ -106,24 +106,24 @@ class Groups:
         return (*kept, is_new)
 
     def drop(self, members: Sequence[Member], reason: str) -> None:
-        """Abort it, and have its members do the same."""
+        """Abort a group, and have its members do the same."""
         group_id, group = self._kept.pop(tuple(members))
         for member in members:
             if not member.gone:
-                member.tell({"type": "abort", "group": group_id, "error": reason})
+                member.send({"type": "abort", "group": group_id, "error": reason})
         group.abort()
 
     def close(self) -> None:
-        """Drop all."""
+        """Drop all groups."""
         for key in list(self._kept):
             self.drop(key, "the trainer ends")
 
 
 class Transfer:
-    """One try.
+    """One try of a broadcast.
 
     Args:
-        plans: of each member, in the order of their ranks, from 1. They differ in names only.
+        plans: of each member, in the order of their ranks, from 1; equal but for names.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Transfer:
 
     @property
     def num_bytes(self) -> int:
-        """Of one copy."""
+        """Bytes that each member receives."""
         return self._plan.num_bytes
 
     def begin(
@@ -160,7 +160,7 @@ class Transfer:
         *,
         is_new: bool,
     ) -> None:
-        """Tell each member its group, rank and plan; a new group's members meet.
+        """Send each member its group, rank and plan; a new group's members meet.
 
         Raises:
             BrokenError: not all came.
@@ -197,18 +197,18 @@ class Transfer:
                 "backend": self.backend,
                 "pieces": plan.rows,
             }
-            member.tell(frame)
+            member.send(frame)
 
     def send(self, group: Group | IpcGroup, device: torch.device) -> None:
-        """Broadcast all pieces, and tell the members their checksum.
+        """Broadcast all pieces, and send the members their checksum.
 
         Raises:
-            BrokenError: somebody left, failed, or held it up beyond the deadline.
+            BrokenError: a member left, failed, or did not progress until the deadline.
         """
         self._progress()
         streams = SideStreams(device)
         checksum = Checksum()
-        ahead = 0 if self.backend == IPC else AHEAD  # what is staged takes room on a shared card
+        ahead = 0 if self.backend == IPC else AHEAD  # staged pieces take room on a shared card
         under_way: deque[tuple[list[torch.Tensor], Pending | Crossing]] = deque()
 
         def settle() -> None:
@@ -229,18 +229,18 @@ class Transfer:
                     settle()
             while under_way:
                 settle()
-        except (PullError, RuntimeError) as err:  # torch's: the device has no room to stage it
+        except (PullError, RuntimeError) as err:  # torch's: the device has no room to stage a piece
             raise BrokenError(str(err)) from err
         with streams.summing():
             found = checksum.hexdigest()
         for member in self.members:
-            member.tell({"type": "sent", "group": self.group_id, "checksum": found})
+            member.send({"type": "sent", "group": self.group_id, "checksum": found})
 
     def await_answers(self) -> None:
-        """Until every member loaded it, failed or left.
+        """Wait until every member has loaded the version, failed or left.
 
         Raises:
-            BrokenError: somebody says nothing, or the trainer ends.
+            BrokenError: a member does not answer, or the trainer ends.
         """
         self._progress()
         while self.silent():
@@ -250,7 +250,7 @@ class Transfer:
             time.sleep(LOOK_EVERY_S)
 
     def silent(self) -> list[Member]:
-        """Who is there and has not said how it went."""
+        """Members that have neither left nor answered."""
         return [m for m in self.members if not m.gone and self.group_id not in m.answers]
 
     def _check(self) -> None:

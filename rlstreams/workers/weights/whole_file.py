@@ -1,4 +1,4 @@
-"""A file that appears under its name whole or not at all, also in a folder that is shared."""
+"""A file that appears under its name whole or not at all, even in a shared folder."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _EPOCH = re.compile(r"-e(\d+)\.tmp$")  # at the end of an unfinished file's name
 
 
 def unfinished_name(name: str, epoch: int) -> str:
-    """Of a file on its way. A process id is unique on one machine only."""
+    """Name of an unfinished file. Random, as a process id is unique on one machine only."""
     return f"{name}.{secrets.token_hex(8)}-e{epoch}.tmp"
 
 
 def is_left_over(name: str, epoch: int) -> bool:
-    """Whether a file of this name was left unfinished by a trainer before this epoch's, or by this
-    one. A later epoch's may be in the making: the caller may have slept."""
+    """Whether a file of this name was left unfinished by a trainer of this or an earlier epoch. A
+    later epoch's may still be written: the caller may have slept."""
     found = _EPOCH.search(name)
     return name.endswith(".tmp") and (found is None or int(found[1]) <= epoch)
 
 
 def remove_left_overs(folder: Path, epoch: int) -> None:
-    """Remove what is left over of unfinished files."""
+    """Remove unfinished files of this and earlier epochs."""
     for torn in folder.glob("*.tmp"):
         if is_left_over(torn.name, epoch):
             torn.unlink(missing_ok=True)
@@ -35,9 +35,9 @@ def remove_left_overs(folder: Path, epoch: int) -> None:
 
 @contextmanager
 def whole_file(target: Path, epoch: int) -> Iterator[Path]:
-    """A path to write to; behind the block the file is synced and has its name.
+    """A path to write to; at the end of the block the file is synced and gets its name.
 
-    After an error there is nothing.
+    After an error there is no file.
 
     Raises:
         WeightError: a successor removed it before it was whole.

@@ -29,12 +29,12 @@ def test_whoever_writes_steps_needs_no_heartbeat(
     )
     writer = LedgerWriter(context, bus.producer("trainer.0"), 1, Reporter(context))
     for state in ("redo", "waiting", "training", "waiting"):
-        writer.tell(state)
+        writer.set_state(state)
         writer.heartbeat()
     dropped = factories.groups_dropped()
     writer.groups_dropped(dropped.groups, dropped.closed, ())
     for state in ("training", "done"):
-        writer.tell(state)
+        writer.set_state(state)
         writer.heartbeat()
     told = [e.state for e in read(log, STEPS.name) if isinstance(e, TrainerHeartbeat)]
     assert ["redo", "waiting", "done"] == told

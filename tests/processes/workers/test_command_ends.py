@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.workers.loop.ending import told_file_error, unwound_by_signals
+from rlstreams.workers.loop.ending import file_error_text, unwound_by_signals
 
 ROOT = Path(__file__).parents[3]
 
@@ -98,7 +98,7 @@ def test_text_that_the_terminal_cannot_spell_is_escaped(tmp_path):
 )
 def test_a_file_that_cannot_be_used_is_one_line(error, told):
     """With its name; what must be our own mistake keeps its traceback."""
-    assert told == told_file_error(error)
+    assert told == file_error_text(error)
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, capsys):

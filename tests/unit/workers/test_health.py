@@ -32,7 +32,7 @@ def test_a_scorer_tells_its_load_and_a_loop_that_stands_is_unwell(
     """Before its first report it is starting; a path that is not there is 404."""
     stand, health = Stand(tmp_path), Health("logprob-0")
     stand.publish(3)
-    context = replace(stand.context("logprob"), told=health.told)
+    context = replace(stand.context("logprob"), on_report=health.report)
     role = make_worker(context, context.bus, FakeScorer(), FileWeightChannel())
     with health.served("127.0.0.1", 0) as port:
         assert asked(port, "/load") == (200, {"worker": "logprob-0", "state": "starting"})

@@ -1,1 +1,1 @@
-"""Model servers behind the `Engine` port: vLLM and SGLang, spoken to over HTTP."""
+"""Model servers behind the `Engine` port: vLLM and SGLang over HTTP."""

@@ -1,4 +1,4 @@
-"""Adapter of a server: the port between what we want of it and how its kind is asked.
+"""Adapter of a server: the port between the engine's wishes and the routes of a kind of server.
 
 An adapter holds no state and makes no decision: gate, routing and labels are `server.py`'s.
 """
@@ -16,11 +16,11 @@ from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateR
 
 
 class Adapter(ABC):
-    """How one server is spoken to. Each control call raises `ServerError` if it fails."""
+    """Client of one server of a kind. Each control call raises `ServerError` if it fails."""
 
     generate_route: ClassVar[str]
-    alive: ClassVar[frozenset[int]]  # what `/health` of one that works may be answered with
-    # In `/metrics`: requests that run, that wait, the cache's share, preemptions; "": it has none.
+    alive: ClassVar[frozenset[int]]  # statuses of `/health` while a server works
+    # In `/metrics`: running requests, waiting ones, the cache's used share, preemptions; "": none.
     gauge_names: ClassVar[tuple[str, str, str, str]]
 
     def __init__(self, http: ServerHttp, facts: ServerFacts, answer_s: float) -> None:
@@ -31,12 +31,12 @@ class Adapter(ABC):
 
     @abstractmethod
     def body(self, request: GenerateRequest) -> dict[str, Any]:
-        """The request as this server's JSON; all is said: a default could be the folder's."""
+        """The request as this server's JSON, every field set: defaults are the folder's."""
 
     @staticmethod
     @abstractmethod
     def answer(found: object) -> Answer:
-        """A whole answer.
+        """The answer that this server's JSON holds.
 
         Raises:
             AnswerError: a field is missing or of another type.
@@ -49,18 +49,18 @@ class Adapter(ABC):
         Args:
             keep_cache: with KEEP, whether running requests go on with the keys and values that
                 they have, or compute them again under the new weights.
-            deadline_s: 0: that of every control call.
+            deadline_s: 0: as for every control call.
         """
 
     async def ask_engine(self, deadline_s: float) -> None:
-        """Ask what only the engine behind the front end can answer; touches nothing."""
+        """Ask the engine behind the front end for an answer of its own; changes nothing."""
         await self.http.get(self.engine_route, deadline_s)
 
     async def gauges(self, deadline_s: float) -> Gauges:
-        """What it says of its load, in Prometheus' words.
+        """The server's load, from its metrics.
 
         Raises:
-            ServerError: it says nothing of it, or not in these words.
+            ServerError: it reports no load, or not under `gauge_names`.
         """
         found = await self.http.get("/metrics", deadline_s)
         try:
@@ -71,7 +71,7 @@ class Adapter(ABC):
     @property
     @abstractmethod
     def engine_route(self) -> str:
-        """What to GET for it, of what this version has."""
+        """Route of the GET for `ask_engine`, among those that this version has."""
 
     @abstractmethod
     async def resume(self) -> None:
@@ -79,24 +79,23 @@ class Adapter(ABC):
 
     @abstractmethod
     async def abort(self, request_id: str) -> bool:
-        """End one request early; it is answered with what it has. False: there is no way to."""
+        """End one request early; it is answered with its tokens so far. False: no route."""
 
     @abstractmethod
     async def set_label(self, label: str) -> None:
-        """Name the weights that it holds, where it keeps such a name; no request is touched."""
+        """Set the server's name of its weights, if it keeps one; no request is touched."""
 
     @abstractmethod
     async def sleep(self, deadline_s: float) -> None:
-        """Give up the GPU's memory, weights and cache; nothing runs."""
+        """Free the GPU's memory, weights and cache; nothing runs."""
 
     @abstractmethod
     async def wake(self, deadline_s: float) -> None:
-        """Have the memory again; what the weights are is unknown until they are loaded."""
+        """Take the memory again; the weights are unknown until they are loaded."""
 
     @abstractmethod
     async def load_folder(self, folder: str, deadline_s: float) -> None:
-        """Load a Hugging Face folder by the server's own means; what it holds after an error is
-        unknown."""
+        """Load a Hugging Face folder by the server's means; an error leaves unknown weights."""
 
     async def _post(self, path: str, body: Any, what: str, deadline_s: float = 0.0) -> Any:  # noqa: ANN401
         return await self.http.post(path, body, deadline_s or self._answer_s, what=what)

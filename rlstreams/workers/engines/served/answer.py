@@ -1,4 +1,4 @@
-"""From a server's answer to segments: what cannot be is refused by field, the rest is cut. Pure.
+"""From a server's answer to segments: an impossible field is refused, the rest is cut. Pure.
 
 A version is a label that we gave the server when it took the weights. A label that we never gave
 means that the server was restarted or that somebody else changed its weights: nothing of such an
@@ -24,11 +24,11 @@ _MAX_LOGPROB, _MIN_LOGPROB = 1e-3, -9998.0
 
 
 class UnknownVersionError(AnswerError):
-    """Tokens came from weights that we did not put there."""
+    """Tokens came from weights that this process did not load."""
 
 
 def check_tokens(answer: Answer, request: GenerateRequest, shape: ModelShape) -> None:
-    """Ids, log-probs and the end fit together; else an AnswerError names field and position."""
+    """Check ids, log-probs and end; an AnswerError names field and position."""
     num_tokens = len(answer.token_ids)
     if len(answer.logprobs) != num_tokens:
         raise AnswerError(f"logprobs has {len(answer.logprobs)} entries for {num_tokens} tokens")
@@ -62,7 +62,7 @@ def _first_not_int(answer: Answer) -> int:
 
 
 def check_spans(spans: Sequence[Span], num_tokens: int) -> None:
-    """They cover the tokens once, in order; a gap, overlap or other end is an AnswerError."""
+    """Check that spans cover the tokens once, in order; else an AnswerError."""
     end = 0
     for span in spans:
         if span.start != end or span.end < span.start:
@@ -119,11 +119,11 @@ def cut(
     """The answer's segments, one per span; the last one says why the answer ended.
 
     Args:
-        spans: which tokens came from which version.
+        spans: of tokens, each with its version.
         labels: the versions that this server was given.
 
     Raises:
-        AnswerError: a field that cannot be.
+        AnswerError: an impossible field.
         UnknownVersionError: a version that the server was not given.
     """
     check_tokens(answer, request, shape)
@@ -134,7 +134,7 @@ def cut(
             f"tokens come from version {unknown[0]!r}, but it was given {list(labels)[-_SHOWN:]}"
         )
     experts = None
-    # After a preemption the rows of tokens before a pull are the new weights': none is told then.
+    # After a preemption the rows of tokens before a pull are of the new weights: none is kept then.
     is_mixed = answer.num_preemptions > 0 and len(spans) > 1
     if answer.experts is not None and request.experts_start is not None and not is_mixed:
         experts = expert_rows(answer.experts, request, len(answer.token_ids), shape)
@@ -164,7 +164,7 @@ def cut(
 
 
 def empty_segment(held: Held, reason: FinishReason) -> GeneratedSegment:
-    """What a request is answered with that never left."""
+    """The answer to a request that was never sent."""
     return GeneratedSegment(
         token_ids=np.zeros(0, np.int32),
         logprobs=np.zeros(0, np.float32),

@@ -1,26 +1,27 @@
-"""How many requests a server is given at once, and which server is given the next. Pure.
+"""Number of requests that a server is given at once, and the choice of the next server. Pure.
 
     warming --half full, or congested--> steady        any --met anew--> warming
     steady  --congested--> draining --as few in flight as the limit, then answers--> steady
 
 *Answers are the clock*, as acknowledgements are TCP's (Jacobson, "Congestion avoidance and
-control", 1988). One that comes back while the server has all that the limit allows raises the limit
-by a share of one request: much while warming, little while steady. So nothing grows faster than the
-server shows what it costs, whether an answer takes a second or ten minutes, and nothing grows that
-is not used.
+control", 1988). One that comes back while the server has as many requests as the limit allows
+raises the limit by a share of one request: much while warming, little while steady. So the limit
+never grows faster than its cost shows, whether an answer takes a second or ten minutes, and never
+beyond its use.
 
-*Gauges say whether.* The limit stands while the cache is nearly full, or requests wait inside the
-server. It is *congested* when it preempted more than a few of a limit's worth of answers: their
-keys and values were thrown away, and are computed again. Then the limit falls by a factor, further
-if the server says that fewer run. What is in flight beyond the limit is not cut: it drains, and
-meanwhile nothing is counted, for that would be the same congestion. Where requests wait inside
-and none was preempted, all seats are taken: the limit falls to those that run and a few.
+*Gauges decide whether it grows.* The limit stands while the cache is nearly full, or requests wait
+inside the server. It is *congested* when it preempted more than a few of a limit's worth of
+answers: their keys and values were discarded, and are computed again. Then the limit falls by a
+factor, further if the server reports that fewer run. Requests in flight beyond the limit are not
+cut: they drain, and meanwhile nothing is counted, because that would be the same congestion. Where
+requests wait inside and none was preempted, all seats are taken: the limit falls to the running
+ones and a few.
 
-*A server that is met anew* begins as it began: its cache is empty, it compiles for sizes that it
-has not met, and what it can hold may be something else.
+*A server that is met anew* begins as a new one: its cache is empty, it compiles for sizes that it
+has not met, and its capacity may be another.
 
-No token depends on any of it: seeds are of samples, and servers alone, whose answers depend on
-what else they compute, are used through here.
+No seed depends on the limit, for seeds are of samples; and it is used for servers alone, whose
+answers depend on their batch in any case.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 START = 32.0  # requests for a new server: a few groups, whose prompts it computes once
-LEAST = 4.0  # below it a GPU idles whatever is in its cache
-WARM = 1.0  # requests more for each answer: twice as many in an answer's life
+LEAST = 4.0  # below it a GPU idles, however full its cache is
+WARM = 1.0  # more requests for each answer: twice as many in an answer's life
 STEADY = 1 / 12  # 8 % more in an answer's life: twice what one cut takes in two lives
-WARM_BELOW = 0.5  # share of the cache; answers that run are half as long as they will be
+WARM_BELOW = 0.5  # share of the cache; running answers have half of their length on average
 GROW_BELOW = 0.92  # share of the cache; the rest is for a spread of lengths
 TOLERATED = 0.02  # preemptions per request of the limit in as many answers: 2 % computed twice
 KEPT = 0.85  # of the limit after a cut; more than the spread, or the next life is congested again
 AT_ONCE = 0.5  # of the limit that one cut leaves at least: what runs is one moment's reading
 SETTLED = 0.25  # of a limit's worth of answers after a cut, before preemptions count again
-USED = 0.9  # of the limit in flight: it is what holds requests back; several may come back at once
-QUEUED = 1 / 16  # of the limit that may wait in a server: so it never waits for us
-AFTER_PULL = 2  # looks: vLLM counts what a pull preempted once it goes on
+USED = 0.9  # of the limit in flight: so the limit holds requests back; several may end at once
+QUEUED = 1 / 16  # of the limit that may wait in a server, which so never waits for us
+AFTER_PULL = 2  # looks: vLLM counts a pull's preemptions once it resumes
 TWICE = 2  # looks in a row at which requests wait: one is a burst of arrivals
 SLACK = 8  # requests that a preferred server may have more than a like share: a group's siblings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """What a server says of itself at one moment."""
+    """A server's report of its load at one moment."""
 
     num_running: int
     num_waiting: int
-    cache_share: float  # of its keys and values' memory, 0 to 1, that requests have
-    num_preemptions: int | None  # since it was started; None: it does not say
+    cache_share: float  # used share of the memory for keys and values, 0 to 1
+    num_preemptions: int | None  # since the server was started; None: not reported
 
 
 class Capacity:
@@ -62,10 +63,10 @@ class Capacity:
     def __init__(self, most: int, *, adapts: bool) -> None:
         """
         Args:
-            most: what the limit never exceeds; without `adapts` it is the limit.
+            most: upper bound of the limit; without `adapts` it is the limit.
         """
-        self.num_preemptions = 0  # seen, since it was made
-        self.why = "fixed"  # what moved the limit last, for people
+        self.num_preemptions = 0  # seen since this was made
+        self.why = "fixed"  # reason of the limit's last change, for people
         self._most, self._adapts = float(most), adapts
         self._limit = self._most
         self.meet()
@@ -76,26 +77,26 @@ class Capacity:
         return int(self._limit)
 
     def meet(self) -> None:
-        """It is a new one, or was started again."""
+        """Begin anew: the server is new, or was started again."""
         self._is_warming, self._may_grow = True, True
         self._drains_from: float | None = None  # answers to go once drained; None: nothing drains
         self._preempted = self._answers = 0  # of this window
-        self._counted = 0  # preemptions that its counter had at the last look
+        self._counted = 0  # the server's count of preemptions at the last look
         self._num_passed = 1  # looks to come that only read the counter
-        self._says = False  # it has a counter: what answers say is not counted twice
+        self._says = False  # it has a counter: counts in answers are not added to it
         self._num_queued = 0  # looks in a row
         if self._adapts:
             self._limit, self.why = min(START, self._most), "met anew: warming"
 
     def rebase(self) -> None:
-        """Weights change, which preempts what runs: that is no congestion."""
+        """Ignore the preemptions of a change of weights: they are no congestion."""
         self._num_passed = AFTER_PULL
 
     def answered(self, in_flight: int, num_preemptions: int) -> None:
-        """An answer came back.
+        """Count an answer.
 
         Args:
-            in_flight: with it.
+            in_flight: requests, this one included.
             num_preemptions: times that it was preempted, other than by a pull.
         """
         if not self._says:
@@ -116,7 +117,7 @@ class Capacity:
             self.why = "warming" if self._is_warming else "has room"
 
     def look(self, gauges: Gauges, in_flight: int) -> None:
-        """The server was asked for its gauges."""
+        """Take the server's gauges in."""
         if (now := gauges.num_preemptions) is not None:
             self._says = True
             self._preempt(0 if self._num_passed else max(0, now - self._counted))
@@ -168,13 +169,14 @@ class Load:
 def choose(group_id: str, loads: Mapping[str, Load], before: str = "") -> str | None:
     """The url of the server to take, or None if all are full.
 
-    One with room and not much fuller than the least full one, in this order: which answered the
-    session last, for it has all of its turns; which its group's weight chooses, for siblings share
-    a prompt. The weight is the highest of random ones (rendezvous hashing: Thaler and Ravishankar,
-    1996), so a server that comes or goes moves only its own groups.
+    A server is eligible if it has room and is not much fuller than the least full one. Of these the
+    one that answered the session last is taken, because it has the session's turns in its cache;
+    else the one that weighs most for the group, because siblings share a prompt. The weight is the
+    highest of random ones (rendezvous hashing: Thaler and Ravishankar, 1996), so a server that
+    comes or goes moves only its own groups.
 
     Args:
-        loads: of each server that may be given one, by url.
+        loads: of each server that may be given a request, by url.
         before: the url that answered the session's last request; empty: it had none.
     """
     least = min((load.in_flight / load.limit for load in loads.values()), default=0.0)

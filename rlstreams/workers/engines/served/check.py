@@ -1,6 +1,6 @@
-"""Check of a running server: what it lacks for being driven from here, cost and cure.
+"""Check of a running server: what it lacks for use by rlstreams, with cost and cure.
 
-Asked of the server itself, without changing anything: two requests of one token.
+Asks the server itself, and changes nothing: two requests of one token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ START = "start it, with what `rlstreams config server vllm|sglang CONFIG` prints
 
 
 class Weight(StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     OK = "ok"
     SLOW = "slow"  # works, at a price
@@ -43,7 +43,7 @@ class Weight(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     name: str
     weight: Weight
@@ -52,7 +52,7 @@ class Finding:
 
 
 async def check_server(url: str) -> tuple[Finding, ...]:
-    """Everything that can be asked of `url`."""
+    """Every check of the server at `url`."""
     http = ServerHttp(url)
     try:
         try:
@@ -88,10 +88,10 @@ def _version(facts: ServerFacts) -> Finding:
 
 
 def _routes(facts: ServerFacts) -> Iterator[Finding]:
-    lacking = {needed.name: told for needed, told in missing(facts)}
+    lacking = {needed.name: lack for needed, lack in missing(facts)}
     for needed in NEEDED[facts.kind]:
-        if told := lacking.get(needed.name):
-            yield Finding(needed.name, Weight.BROKEN, told, needed.cure)
+        if lack := lacking.get(needed.name):
+            yield Finding(needed.name, Weight.BROKEN, lack, needed.cure)
         else:
             yield Finding(needed.name, Weight.OK, ", ".join(needed.routes))
     if facts.kind is Kind.VLLM:
@@ -104,19 +104,19 @@ def _routes(facts: ServerFacts) -> Iterator[Finding]:
 
 
 def _spans(facts: ServerFacts) -> Finding:
-    if facts.tells_versions:
+    if facts.reports_versions:
         by = "our plugin's records" if facts.keeps_records else "the server"
-        return Finding("version spans", Weight.OK, f"told by {by}, per token")
+        return Finding("version spans", Weight.OK, f"reported by {by}, per token")
     return Finding(
         "version spans",
         Weight.SLOW,
-        "not told: each pull ends the running requests, which are resumed with their tokens so far",
+        "none: each pull ends the running requests, which are resumed with their tokens so far",
         "install infra/server into its environment" if facts.kind is Kind.VLLM else "",
     )
 
 
 async def _vllm_plugin(http: ServerHttp) -> Finding:
-    """Our plugin takes an empty greeting, more than once; every other one refuses it."""
+    """Our plugin takes an empty greeting, more than once; every other plugin refuses it."""
     try:
         await http.post("/init_weight_transfer_engine", {"init_info": {}}, ASK_S)
     except ServerError:
@@ -142,7 +142,7 @@ def _no_plugin(flag: str) -> Finding:
 
 
 async def _spread(http: ServerHttp, facts: ServerFacts) -> list[Finding]:
-    """Only of a server with several processes: whether weights reach all of them."""
+    """For a server of several processes only: whether weights reach all of them."""
     is_vllm = facts.kind is Kind.VLLM
     try:
         ranks = await ask_ranks(http, facts, ASK_S)
@@ -152,7 +152,7 @@ async def _spread(http: ServerHttp, facts: ServerFacts) -> list[Finding]:
             ranks = replace(ranks, stages=stages)
     except (ServerError, LookupError, TypeError, ValueError) as err:
         cure = "start it with VLLM_SERVER_DEV_MODE=1" if is_vllm else ""
-        return [Finding("ranks", Weight.BROKEN, f"not told: {err}", cure)]
+        return [Finding("ranks", Weight.BROKEN, f"unknown: {err}", cure)]
     found, cure = ranks.refusal(facts.kind)
     if found:
         return [Finding("ranks", Weight.BROKEN, found, cure)]
@@ -177,8 +177,8 @@ async def _answers(adapter: Adapter) -> Finding:
     # At a temperature near 0 the likeliest token is certain, if the log-prob is of what was drawn.
     is_flat, is_certain = (logprob > _CERTAIN for logprob in found)
     if is_certain and is_flat:
-        told = "could not be told apart: the model is certain of its first token"
-        return Finding(name, Weight.OK, told)
+        message = "cannot be compared: the model is certain of its first token"
+        return Finding(name, Weight.OK, message)
     if is_certain:
         return Finding(name, Weight.OK, "of the sampled distribution")
     return Finding(

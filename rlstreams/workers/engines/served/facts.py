@@ -1,8 +1,8 @@
-"""Facts of a running server, found by asking it: the one place where versions differ.
+"""Facts of a running server, found by asking it: the one module that knows server versions.
 
-vLLM and SGLang both describe their routes in `/openapi.json`, so what a version lacks shows as a
-route that is not there: 0.25.1 has no `/weight_info`, 0.5.17 no `/begin_weight_update`. A version
-older than all that were run is refused; another one is tried, and must have every route.
+vLLM and SGLang both describe their routes in `/openapi.json`, so a feature that a version lacks
+shows as a missing route: 0.25.1 has no `/weight_info`, 0.5.17 no `/begin_weight_update`. A version
+older than all that were run is refused; any other is tried, and must have every route.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, 
 from rlstreams.workers.weights.link.vllm_records import NAME_LABEL
 
 INFO_ROUTE, OLD_INFO_ROUTE = "/server_info", "/get_server_info"  # of an SGLang
-TESTED: Mapping[str, tuple[str, ...]] = {  # the first is that of the runs on GPUs: to install
+TESTED: Mapping[str, tuple[str, ...]] = {  # the first ran on GPUs, and is the one to install
     "vllm": ("0.25.1", "0.32.0"),
     "sglang": ("0.5.17",),
 }
@@ -27,7 +27,7 @@ _LOOKED_AT = (
 
 
 class Kind(StrEnum):
-    """Which server it is."""
+    """Kind of a server."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """What a server says of itself."""
+    """A server's description of itself."""
 
     kind: Kind
     version: str
@@ -43,28 +43,28 @@ class ServerFacts:
     max_tokens: int  # longest sequence, prompt included
     routes: frozenset[str]
     settings: Mapping[str, Any]  # start arguments, as far as it names them
-    keeps_records: bool = False  # our plugin notes log-probs and versions of each request
+    keeps_records: bool = False  # our plugin records log-probs and versions of each request
 
     @property
     def name(self) -> str:
-        """`vllm/0.32.0`."""
+        """Name and version, as `vllm/0.32.0`."""
         return f"{self.kind}/{self.version}"
 
     @property
-    def tells_versions(self) -> bool:
-        """Whether an answer says which token came from which version, so that a request may go on
-        while weights change; else each pull cuts all that run."""
+    def reports_versions(self) -> bool:
+        """Whether an answer gives the version of each token, so that a request may go on while
+        weights change; else each pull cuts all running requests."""
         mark = "/weight_info" if self.kind is Kind.VLLM else "/begin_weight_update"
         return self.keeps_records or mark in self.routes
 
     @property
     def has_session(self) -> bool:
-        """SGLang only: an update must lie between begin and end."""
+        """Whether an update must lie between begin and end; SGLang only."""
         return "/begin_weight_update" in self.routes
 
     @property
     def abort_route(self) -> str:
-        """Where a vLLM aborts one request; empty if only by hanging up."""
+        """Route by which a vLLM aborts one request; "": only hanging up does."""
         known = ("/abort_requests", "/inference/v1/abort_requests")
         return next((route for route in known if route in self.routes), "")
 
@@ -105,7 +105,7 @@ NEEDED: Mapping[str, tuple[Needed, ...]] = {
 
 
 def missing(facts: ServerFacts) -> list[tuple[Needed, str]]:
-    """What a server needs and lacks, with a sentence."""
+    """Route sets that a server lacks, each with a sentence on the missing routes."""
     lacking = [
         (needed, [route for route in needed.routes if route not in facts.routes])
         for needed in NEEDED[facts.kind]
@@ -114,12 +114,12 @@ def missing(facts: ServerFacts) -> list[tuple[Needed, str]]:
 
 
 def to_install(kind: Kind) -> str:
-    """What pip is to install: the version that ran on GPUs."""
+    """Requirement for pip: the version that ran on GPUs."""
     return f"{kind}=={TESTED[kind][0]}"
 
 
 def untested(kind: Kind, version: str) -> str:
-    """What follows the name of a version that was not run with rlstreams; "": it was."""
+    """Note on a version that was not run with rlstreams; "": it was."""
     if version.partition("+")[0] in TESTED[kind]:
         return ""
     return (
@@ -129,7 +129,7 @@ def untested(kind: Kind, version: str) -> str:
 
 
 def too_old(kind: Kind, version: str) -> str:
-    """Why a version is refused, unless `engine.allow_untested` is set; "": it is not."""
+    """Reason to refuse a version, unless `engine.allow_untested` is set; "": none."""
     oldest = min(TESTED[kind], key=_numbers)
     if not is_older(version, _numbers(oldest)):
         return ""
@@ -140,7 +140,7 @@ def too_old(kind: Kind, version: str) -> str:
 
 
 def is_older(version: str, than: tuple[int, ...]) -> bool:
-    """Whether `0.25.1` comes before (0, 26); a version that cannot be read does not."""
+    """Whether a version is before `than`, as `0.25.1` before (0, 26); an unreadable one is not."""
     return bool(numbers := _numbers(version)) and numbers < than
 
 
@@ -156,11 +156,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 async def ask_usable(
     http: ServerHttp, kind: Kind, deadline_s: float, *, allow_untested: bool
 ) -> ServerFacts:
-    """What the server at `http` is, if a run with `rollout.engine = KIND` can use it.
+    """Facts of the server at `http`, if a run with `rollout.engine = KIND` can use it.
 
     Raises:
         ServerError: as `ask_facts`, or it is of another kind, too old, or of a version that was
-            not run before and without a route that is needed.
+            not run before and lacks a needed route.
     """
     facts = await ask_facts(http, deadline_s)
     if facts.kind is not kind:
@@ -168,20 +168,20 @@ async def ask_usable(
     if (why := too_old(kind, facts.version)) and not allow_untested:
         raise ServerError(f"server {http.url} is {facts.name}, {why}")
     if untested(kind, facts.version):
-        for needed, told in missing(facts):
+        for needed, lack in missing(facts):
             raise ServerError(
                 f"server {http.url} is {facts.name}, which was not run with rlstreams, and has "
-                f"{told}; {needed.cure}, or install {to_install(kind)}"
+                f"{lack}; {needed.cure}, or install {to_install(kind)}"
             )
     return facts
 
 
 async def ask_facts(http: ServerHttp, deadline_s: float) -> ServerFacts:
-    """What the server at `http` is.
+    """Facts of the server at `http`.
 
     Raises:
         ServerGoneError: it does not answer.
-        ServerError: it answers, but is neither kind, or lacks a field.
+        ServerError: it answers, but is of neither kind, or lacks a field.
     """
     described = await http.get("/openapi.json", deadline_s)
     routes = frozenset(described.get("paths", {})) if isinstance(described, dict) else frozenset()
@@ -219,12 +219,12 @@ async def ask_facts(http: ServerHttp, deadline_s: float) -> ServerFacts:
 
 
 def label_call(*label: str) -> dict[str, object]:
-    """For `/collective_rpc`: the name of a vLLM's weights in our plugin's records."""
+    """Body for `/collective_rpc`: names a vLLM's weights in our plugin's records."""
     return {"method": NAME_LABEL, "args": list(label)}
 
 
 async def _keeps_records(http: ServerHttp, deadline_s: float) -> bool:
-    """Whether our plugin is in the engine core, which knows the method then."""
+    """Whether our plugin is in the engine core: then that knows the method."""
     try:
         await http.post("/collective_rpc", label_call(), deadline_s, what="naming []")
     except ServerGoneError:
@@ -238,16 +238,16 @@ async def _keeps_records(http: ServerHttp, deadline_s: float) -> bool:
 class Ranks:
     """Processes that hold a part of the model.
 
-    Tensor and expert parallel ranks say which shard they hold, and are filled. Replicas in one
-    server and stages of a pipeline are not told apart by the map between layouts.
+    Tensor and expert parallel ranks report the shard that they hold, and receive weights. The map
+    between layouts cannot distinguish replicas in one server, nor stages of a pipeline.
     """
 
     total: int
     replicas: int = 1
-    stages: int = 1  # of a vLLM only its plugin or its settings tell
+    stages: int = 1  # for a vLLM only its plugin or its settings report it
 
     def refusal(self, kind: Kind) -> tuple[str, str]:
-        """What cannot be filled, with its flag and value, and what to do; empty if all can."""
+        """Reason that weights cannot reach all ranks, with its flag, and the cure; or ""."""
         if self.replicas > 1:
             flag = "--data-parallel-size" if kind is Kind.VLLM else "--dp-size"
             return (
@@ -264,7 +264,7 @@ class Ranks:
 
 
 async def ask_ranks(http: ServerHttp, facts: ServerFacts, deadline_s: float) -> Ranks:
-    """How a server spreads its model.
+    """Processes over which a server spreads its model.
 
     Raises:
         ServerError: it does not answer, or not with a number.

@@ -1,8 +1,8 @@
 """Health monitor of one server: meets it, looks at it, gives it up, begins again.
 
 A server that died, fell silent or hangs is shut at once and its requests end with an error, so that
-they are asked elsewhere. It comes back at no version: only a pull opens its gate again. Whoever
-runs it starts it again: role `server`, or somebody else.
+they are sent to another one. It comes back without a version: only a pull opens its gate again. Its
+owner starts it again: role `server`, or somebody else.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rlstreams.workers.engines.served.server import Look, Server
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.states import Event, State
 
-_QUICK = 4  # a server that is not up is looked at so many times as often
+_QUICK = 4  # looks per beat at a server that is not up
 
 
 class HealthMonitor:
-    """Looks after one server; `run` is a task of the engine."""
+    """Monitor of one server; `run` is a task of the engine."""
 
     def __init__(
         self,
@@ -32,28 +32,28 @@ class HealthMonitor:
         on_change: Callable[[], None],
         note: Callable[[str], None],
     ) -> None:
-        """Args: on_change: a gate may have moved."""
+        """Args: on_change: called when a gate may have moved."""
         self.server = server
         server.on_loss = self._lost
-        self.failure = ""  # it cannot be brought into service; says why
-        self.rests = False  # it is to give its memory up, or has done so
+        self.failure = ""  # reason that it cannot be brought into service
+        self.rests = False  # whether it must free its memory, or has done so
         self._settings = settings
         self._on_change = on_change
         self._note = note
         self._now = asyncio.Event()
-        self._last_look: Look | None = None  # since it is to rest, where it is
+        self._last_look: Look | None = None  # since `rest` was called
         self._silent_since_s: float | None = None
-        self._inside_s = 0.0  # when its engine was heard last
+        self._inside_s = 0.0  # when its engine answered last
         self._gauges_s = 0.0  # when its gauges were read last; infinite: it has none
 
     def look(self) -> None:
-        """Look now: something was seen."""
+        """Look now, without waiting for the next beat."""
         self._now.set()
 
     async def run(self) -> None:
-        """Until the server is given up, or cancelled."""
+        """Monitor the server until it is given up, or this task is cancelled."""
         while not self.failure:
-            self._now.clear()  # before the look: what is seen during it is looked at again
+            self._now.clear()  # before the look: an event during it causes another one
             await (self._check() if self.server.is_up else self._greet())
             await self._rest()
             pause_s = self._settings.beat_s
@@ -63,18 +63,18 @@ class HealthMonitor:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the server has no memory: it sleeps, or nobody listens there."""
+        """Whether the server holds no memory: it sleeps, or no process listens there."""
         is_up = self.server.is_up
         is_gone = not is_up and (self._last_look is Look.REFUSED or bool(self.failure))
         return self.server.state.name is State.ASLEEP or is_gone
 
     def rest(self) -> None:
-        """Have it give its memory up, as soon as it is up."""
+        """Have the server free its memory, as soon as it is up."""
         self.rests, self._last_look = True, None
         self.look()
 
     async def wake(self) -> None:
-        """Have it up again; one that does not wake is given up."""
+        """Have the server up again; one that does not wake is given up."""
         try:
             await self.server.wake()
         except ServerError as err:
@@ -83,7 +83,7 @@ class HealthMonitor:
         self.look()
 
     async def _rest(self) -> None:
-        """Put it to sleep, if it is to rest; also one that came up just now."""
+        """Put the server to sleep if it must rest, also if it came up just now."""
         state = self.server.state
         if not self.rests or not state.is_up or state.name in (State.ASLEEP, State.PULLING):
             return
@@ -98,15 +98,15 @@ class HealthMonitor:
             self._last_look = await server.look(self._settings.look_s)
             if self._last_look is not Look.ALIVE:
                 if self._last_look is Look.REFUSED and server.state.name is State.HUNG:
-                    server.state.go(Event.LOST)  # whoever runs it has ended it
+                    server.state.go(Event.LOST)  # its owner has ended it
                 return
             await server.meet()
         except ServerError as err:
             if not isinstance(err, ServerGoneError) and err.status < 500:
-                self._fail(str(err))  # it answers, and is not what was asked for
+                self._fail(str(err))  # it answers, but is not usable
             elif isinstance(err, ServerGoneError) and await self._still_listens():
                 server.lose(f"it listens and does not answer: {err}", hangs=True)
-            return  # else it, or a proxy in front of it, is not ready yet
+            return  # else the server, or a proxy in front of it, is not ready yet
         self._silent_since_s, self._inside_s, self._gauges_s = None, time.monotonic(), 0.0
         assert server.facts is not None
         way = f"weights reach it by {server.delivery_name}"
@@ -116,7 +116,7 @@ class HealthMonitor:
         self._on_change()
 
     async def _still_listens(self) -> bool:
-        """Whether what did not answer is there; one that died is not to be ended."""
+        """Whether a silent server still listens; a dead one need not be ended."""
         return await self.server.look(self._settings.look_s) is Look.ALIVE
 
     async def _check(self) -> None:
@@ -132,9 +132,9 @@ class HealthMonitor:
             return  # lost meanwhile
         now_s = time.monotonic()
         self._silent_since_s = self._silent_since_s or now_s
-        # Whoever restarts a server may be quicker than `silent_s`.
+        # The owner of a server may restart it sooner than `silent_s`.
         if found is not Look.REFUSED and now_s - self._silent_since_s < settings.silent_s:
-            self._now.set()  # again at once: between two looks a dead one answers nobody
+            self._now.set()  # again at once: a dead server may be restarted between two looks
             await asyncio.sleep(settings.beat_s / 10)
             return
         silent_s, self._silent_since_s = now_s - self._silent_since_s, None
@@ -145,7 +145,7 @@ class HealthMonitor:
             self._give_up(why)
 
     async def _read_gauges(self) -> None:
-        """Now and then, while it samples. Whether it is silent is for other looks to say."""
+        """Read the gauges now and then, while the server samples; ignores silence."""
         server, adapter, now_s = self.server, self.server.adapter, time.monotonic()
         if not server.state.is_open or now_s < self._gauges_s + self._settings.gauges_s:
             return
@@ -157,13 +157,13 @@ class HealthMonitor:
             return
         except ServerError as err:
             self._gauges_s = math.inf
-            return self._note(f"{err}; answers alone say how many it can hold")
+            return self._note(f"{err}; the limit follows its answers alone")
         if server.state.is_open and server.adapter is adapter:
             server.requests.capacity.look(gauges, len(server.requests))
 
     async def _check_inside(self) -> None:
-        """Now and then, whether the engine behind the front end answers; while it pulls, the pull's
-        own deadline counts, and one that sleeps has nothing to answer with."""
+        """Check now and then that the engine behind the front end answers. A pull has a deadline of
+        its own, and an engine that sleeps cannot answer."""
         server, now_s = self.server, time.monotonic()
         state = server.state.name
         if (

@@ -17,12 +17,12 @@ from rlstreams.workers.model.base import EngineError
 
 Json = Any
 _SHOWN = 300  # characters of an answer in a message
-LONGEST_BYTES = 16 << 20  # of an answer that is not of tokens: what a server says of itself
-REFUSED = -1  # a status: nobody listens at the address
+LONGEST_BYTES = 16 << 20  # of an answer without tokens, which describes the server
+REFUSED = -1  # a status: no process listens at the address
 
 
 def is_loopback(url: str) -> bool:
-    """Whether an address names another server on each host."""
+    """Whether an address means another server on each host."""
     return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
@@ -30,13 +30,13 @@ class ServerError(EngineError):
     """A server refused, failed or answered nonsense; names server, request and field."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:
-        """Args: status: that it answered with; 0: none above 399."""
+        """Args: status: of the answer; 0: none above 399."""
         super().__init__(message)
         self.status = status
 
 
 class ServerGoneError(ServerError):
-    """A server did not answer, or broke off: it is to be looked at before it is used again."""
+    """A server did not answer, or broke off: it must be looked at before it is used again."""
 
 
 class ServerHttp:
@@ -52,11 +52,11 @@ class ServerHttp:
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str, deadline_s: float) -> Json:
-        """The JSON that `path` answers, or its text.
+        """The JSON of the answer at `path`, or its text.
 
         Raises:
             ServerGoneError: no answer within `deadline_s`.
-            ServerError: an answer above 399, or a longer one than is read; names status and body.
+            ServerError: a status above 399, or a body that is too long; names status and body.
         """
         return await self._ask("GET", path, None, deadline_s, f"GET {path}")
 
@@ -69,18 +69,18 @@ class ServerHttp:
         what: str = "",
         longest_bytes: int = LONGEST_BYTES,
     ) -> Json:
-        """The same for a POST.
+        """As `get`, for a POST.
 
         Args:
             what: names the request in messages.
-            longest_bytes: of the answer; nothing is read beyond.
+            longest_bytes: of the answer; nothing is read beyond it.
         """
         return await self._ask(
             "POST", path, body, deadline_s, what or f"POST {path}", longest_bytes
         )
 
     async def status_of(self, path: str, deadline_s: float) -> int:
-        """The status that a GET of `path` is answered with; 0: no answer; or `REFUSED`."""
+        """Status of the answer to a GET of `path`; 0: no answer; or `REFUSED`."""
         try:
             async with (
                 asyncio.timeout(deadline_s),
@@ -102,7 +102,7 @@ class ServerHttp:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 # The engine bounds what is in flight. Servers close a connection that was idle
-                # for 5 s, and a request that meets that would be lost.
+                # for 5 s; a request sent on one then would be lost.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
                 timeout=aiohttp.ClientTimeout(total=None),  # each call has its own deadline
                 headers={"Content-Type": "application/json"},
@@ -150,7 +150,7 @@ async def _read(answer: aiohttp.ClientResponse, longest_bytes: int, what: str) -
     """The whole body.
 
     Raises:
-        ServerError: it goes on beyond what was asked for; the connection is closed.
+        ServerError: it is longer than `longest_bytes`; the connection is closed.
     """
     parts, num_bytes = list[bytes](), 0
     async for part in answer.content.iter_any():

@@ -40,11 +40,11 @@ from rlstreams.workers.weights.report_listener import (
 
 T = TypeVar("T")
 Calls = Sequence[tuple[str, Mapping[str, object]]]
-_ALREADY = "already active"  # how vLLM refuses a second session
+_ALREADY = "already active"  # in vLLM's refusal of a second session
 
 
 class PluginDelivery(FolderDelivery):
-    """Puts versions into one server; by a folder where it has no plugin."""
+    """Puts versions into one server by its plugin, or by a folder where it has none."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PluginDelivery(FolderDelivery):
     ) -> None:
         """
         Args:
-            server: which of the worker's servers, a receiver's name.
+            server: name of the receiver among the worker's servers.
             instance: of this process, in every order: the plugin obeys the last that met it.
         """
         super().__init__(model, folder, probe_s=probe_s)
@@ -70,7 +70,7 @@ class PluginDelivery(FolderDelivery):
 
     @property
     def name(self) -> str:
-        """`plugin`, or the other way's name and why."""
+        """`plugin`, or the name of the other way and the reason for it."""
         return PLUGIN if self._has_plugin else f"{super().name} (it has no transfer plugin)"
 
     async def prepare(self, adapter: Adapter) -> None:
@@ -93,7 +93,7 @@ class PluginDelivery(FolderDelivery):
             _refuse(http.url, replace(ranks, stages=stages), facts.kind)
 
     async def probe(self, adapter: Adapter) -> None:
-        """Have every rank describe itself; what it says does not matter."""
+        """Have every rank describe itself; the description is not used."""
         if not self._has_plugin:
             await super().probe(adapter)
             return
@@ -109,7 +109,7 @@ class PluginDelivery(FolderDelivery):
             return await super().deliver(order)
         http, left_s = order.adapter.http, order.left_s
         with before_the_server(order):
-            given = order.published, left_s  # in a thread: of a store the version is put together
+            given = order.published, left_s  # in a thread: a store puts the version together
             text = await asyncio.to_thread(order.channel.order, *given, server=self._server)
         try:
             with self._listener.open(text | self._instance, ranks=self._ranks) as pending:
@@ -126,8 +126,8 @@ class PluginDelivery(FolderDelivery):
         return pulled.num_bytes
 
     async def _answers(self, http: ServerHttp, facts: ServerFacts) -> bool:
-        """Whether the plugin is there: vLLM takes its greeting, SGLang runs it for a description.
-        Silence, a ServerGoneError, tells nothing of it."""
+        """Whether the server has the plugin: vLLM takes its greeting, SGLang runs it for a
+        description. Silence is a ServerGoneError: it proves neither."""
         try:
             if facts.kind is Kind.VLLM:
                 await http.post("/init_weight_transfer_engine", payloads.VLLM_INIT, self._probe_s)
@@ -153,7 +153,7 @@ class PluginDelivery(FolderDelivery):
             return await self._run(pending, http, calls, until_s, pending.reports)
 
     def _calls(self, pending: PendingOrder, facts: ServerFacts) -> Calls:
-        """The routes to call, in order."""
+        """Routes to call, in order, with their bodies."""
         if facts.kind is Kind.VLLM:
             return [
                 ("/start_weight_update", payloads.VLLM_START),
@@ -173,21 +173,22 @@ class PluginDelivery(FolderDelivery):
         until_s: float,
         reports: Callable[[], T],
     ) -> T:
-        """Call the routes while the reports come in; what `reports` makes of them."""
+        """Call the routes while the reports come in; the result of `reports`."""
         calling = asyncio.create_task(self._call(pending, http, calls, until_s))
         try:
             found = await asyncio.to_thread(reports)
             await calling
         except ServerPullError:
-            # A session that was begun is also ended, or the next pull would be refused. Whoever
-            # does not answer that either is left alone: not to be told of the end in a later pull.
+            # A session that was begun is also ended, or the next pull would be refused. A server
+            # that does not answer that either is left alone: the end must not reach it during a
+            # later pull.
             await asyncio.wait({calling}, timeout=self._probe_s)
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
             raise
         except asyncio.CancelledError:
             calling.cancel()
-            pending.give_up("the worker ends")  # or its thread would wait for the report
+            pending.give_up("the worker ends")  # else its thread would wait for the report
             raise
         except ServerError as err:
             raise ServerPullError(str(err), kind=_kind_of(err), touched=True) from err
@@ -204,7 +205,7 @@ class PluginDelivery(FolderDelivery):
                 except ServerError as err:
                     if begun or _ALREADY not in str(err):
                         raise
-                    await http.post(*end, self._probe_s)  # one left open
+                    await http.post(*end, self._probe_s)  # the session left open
                     await http.post(route, body, _left_s(until_s))
                 begun = True
         except ServerError as err:

@@ -1,8 +1,8 @@
-"""Requests of one server: what is sent, how an answer is cut, and how they are ended early.
+"""Requests of one server: sending, cutting an answer by version, and ending early.
 
-An answer comes in one piece and says which version sampled each of its tokens. Where a server
-cannot say that (`ServerFacts.tells_versions`), no request lives through a pull: all that was
-answered came from the weights that the request began with.
+An answer comes in one piece and gives the version of each of its tokens. Where a server cannot give
+it (`ServerFacts.reports_versions`), no request lives through a pull: all tokens of an answer came
+from the weights that the request began with.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import ModelShape
 from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest, Span
 
-# Bounds of an answer. A token of vLLM's is an id, a log-prob with its name, and of a retracted one
+# Bounds of an answer. A token of vLLM's is an id, a log-prob with its name, and after a retraction
 # a version's span: 150 bytes as measured here; an id of an echoed prompt has at most 8 digits and a
 # comma; an expert is 4 bytes in base64, or a number of a JSON list.
 ANSWER_BYTES, TOKEN_BYTES, ID_BYTES, EXPERT_BYTES = 1 << 20, 1024, 16, 8
-_STILL = 3  # times that nothing was answered: what is left will not be
+_STILL = 3  # rounds without an answer, after which no answer is expected
 
 
 def room(request: SampleRequest, max_tokens: int) -> int:
@@ -37,7 +37,7 @@ def room(request: SampleRequest, max_tokens: int) -> int:
 
 
 def seed_of(seed: int, sample_id: str, position: int) -> int:
-    """31 bits: all that every server's generator takes.
+    """A seed of 31 bits, the most that every server's generator takes.
 
     A resumed sample gets a seed of its own position: the server starts its generator anew, and the
     numbers that drew the first tokens must not draw the later ones too.
@@ -73,7 +73,7 @@ def generate_request(
 
 
 def longest_answer(request: GenerateRequest, shape: ModelShape) -> int:
-    """Bytes that an answer may have: what was asked for, with much room for its spelling."""
+    """Most bytes that an answer may have: its tokens, with room for their spelling."""
     num_tokens = request.max_new_tokens
     rows = 0
     if request.experts_start is not None:
@@ -88,27 +88,27 @@ class Running:
 
     sample_id: str
     request: GenerateRequest
-    label: str  # of the version that it begins with
+    label: str  # of the version under which it began
     labels: Mapping[str, Held]  # versions that its server was given, later ones too
     facts: ServerFacts
     num_tokens: int = 0  # received
-    is_whole: bool = False  # it was sampled to its end
-    num_preemptions: int = 0  # other than by a pull, as far as is known
+    is_whole: bool = False  # whether it was sampled to its end
+    num_preemptions: int = 0  # known preemptions, other than by a pull
     task: asyncio.Task[Answer] | None = None
 
     def hang_up(self, why: str = "") -> None:
-        """Wait for no more of its answer; nothing, if that is there."""
+        """Stop waiting for its answer; no effect if the answer is there."""
         if self.task is not None:
             self.task.cancel(why)
 
     def segments(self, answer: Answer, shape: ModelShape) -> list[GeneratedSegment]:
-        """The answer, cut by version; raises as `cut`, and where no version is told."""
+        """The answer, cut by version; raises as `cut`, and if a version is missing."""
         num_tokens, label = len(answer.token_ids), self.label
         self.num_tokens = num_tokens
         self.is_whole = answer.finish_reason != FinishReason.ABORT
         self.num_preemptions = 0 if len(answer.spans or ()) > 1 else answer.num_preemptions
         if not answer.spans and num_tokens:
-            if self.facts.tells_versions:
+            if self.facts.reports_versions:
                 raise AnswerError("weight_versions is missing")
             if answer.label not in (None, label):
                 raise UnknownVersionError(
@@ -119,15 +119,15 @@ class Running:
 
 
 class Requests:
-    """Those of one server; iterated as they are at that moment."""
+    """Requests of one server; iteration takes a copy."""
 
     def __init__(
-        self, tell: Callable[[Running], Awaitable[bool]], settings: ServedSettings
+        self, abort: Callable[[Running], Awaitable[bool]], settings: ServedSettings
     ) -> None:
-        """Args: tell: asks the server to end a request; False: only hanging up does."""
-        self.num_sampled = 0  # tokens received, of all that there ever were
+        """Args: abort: asks the server to end a request; False: only hanging up does."""
+        self.num_sampled = 0  # tokens received, of all requests so far
         self.capacity = Capacity(settings.limit, adapts=settings.adapts)
-        self._tell = tell
+        self._abort = abort
         self._settings = settings
         self._running: set[Running] = set()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -141,12 +141,12 @@ class Requests:
         return iter(list(self._running))
 
     def begin(self, running: Running) -> None:
-        """It leaves."""
+        """Count a request in as it is sent."""
         self._running.add(running)
         self._idle.clear()
 
     def end(self, running: Running) -> None:
-        """It was answered, or nobody waits for it any more."""
+        """Count a request out: it was answered, or its caller no longer waits for it."""
         running.hang_up()
         self.num_sampled += running.num_tokens
         if running.is_whole:
@@ -156,13 +156,14 @@ class Requests:
             self._idle.set()
 
     async def ended(self, deadline_s: float | None = None) -> None:
-        """Until there are none; raises TimeoutError if there still are after `deadline_s`."""
+        """Wait until no request is left; raises TimeoutError after `deadline_s`."""
         await asyncio.wait_for(self._idle.wait(), deadline_s)
 
     async def all_cut(self, stop: Callable[[], Awaitable[None]]) -> None:
-        """Until all are answered of a server that was stopped and has ended what it knew then.
+        """Wait until all requests are answered, after the server was stopped and ended those it
+        knew.
 
-        Who came in later is ended by another `stop`; but SGLang keeps such requests at its door.
+        Each further `stop` ends requests that arrived later; but SGLang keeps such requests unread.
         """
         num_still = 0
         while (num_left := len(self)) and num_still < _STILL:
@@ -175,27 +176,27 @@ class Requests:
         await self.ended()
 
     def hang_up(self, why: str = "") -> None:
-        """Wait for no answer of any."""
+        """Stop waiting for the answers of all requests."""
         for running in self:
             running.hang_up(why)
 
     def leave(self, running: Running) -> None:
-        """Nobody waits for it any more. Hanging up says so too, but SGLang looks for that every few
-        seconds only."""
-        task = asyncio.create_task(self._tell_twice(running))
+        """Abort a request that no caller waits for. The server would also notice that the
+        connection is closed, but SGLang looks for that only every few seconds."""
+        task = asyncio.create_task(self._abort_twice(running))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """Hang up on all, and tell nobody of it."""
+        """Hang up on all requests, without a message to the server."""
         self.hang_up()
         await self.ended()
         for task in self._leaving:
             task.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
-    async def _tell_twice(self, running: Running) -> None:
-        with suppress(ServerError):  # then it samples to its end, for nobody
-            if await self._tell(running):
-                await asyncio.sleep(self._settings.again_s)  # it had not come in, perhaps
-                await self._tell(running)
+    async def _abort_twice(self, running: Running) -> None:
+        with suppress(ServerError):  # then it samples to its end in vain
+            if await self._abort(running):
+                await asyncio.sleep(self._settings.again_s)  # perhaps it had not arrived yet
+                await self._abort(running)

@@ -1,6 +1,6 @@
 """One server: its gate, its requests, its weights.
 
-`states.py` says when the gate is open. It is shut from before the first byte of a pull until the
+`states.py` decides when the gate is open. It is shut from before the first byte of a pull until the
 version is confirmed; a server that was lost, restarted or damaged stays shut until it has pulled.
 """
 
@@ -52,11 +52,11 @@ from rlstreams.workers.weights.file import CHANNEL as FILE
 
 
 class Look(Enum):
-    """What a look at a server found."""
+    """Result of a look at a server."""
 
     ALIVE = "alive"
     SILENT = "silent"  # or it answers as one that does not work
-    REFUSED = "refused"  # nobody listens at its address
+    REFUSED = "refused"  # no process listens at its address
 
 
 class Server:
@@ -74,45 +74,45 @@ class Server:
         """Nothing is asked before `meet`.
 
         Args:
-            instance: of the process that uses it. The names that it gives to weights carry it, so
-                what a predecessor that woke up names so is nothing that we know.
+            instance: of this process. The names that it gives to weights carry it, so that names
+                given by a predecessor that woke up are unknown here.
         """
         self.url = url
         self.http = ServerHttp(url)
         self.state = ServerState()
         self.adapter: Adapter | None = None  # None: not up
-        self.on_loss: Callable[[str], None] = lambda _: None  # told why it is out of service
+        self.on_loss: Callable[[str], None] = lambda _: None  # receives the reason
         self._settings = settings
         self._shape = shape
         self._delivery = delivery
         self._owner = instance[:8]
         self._labels: dict[str, Held] = {}
-        self.requests = Requests(self._tell_to_end, settings)
-        self._memory = asyncio.Lock()  # held while it gives its memory up, or takes it again
+        self.requests = Requests(self._abort, settings)
+        self._memory = asyncio.Lock()  # held while it frees its memory, or takes it again
 
     @property
     def delivery_name(self) -> str:
-        """How weights reach it, for people."""
+        """Name of the way that weights reach it, for people."""
         return self._delivery.name
 
     @property
     def facts(self) -> ServerFacts | None:
-        """What it said that it is; None: not up."""
+        """The server's description of itself; None: not up."""
         return self.adapter.facts if self.adapter else None
 
     @property
     def held(self) -> Held | None:
-        """The version in it; while it pulls, the one before."""
+        """The version in it; during a pull, the one before."""
         return self.state.held
 
     @property
     def is_up(self) -> bool:
-        """Whether it answered when it was asked last."""
+        """Whether it answered the last question."""
         return self.state.is_up
 
     @property
     def load(self) -> ServerLoad:
-        """How busy it is."""
+        """Load of the server."""
         capacity = self.requests.capacity
         return ServerLoad(
             server=self.url,
@@ -123,10 +123,10 @@ class Server:
         )
 
     async def meet(self) -> None:
-        """Ask a server that answers what it is, and take it over; from now on it may pull.
+        """Ask a server for its facts, and take it over; from now on it may pull.
 
-        A worker that died may have used it: what that one asked is ended, which an engine that
-        hangs in a pull does not do, and from now on its plugin obeys our orders alone.
+        A worker that died may have used it: that worker's requests are ended, unless the engine
+        hangs in a pull, and from now on its plugin obeys the orders of this process alone.
 
         Raises:
             ServerError: it is of another kind or version, or fails.
@@ -149,7 +149,7 @@ class Server:
         status = await self.http.status_of("/health", deadline_s)
         if status not in ADAPTERS[self._settings.kind].alive:
             return Look.REFUSED if status == REFUSED else Look.SILENT
-        if was_doubted and self.state.can(Event.ANSWERED):  # a doubt since then: the next look's
+        if was_doubted and self.state.can(Event.ANSWERED):  # a later doubt: the next look's
             self.state.go(Event.ANSWERED)
         return Look.ALIVE
 
@@ -164,15 +164,15 @@ class Server:
         return True
 
     def doubt(self) -> None:
-        """It broke off: no request leaves for it before it was looked at, or was met anew."""
+        """Send no more requests after one broke off, until a look finds the server at work."""
         if self.state.can(Event.BROKE_OFF):
             self.state.go(Event.BROKE_OFF)
 
     def lose(self, why: str, *, hangs: bool = False) -> None:
-        """It died, or hangs: shut it, and end what it was asked.
+        """Shut a server that died or hangs, and end its requests.
 
         Args:
-            hangs: its process may live, and whoever runs it is to end it.
+            hangs: its process may live, and its owner has to end it.
         """
         self.adapter, self._labels = None, {}
         self.state.go(Event.HUNG if hangs else Event.LOST, why)
@@ -209,10 +209,10 @@ class Server:
             self.requests.end(running)
 
     async def sleep(self) -> None:
-        """Cut what it samples, give its memory up, and hold no version: only a pull opens its gate.
+        """Cut its requests, free its memory, and hold no version: only a pull opens its gate.
 
         Raises:
-            ServerError: it did not; its memory may still be taken.
+            ServerError: it did not; it may still hold the memory.
         """
         async with self._memory:
             adapter = self._met
@@ -223,9 +223,9 @@ class Server:
             self.state.go(Event.SLEPT, "sleeps", is_trouble=False)
 
     async def wake(self) -> None:
-        """Have the memory again, if it is up; raises ServerError, if it does not.
+        """Have a server that sleeps take its memory again; raises ServerError, if it does not.
 
-        A `sleep` under way is waited for: else the server would stay asleep, and nobody know it.
+        Waits for a `sleep` under way: else the server would stay asleep unnoticed.
         """
         async with self._memory:
             if self.state.name is not State.ASLEEP:
@@ -239,7 +239,7 @@ class Server:
         """Hold `published`. The gate is shut meanwhile.
 
         Raises:
-            WeightError: the version did not arrive; `held` says what is left.
+            WeightError: the version did not arrive; `held` is the version left, if any.
         """
         started_s = time.monotonic()
         adapter = self._met
@@ -256,27 +256,27 @@ class Server:
             self._end_pull(adapter, "a pull was cut off")
 
     async def close(self) -> None:
-        """End what it was asked, let it go on for others, and hang up."""
+        """End its requests, let it go on for others, and hang up."""
         await self.requests.close()
         await self.http.close()
 
     @property
     def _met(self) -> Adapter:
-        """Its adapter; a ServerGoneError, if it was lost."""
+        """Adapter of the server; a ServerGoneError, if the server was lost."""
         if self.adapter is None:
             raise ServerGoneError(f"server {self.url} was lost: {self.state.why_shut}")
         return self.adapter
 
     def _label(self, held: Held) -> str:
-        """What this server calls a version that this process gave it."""
+        """The server's name for a version that this process gave it."""
         return f"{held.label}-{self._owner}" if self._owner else held.label
 
-    async def _tell_to_end(self, running: Running) -> bool:
-        """Have it ended there; False: there is no way to but hanging up."""
+    async def _abort(self, running: Running) -> bool:
+        """Have the server end a request; False: only hanging up does."""
         return self.adapter is None or await self.adapter.abort(running.request.request_id)
 
     async def _answer(self, running: Running) -> Answer:
-        """The whole answer."""
+        """Send the request; the whole answer."""
         adapter, deadline_s = self._met, self._settings.request_s
         what = f"request {running.sample_id} ({running.request.request_id})"
         body = adapter.body(running.request)
@@ -287,14 +287,14 @@ class Server:
         return adapter.answer(found)
 
     async def _heard(self, running: Running) -> Answer:
-        """What the request's task hears; nothing, if we hung up ourselves."""
+        """The answer of the request's task; an empty one, if this process hung up."""
         assert running.task is not None
         try:
             return await running.task
         except asyncio.CancelledError as err:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
-                raise  # who asked has left
+                raise  # the caller has left
             if not self.is_up:
                 raise ServerGoneError(
                     f"server {self.url}: request {running.sample_id}: {self.state.why_shut}"
@@ -308,7 +308,7 @@ class Server:
         channel: WeightChannel,
         started_s: float,
     ) -> Pulled:
-        mode, is_mute = self._settings.on_pull, not adapter.facts.tells_versions
+        mode, is_mute = self._settings.on_pull, not adapter.facts.reports_versions
         await self._stop(PauseMode.ABORT if is_mute and mode is PauseMode.KEEP else mode)
         stopped_s = time.monotonic()
         order = Order(
@@ -329,7 +329,7 @@ class Server:
         self._labels[label] = order.held
         await adapter.set_label(label)
         self._check_same(adapter, "its pull")
-        self.state.held = order.held  # what is sampled from now on comes from it
+        self.state.held = order.held  # tokens sampled from now on come from it
         await adapter.resume()
         self._check_same(adapter, "its pull")
         self.state.pulled(order.held)
@@ -345,13 +345,13 @@ class Server:
         )
 
     def _check_same(self, adapter: Adapter, when: str) -> None:
-        """What a server did that was lost meanwhile is lost too, also if it is up again."""
+        """Raise if the server was lost since: its results are void, also if it is up again."""
         if self.adapter is not adapter:
             why = self.state.why_shut
             raise ServerGoneError(f"server {self.url} was lost during {when}: {why}")
 
     def _end_pull(self, adapter: Adapter, why: str) -> None:
-        """The pull ends here without its version, unless it has ended; one lost has no more."""
+        """Mark a pull that is still under way as failed, unless the server was lost."""
         if self.adapter is adapter and self.state.name is State.PULLING:
             self.state.go(Event.EMPTIED, why)
 
@@ -371,7 +371,7 @@ class Server:
             await self._stop_server(PauseMode.ABORT)
 
     async def _probe(self, adapter: Adapter) -> None:
-        """A pull was met with silence: whether the server hangs, or did not hear of that one."""
+        """After a silent pull: find out whether the server hangs, or never received the order."""
         if self.adapter is not adapter:
             return  # lost meanwhile
         try:
@@ -380,7 +380,7 @@ class Server:
             if self.adapter is adapter:
                 self.lose(f"a pull broke off, and it does not answer since: {err}", hangs=True)
         except ServerError:
-            return  # it refuses: no hang
+            return  # it refuses: it does not hang
 
     async def _stop(self, mode: PauseMode) -> None:
         if mode is PauseMode.WAIT:

@@ -1,4 +1,4 @@
-"""SGLang's words: token ids in and out by its native `POST /generate`.
+"""SGLang's API: token ids in and out by its native `POST /generate`.
 
 Run with 0.5.17; 0.5.23 was read only. Facts behind what looks odd here:
 - One id outside the vocabulary ends the whole server: requests are checked before they come here.
@@ -96,17 +96,17 @@ class SglangAdapter(Adapter):
         await self._post("/continue_generation", {}, "resuming")
 
     async def abort(self, request_id: str) -> bool:
-        """By id; `abort_all` is said because its absence was read differently by versions."""
+        """Abort by id; `abort_all` is sent because versions took its absence differently."""
         body = {"rid": request_id, "abort_all": False}
         await self._post("/abort_request", body, f"aborting {request_id}")
         return True
 
     async def set_label(self, label: str) -> None:
-        """By default this route aborts every request."""
+        """Set the version's name; by default this route aborts every request."""
         if _LABEL_ROUTE not in self.facts.routes:
             raise ServerError(
                 f"server {self.http.url} ({self.facts.name}) has no route {_LABEL_ROUTE}: "
-                "which version sampled a token could not be told"
+                "the version of a sampled token would be unknown"
             )
         body = {"new_version": label, "abort_all_requests": False}
         await self._post(_LABEL_ROUTE, body, f"naming {label}")
@@ -120,7 +120,7 @@ class SglangAdapter(Adapter):
         await self._post("/resume_memory_occupation", _MEMORY, "waking up", deadline_s)
 
     async def load_folder(self, folder: str, deadline_s: float) -> None:
-        """`/update_weights_from_disk`: it keeps the old weights if that fails."""
+        """Load by `/update_weights_from_disk`: a failed one keeps the old weights."""
         body, what = {"model_path": folder, "flush_cache": False}, f"loading {folder}"
         found = await self._post("/update_weights_from_disk", body, what, deadline_s)
         if not (isinstance(found, dict) and found.get("success")):
@@ -128,7 +128,7 @@ class SglangAdapter(Adapter):
 
 
 def _logprobs(meta: dict[str, Any], token_ids: list[int]) -> list[float]:
-    """Entries are `[logprob, token_id, text or null]`, of the same tokens as `output_ids`."""
+    """Log-probs of the output tokens; entries are `[logprob, token_id, text or null]`."""
     entries = field(meta, "output_token_logprobs", list) if token_ids else []
     if len(entries) != len(token_ids):
         raise AnswerError(
@@ -136,7 +136,7 @@ def _logprobs(meta: dict[str, Any], token_ids: list[int]) -> list[float]:
         )
     for position, (entry, token_id) in enumerate(zip(entries, token_ids, strict=True)):
         is_pair = isinstance(entry, list) and len(entry) >= 2 and entry[1] == token_id
-        if not is_pair or not isinstance(entry[0], (int, float)):  # null: it was a NaN
+        if not is_pair or not isinstance(entry[0], (int, float)):  # null stands for NaN
             raise AnswerError(
                 f"field output_token_logprobs[{position}] should be of token {token_id}, "
                 f"is {entry!r:.60}"

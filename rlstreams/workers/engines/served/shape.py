@@ -15,12 +15,12 @@ _FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What an answer is checked against."""
+    """Facts of a model that an answer is checked against."""
 
     vocab_size: int
     eos_ids: frozenset[int]
     num_layers: int
-    moe_layers: tuple[int, ...]  # those that have a router
+    moe_layers: tuple[int, ...]  # layers that have a router
     num_experts: int  # 0: a dense model
     top_k: int
 
@@ -50,7 +50,7 @@ def longest_sequence(folder: Path) -> int:
     """`max_position_embeddings`: the most that a server of this model may serve.
 
     Raises:
-        EngineError: the folder cannot be read, or does not say.
+        EngineError: the folder cannot be read, or lacks the field.
     """
     found = text_fields(read_config(folder)).get("max_position_embeddings")
     if not found:

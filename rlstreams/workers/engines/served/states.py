@@ -6,8 +6,8 @@
                         |--slept--> asleep --woke--> empty
     any --lost--> lost --met--> empty        any --hung--> hung --met--> empty
 
-The gate is open in `serving` alone: requests leave for a server that answers, holds a version which
-it was given and which was checked, and takes no other. What is not in the table cannot happen.
+The gate is open in `serving` alone: requests go to a server that answers, holds a version which it
+was given and which was checked, and pulls no other. A transition outside the table cannot happen.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from rlstreams.workers.engines.base import Held
 
 
 class State(StrEnum):
-    """What a server is to the worker that uses it."""
+    """State of a server, as the worker that uses it sees it."""
 
     STARTING = "starting"  # it has not answered yet
     EMPTY = "empty"  # it answers, and holds no version that we gave it
-    SERVING = "serving"  # it holds one
-    PULLING = "pulling"  # it takes one
+    SERVING = "serving"  # it holds a version
+    PULLING = "pulling"  # it pulls a version
     ASLEEP = "asleep"  # it has given its memory up
-    DOUBTED = "doubted"  # it holds one, broke a request off, and was not looked at since
-    LOST = "lost"  # nobody listens there any more
-    HUNG = "hung"  # it listens, and is of no use: whoever runs it is to end it
+    DOUBTED = "doubted"  # it holds a version, broke a request off, and was not looked at since
+    LOST = "lost"  # no process listens there any more
+    HUNG = "hung"  # it listens, but does not work: its owner has to end it
 
 
 class Event(StrEnum):
-    """What happens to a server."""
+    """Event in the life of a server."""
 
-    MET = "met"  # it answered what it is, paused, with nothing running
+    MET = "met"  # it gave its facts, and is paused with nothing running
     PULL = "pull"  # a pull begins
-    PULLED = "pulled"  # the version that was ordered is in it
+    PULLED = "pulled"  # it holds the ordered version
     KEPT = "kept"  # a pull failed that touched nothing: the version before is whole
-    EMPTIED = "emptied"  # what it holds is unknown, or is to be unknown
+    EMPTIED = "emptied"  # its weights are unknown, or about to be
     BROKE_OFF = "broke off"  # a request ended without an answer
-    ANSWERED = "answered"  # it was looked at, and works
-    SLEPT = "slept"  # it said that it has given its memory up
+    ANSWERED = "answered"  # a look found it at work
+    SLEPT = "slept"  # it has confirmed that its memory is free
     WOKE = "woke"  # it has its memory again
     LOST = "lost"  # it died
-    HUNG = "hung"  # it does not answer, or does not do what it was told
+    HUNG = "hung"  # it does not answer, or does not obey
 
 
 _UP = (State.EMPTY, State.SERVING, State.DOUBTED)  # and its memory is there, and quiet
@@ -66,13 +66,13 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = {
 
 
 class ServerState:
-    """Where a server is in the table, and what it holds."""
+    """A server's place in the table, and the version that it holds."""
 
     def __init__(self) -> None:
         self.name = State.STARTING
-        self.held: Held | None = None  # what it was given last, and holds as far as we know
+        self.held: Held | None = None  # the last one it was given, as far as known
         self.why_shut = "not asked yet"
-        self.trouble = ""  # what put it out of service and was not mended since, for people
+        self.trouble = ""  # reason it is out of service, until mended; for people
 
     def __str__(self) -> str:
         return self.name
@@ -84,7 +84,7 @@ class ServerState:
 
     @property
     def is_up(self) -> bool:
-        """Whether it answered when it was asked last."""
+        """Whether it answered the last question."""
         return self.name not in (State.STARTING, State.LOST, State.HUNG)
 
     @property
@@ -100,11 +100,11 @@ class ServerState:
         """Take an event.
 
         Args:
-            why: of one that shuts the gate.
-            is_trouble: whether `why` is told as trouble, until a pull mends it.
+            why: reason, for an event that shuts the gate.
+            is_trouble: whether `why` counts as trouble, until a pull mends it.
 
         Raises:
-            ValueError: the table does not have it.
+            ValueError: the table has no such transition.
         """
         if not self.can(event):
             raise ValueError(f"a server that is {self.name} cannot be {event}")
@@ -119,13 +119,13 @@ class ServerState:
             self.held = None
 
     def forget(self, why: str) -> None:
-        """What it holds is not what we gave it; a pull under way goes on, and cannot keep it."""
+        """Mark its weights as unknown; a pull under way goes on, and cannot keep the old ones."""
         self.held = None
         if self.name is not State.PULLING and self.can(Event.EMPTIED):
             self.go(Event.EMPTIED, why)
         self.why_shut = self.trouble = why
 
     def pulled(self, held: Held) -> None:
-        """The version that was ordered is in it."""
+        """Take the end of a pull: the server holds the ordered version."""
         self.go(Event.PULLED)
         self.held, self.trouble = held, ""

@@ -1,12 +1,12 @@
-"""vLLM's words: token ids in and out by `POST /inference/v1/generate`.
+"""vLLM's API: token ids in and out by `POST /inference/v1/generate`.
 
 Run with 0.25.1 and 0.32.0. Facts behind what looks odd here:
 - The client's request id `x` is `generate-tokens-x` inside, and only that aborts it.
 - 0.25.1 writes a log-prob's token as the text `token_id:7`, and has neither version nor abort
   route: our plugin's record of a request, in `kv_transfer_params`, has its versions.
 - Log-probs cost a vLLM half of its speed, 16,750 tokens/s of 27,740 (H200, 1.7B): its API process
-  makes an object of each. A request of which a record is kept asks for none.
-- A log-prob that cannot be is written as -9999.
+  makes an object of each. A request with a record asks for none.
+- An impossible log-prob is written as -9999.
 - `/pause?mode=keep` drops the KV cache of running requests unless `clear_cache=false`.
 """
 
@@ -86,7 +86,7 @@ class VllmAdapter(Adapter):
 
     @property
     def engine_route(self) -> str:
-        """`/is_sleeping` asks the engine core; `/health` tells what the front end knows of it."""
+        """`/is_sleeping` asks the engine core; `/health` gives the front end's opinion of it."""
         return "/is_sleeping" if "/is_sleeping" in self.facts.routes else "/health"
 
     async def resume(self) -> None:
@@ -109,15 +109,15 @@ class VllmAdapter(Adapter):
             await self._post(path, body, f"naming {label}")
 
     async def sleep(self, deadline_s: float) -> None:
-        """Level 2: the weights are not copied to the host, for a pull brings them."""
+        """Sleep at level 2: weights are not copied to the host, because a pull brings new ones."""
         await self._post("/sleep?level=2", None, "going to sleep", deadline_s)
 
     async def wake(self, deadline_s: float) -> None:
-        """Weights and cache at once: it goes on scheduling only with both."""
+        """Wake weights and cache at once: it schedules again only with both."""
         await self._post("/wake_up", None, "waking up", deadline_s)
 
     async def load_folder(self, folder: str, deadline_s: float) -> None:
-        """By `collective_rpc`: each of its workers runs `reload_weights`."""
+        """Load by `collective_rpc`: each of the server's workers runs `reload_weights`."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
         await self._post("/collective_rpc", body, f"loading {folder}", deadline_s)
 
@@ -138,7 +138,7 @@ def _choice(choice: object, record: object) -> Answer:
             experts=rows,
         )
     if reason == "abort" and choice.get("logprobs") is None:
-        token_ids, rows = [], None  # the API process ended it by itself: there is no record
+        token_ids, rows = [], None  # the API process ended it by itself, without a record
     return Answer(
         token_ids=token_ids,
         logprobs=_logprobs(choice.get("logprobs"), token_ids),
@@ -149,7 +149,7 @@ def _choice(choice: object, record: object) -> Answer:
 
 
 def _logprobs(found: object, token_ids: list[int]) -> list[float]:
-    """One per token, each beside the token that it belongs to."""
+    """Log-probs of the tokens; an entry of another token is an AnswerError."""
     content = [] if found is None else field(found, "content", (list, type(None))) or []
     if len(content) != len(token_ids):
         raise AnswerError(

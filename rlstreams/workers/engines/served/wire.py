@@ -1,4 +1,4 @@
-"""Requests to a server and its answers, in words that all kinds of server share.
+"""Requests to a server and its answers, in fields that all kinds of server share.
 
 Pure. An adapter turns a `GenerateRequest` into its server's JSON, and that server's JSON into an
 `Answer`.
@@ -21,7 +21,7 @@ _REASONS = ("abort", "length", "stop")
 
 
 class AnswerError(ValueError):
-    """A field of an answer cannot be; names field, value and what was expected."""
+    """A field of an answer is impossible; names field, value and what was expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a server said of one request."""
+    """A server's answer to one request."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float] | npt.NDArray[np.float32]  # nats; one per token
@@ -90,7 +90,7 @@ def spans_of(found: object) -> list[Span] | None:
 
 
 def reason_of(value: object, name: str) -> str:
-    """`value[name]`, which is why an answer ended; another word is an AnswerError."""
+    """`value[name]`, the reason that an answer ended; an unknown one is an AnswerError."""
     reason = str(field(value, name, str))
     if reason not in _REASONS:
         raise AnswerError(f"field finish_reason should be one of {_REASONS}, is {reason!r}")
@@ -106,7 +106,7 @@ def decoded(found: object, name: str) -> bytes:
 
 
 def array(content: bytes, name: str, dtype: str) -> npt.NDArray[Any]:
-    """Numbers as they lie; half of one is an AnswerError."""
+    """Numbers of `content`; a fraction of one is an AnswerError."""
     try:
         return np.frombuffer(content, dtype)
     except ValueError as err:
@@ -114,16 +114,16 @@ def array(content: bytes, name: str, dtype: str) -> npt.NDArray[Any]:
 
 
 def gauges_of(text: str, names: tuple[str, str, str, str]) -> Gauges:
-    """What a page of metrics in Prometheus' text format says of the server's load.
+    """A server's load, from metrics in Prometheus' text format.
 
-    A metric has a line for each set of labels, as of each engine: counts add up, and of the cache's
-    share the largest counts.
+    A metric has a line for each set of labels, and so for each engine: counts are summed, and the
+    largest share of the cache is taken.
 
     Args:
         names: as `Adapter.gauge_names`.
 
     Raises:
-        AnswerError: one is missing, or no number.
+        AnswerError: a metric is missing, or no number.
     """
     found: dict[str, list[float]] = {name: [] for name in names if name}
     for line in text.splitlines():

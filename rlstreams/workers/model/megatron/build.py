@@ -57,7 +57,7 @@ def shape_of(folder: Path) -> nn.Module:
 
 
 def routers_of(folder: Path) -> RouterShape:
-    """What the model's routers choose from.
+    """Shape of the model's routers.
 
     Raises:
         EngineError: it has none, or no table.
@@ -83,7 +83,7 @@ def begin_ranks(layout: Layout, device: str) -> None:
     if device == CPU and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # as the group of all ranks
     if layout.tp > 1:
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # what the library asks for
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # the library asks for it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         parallel_state.initialize_model_parallel(
@@ -95,14 +95,14 @@ def begin_ranks(layout: Layout, device: str) -> None:
 
 
 def end_ranks() -> None:
-    """Let those groups go."""
+    """Destroy the library's groups."""
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
 
 
 def join_alone(device: str) -> None:
-    """A process group of this process alone, which the library asks for even there."""
+    """Make a process group of this process alone: the library asks for one."""
     if not dist.is_initialized():
         backend = "gloo" if device == CPU else "nccl"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
@@ -110,13 +110,13 @@ def join_alone(device: str) -> None:
 
 
 def leave_alone() -> None:
-    """The other way, if that is the group that there is."""
+    """Destroy the process group, if it is that of this process alone."""
     if dist.is_initialized() and dist.get_world_size() == 1:
         dist.destroy_process_group()
 
 
 class RankModel:
-    """What one rank holds of a model.
+    """The part of a model that one rank holds.
 
     `parts` are those of this rank, `tensors` its parameters by the library's names (all experts of
     a layer are one), `model` the module.
@@ -134,14 +134,14 @@ class RankModel:
         self.every = parts_of(self.config, layout)
         self.parts = {p.name: p for p in self.every if p.index(rank, layout) is not None}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the library warns of defaults of its own
+            warnings.simplefilter("ignore")  # the library warns of its own defaults
             self.model = _module(self.config, layout, rank, device, getattr(torch, dtype))
         self.tensors, self.experts = _joined(self.model)
         self._check()
         self.model.rotary_pos_emb.inv_freq = _frequencies(folder, self.config).to(device)
 
     def read(self) -> None:
-        """The weights of the folder, of each tensor this rank's share."""
+        """Read this rank's share of each tensor from the folder."""
         files = FolderFiles(self.folder)
         with torch.no_grad():
             for name, part in self.parts.items():
@@ -157,14 +157,14 @@ class RankModel:
         return found
 
     def by_parameter(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors named as `tensors`, by the names of the module's own parameters."""
+        """Rename tensors, named as `tensors` is, to the names of the module's own parameters."""
         found = {name: tensor for name, tensor in tensors.items() if name not in self.experts}
         for name, own in self.experts.items():
             found |= dict(zip(own, tensors[name], strict=True))
         return found
 
     def _check(self) -> None:
-        """That the table knows all that the module has, once."""
+        """Check that the table covers each number of the module once."""
         known: dict[str, int] = {}
         for part in self.parts.values():
             known[part.parameter] = (
@@ -180,7 +180,7 @@ class RankModel:
 
 
 def view_of(tensors: Mapping[str, Tensor], part: Part) -> Tensor:
-    """A part as a view into its parameter; of more axes than the share where it is in blocks."""
+    """A part as a view into its parameter; in blocks it has more axes than the share."""
     tensor = tensors[part.parameter]
     if not part.rows:
         return tensor
@@ -194,7 +194,7 @@ def fill(view: Tensor, share: Tensor) -> None:
 
 
 def _joined(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
-    """Parameters by name, those of a layer's experts one tensor; and the experts' own names."""
+    """Parameters by name, a layer's experts as one tensor; and the experts' own names."""
     plain: dict[str, Tensor] = {}
     experts: dict[str, list[str]] = {}
     parameters = dict(model.named_parameters())
@@ -235,7 +235,7 @@ def _module(config: Any, layout: Layout, rank: int, device: str, dtype: torch.dt
         pre_process=stage == 0,
         post_process=stage == layout.pp - 1,
     )
-    forget_replays()  # the routers have theirs; a list of all would keep them
+    forget_replays()  # the routers keep theirs; the library's list would keep models alive
     return model.to(device=device, dtype=dtype).eval()
 
 
@@ -257,8 +257,8 @@ def _transformer_config(config: Any, layout: Layout, device: str, dtype: torch.d
             "moe_layer_freq": [int(is_mixed) for is_mixed in mixed],
             "moe_ffn_hidden_size": config.moe_intermediate_size,
             "moe_router_topk": config.num_experts_per_tok,
-            # Of Hugging Face's softmax over all experts: weights of the chosen as they are, or
-            # scaled to sum 1, which is the softmax over the chosen.
+            # As Hugging Face's softmax over all experts: weights of the chosen unscaled, or scaled
+            # to sum 1, which is the softmax over the chosen.
             "moe_router_pre_softmax": not config.norm_topk_prob,
             "moe_router_load_balancing_type": "none",
             "moe_router_dtype": "fp32",
@@ -305,7 +305,7 @@ def _layer_options(config: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def _frequencies(folder: Path, config: Any) -> Tensor:  # noqa: ANN401
-    """Of the rotary embedding, as the family's own class makes them."""
+    """Frequencies of the rotary embedding, made by the family's own class."""
     module = importlib.import_module(model_class(folder).__module__)
     name = config.architectures[0].removesuffix("ForCausalLM")
     found: Tensor = getattr(module, f"{name}RotaryEmbedding")(config).inv_freq
@@ -315,7 +315,7 @@ def _frequencies(folder: Path, config: Any) -> Tensor:  # noqa: ANN401
 class Attention(nn.Module):
     """Causal attention of whole rows by torch's kernel, in the place of the library's own."""
 
-    def __init__(self, **_: Any) -> None:  # noqa: ANN401  (what the library tells each of its own)
+    def __init__(self, **_: Any) -> None:  # noqa: ANN401  (options of the library's own class)
         super().__init__()
 
     def forward(
@@ -326,7 +326,7 @@ class Attention(nn.Module):
         attention_mask: Tensor | None,
         **_: Any,  # noqa: ANN401
     ) -> Tensor:
-        """(S, B, h x D). A row's padding lies behind what counts, so nothing sees it."""
+        """(S, B, h x D). A row's padding lies at its end, so no real token sees it."""
         assert attention_mask is None, "rows are padded at their end"
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))
         is_grouped = query.shape[1] != key.shape[1]

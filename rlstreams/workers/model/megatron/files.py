@@ -17,7 +17,7 @@ _FUSED = re.compile(r"(.*\.experts\.)(gate_up|down)_proj")
 
 
 class FolderFiles:
-    """The safetensors files of one folder, open until nobody has it.
+    """The safetensors files of one folder; they stay open as long as this object.
 
     Raises:
         EngineError: no such files.
@@ -37,7 +37,7 @@ class FolderFiles:
             raise EngineError(f"model folder {str(folder)!r}: {err}") from err
 
     def read(self, name: str, index: tuple[slice, ...]) -> Tensor | None:
-        """A share; None: there is no such tensor. Experts may lie in the files one by one."""
+        """A share of a tensor; None: there is no such tensor. Files may hold experts one by one."""
         if name in self._file_of:
             found: Tensor = self._file(self._file_of[name]).get_slice(name)[index]
             return found

@@ -1,4 +1,4 @@
-"""How a model is cut over ranks: tensor, pipeline and expert parallelism. Pure.
+"""Cut of a model over ranks: tensor, pipeline and expert parallelism. Pure.
 
 Ranks count as in megatron-core's order `tp-ep-dp-pp`: neighbours share a layer, far ones a stage.
 Experts are spread over ranks that compute different rows, so `ep` needs no ranks of its own.
@@ -20,7 +20,7 @@ class Layout:
     tp: int = 1  # ranks that share each matrix
     pp: int = 1  # stages, each of some layers
     ep: int = 1  # ranks over which the experts of a layer are spread
-    asked_by: str = "trainer"  # the section, for messages
+    asked_by: str = "trainer"  # section of the configuration, for messages
 
     @property
     def dp(self) -> int:
@@ -28,23 +28,24 @@ class Layout:
         return self.ranks // (self.tp * self.pp)
 
     def tp_rank(self, rank: int) -> int:
-        """Place among those that share a matrix."""
+        """Rank within the tensor-parallel group, which shares each matrix."""
         return rank % self.tp
 
     def dp_rank(self, rank: int) -> int:
-        """Which rows a rank computes."""
+        """Data-parallel rank: the number of the rows that a rank computes."""
         return rank // self.tp % self.dp
 
     def ep_rank(self, rank: int) -> int:
-        """Which experts a rank has."""
+        """Expert-parallel rank: the number of the experts that a rank has."""
         return self.dp_rank(rank) % self.ep
 
     def stage(self, rank: int) -> int:
-        """Which layers a rank has."""
+        """Pipeline stage: the number of the layers that a rank has."""
         return rank // (self.tp * self.dp)
 
     def peers(self, rank: int, *, of_experts: bool) -> list[int]:
-        """Ranks that hold the same rows of a weight, and so add up gradients; `rank` is one."""
+        """Ranks, `rank` included, that hold the same rows of a weight, and so sum their
+        gradients."""
 
         def place(other: int) -> tuple[int, int, int]:
             expert = self.ep_rank(other) if of_experts else 0
@@ -53,16 +54,16 @@ class Layout:
         return [other for other in range(self.ranks) if place(other) == place(rank)]
 
     def neighbour(self, rank: int, stages: int) -> int:
-        """The rank of the same place so many stages on."""
+        """The rank of the same place, `stages` stages later."""
         return rank + stages * self.tp * self.dp
 
     def check(self, facts: Sequence[tuple[str, int, str]], num_experts: int) -> None:
         """
         Args:
-            facts: name of what is divided, how many there are, and by which part of the layout.
+            facts: name of a number, the number, and the part of the layout that must divide it.
 
         Raises:
-            ConfigError: something is not divided; names both numbers and what would fit.
+            ConfigError: a number is not divided; names both numbers and those that would fit.
         """
         each = self.tp * self.pp
         if self.ranks % each:

@@ -1,9 +1,9 @@
-"""Log-probs of chosen tokens by a megatron-core model: what `TokenScorer` is for Hugging Face's.
+"""Log-probs of chosen tokens by a megatron-core model, as `TokenScorer` for Hugging Face's.
 
 Ranks of one matrix compute the same rows and share the head's vocabulary. Ranks of other experts
-compute other rows, of one shape: they are padded to the largest. Stages pass on hidden states, and
-the last one's scores go back to all, so that every rank computes the same loss and calls the same
-backward, in which the stages pass gradients back. One micro-batch is under way at a time.
+compute other rows, padded to the largest shape. Stages pass on hidden states, and the last one
+sends its scores back to all, so that every rank computes the same loss and calls the same backward,
+in which the stages pass gradients back. One micro-batch is under way at a time.
 Axes: `B` row, `T` token (the library's `S`), `N` chosen token, `V` vocabulary, `H` hidden.
 """
 
@@ -50,7 +50,7 @@ class MegatronScores(nn.Module):
         self._stage = layout.stage(rank_model.rank)
         rows = max(1, LOGITS_BYTES // (4 * self.vocab_size))
         self.head = Head(rows) if layout.tp == 1 else SplitHead(rows, rank_model)
-        self.value_head: ValueHead | None = None  # of the last stage; all others have its values
+        self.value_head: ValueHead | None = None  # on the last stage; all others receive its values
         if recomputes:
             recompute_layers(list(self.model.decoder.layers))
 
@@ -87,7 +87,7 @@ class MegatronScores(nn.Module):
     def _columns(
         self, hidden_NH: Tensor, ids_N: Tensor, temperature_N: Tensor, top: int | Tensor
     ) -> list[Tensor]:
-        """Log-probs and entropies; values; those of other tokens, then their ids: (N,) each."""
+        """Log-probs and entropies; values; log-probs of other tokens, then their ids: (N,) each."""
         values = [] if self.value_head is None else [self.value_head(hidden_NH)]
         if self.rank_model.layout.tp > 1:
             from megatron.core.tensor_parallel.mappings import (
@@ -115,11 +115,11 @@ class MegatronScores(nn.Module):
 
     @property
     def topped(self) -> Function:
-        """`scored`, of this rank's part of the logits."""
+        """`scored`, on this rank's part of the logits."""
         return self.head.topped if isinstance(self.head, SplitHead) else scored
 
     def _hidden(self, ids_BT: Tensor) -> Tensor:
-        """What this stage makes of a batch."""
+        """This stage's hidden states of a batch."""
         model, config = self.model, self.rank_model.config
         if self._stage == 0:
             hidden_TBH = model.embedding(ids_BT, None)
@@ -148,7 +148,7 @@ class MegatronScores(nn.Module):
         return weight
 
     def _alike(self, ids_BT: Tensor) -> Tensor:
-        """Padded to a shape that all ranks have, where they share experts."""
+        """Pad ids to the largest shape of all ranks, where they share experts."""
         if self.rank_model.layout.ep > 1:
             shape = torch.tensor(ids_BT.shape, device=ids_BT.device)
             dist.all_reduce(shape, dist.ReduceOp.MAX)
@@ -158,7 +158,7 @@ class MegatronScores(nn.Module):
 
 
 class MegatronRouting(RoutingReplay):
-    """The routers of one rank; recorded rows come for all layers, this stage takes its own."""
+    """The routers of one rank; recorded rows are of all layers, this stage takes its own."""
 
     def __init__(self, rank_model: RankModel) -> None:
         config, layout = rank_model.config, rank_model.layout
@@ -173,7 +173,7 @@ class MegatronRouting(RoutingReplay):
 
     @contextmanager
     def replaying(self, routes: Routes | None) -> Iterator[Counted]:
-        """See `RoutingReplay`; flips are those of all stages."""
+        """See `RoutingReplay`; flips count those of all stages."""
         counted = Counted()
         self._routes = routes
         try:
@@ -195,7 +195,7 @@ class MegatronRouting(RoutingReplay):
             counted[0] = total
 
     def lay_out(self, rows: int, width: int) -> None:
-        """Tell the routers what the next forward, of this shape, takes."""
+        """Set the routes for the next forward, which has this shape."""
         if self._routes is None:
             return
         recorded_N = padded(self._routes.recorded_BT, rows, width).T.flatten()
@@ -232,7 +232,7 @@ def _replay_of(layer: Any) -> Any:  # noqa: ANN401
 
 
 def padded(values_BT: Tensor, rows: int, width: int) -> Tensor:
-    """With zeros behind both axes."""
+    """Pad with zeros at the end of both axes."""
     found = values_BT.new_zeros(rows, width, *values_BT.shape[2:])
     found[: values_BT.shape[0], : values_BT.shape[1]] = values_BT
     return found
@@ -252,11 +252,11 @@ def _of_columns(columns: Sequence[Tensor], has_values: bool, num_top: int) -> To
 
 
 class _Received(torch.autograd.Function):
-    """Hidden states of the stage before; their gradient goes back to it."""
+    """Receive hidden states from the stage before; their gradient is sent back to it."""
 
     @staticmethod
     def forward(ctx: Any, empty: Tensor, into: Tensor, source: int) -> Tensor:  # noqa: ANN401
-        del empty  # of which autograd learns that there is a gradient
+        del empty  # only shows autograd that there is a gradient
         ctx.source = source
         dist.recv(into, source)
         return into
@@ -268,7 +268,7 @@ class _Received(torch.autograd.Function):
 
 
 class _Sent(torch.autograd.Function):
-    """Hidden states for the next stage; what comes is what the last one says of the tokens."""
+    """Send hidden states to the next stage; returns the last stage's scores of the tokens."""
 
     @staticmethod
     def forward(

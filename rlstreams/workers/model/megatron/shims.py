@@ -1,4 +1,4 @@
-"""What megatron-core 0.19 takes for granted, and is replaced where it is not there.
+"""Replacements for things that megatron-core 0.19 expects and this environment may lack.
 
 Called before anything else of the library is imported. On a GPU the second and third alone differ
 from the library, and neither changes a number: no dropout draws, and no expert is a fused kernel.
@@ -45,7 +45,7 @@ def check_installed(field: str = "trainer.backend or logprob.backend") -> str:
     """The library's version; torch is not imported.
 
     Args:
-        field: that asks for it.
+        field: the setting that asks for it.
 
     Raises:
         ConfigError: it is not installed, or of another line than the tested one.

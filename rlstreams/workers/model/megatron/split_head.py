@@ -28,7 +28,7 @@ class SplitHead(Head):
 
     @property
     def is_compiled(self) -> bool:
-        """Never."""
+        """Always false."""
         return False
 
     def _scores(
@@ -62,7 +62,7 @@ class SplitHead(Head):
         log_sum_n: Tensor,
         gradient_n: Tensor,
     ) -> Tensor:
-        """As `chunk_gradient`, likewise."""
+        """As `chunk_gradient`, of this rank's part of the logits."""
         shifted_n = ids_n - self._first
         return chunk_gradient(logits_nV, shifted_n, temperature_n, log_sum_n, gradient_n)
 
@@ -98,7 +98,7 @@ class SplitHead(Head):
         return logprobs_n, entropy_n, top_nK - log_sum_n[:, None], log_sum_n
 
     def own(self, ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Where tokens lie in this rank's part, and whether they do."""
+        """Places of tokens in this rank's part, and whether they lie there."""
         own = ids - self._first
         return own.clamp(0, size - 1), (own >= 0) & (own < size)
 
@@ -133,7 +133,7 @@ class _Topped(torch.autograd.Function):
 
 
 def group_of(name: str) -> Any:  # noqa: ANN401
-    """A group of the library that this rank is in, by its name there."""
+    """A group of the library that this rank is in, by the library's name."""
     from megatron.core import parallel_state
 
     return getattr(parallel_state, f"get_{name}_group")()

@@ -1,9 +1,9 @@
-"""Tables of names: which Hugging Face tensor lies where in a megatron-core model, by family.
+"""Tables of names, by family: the place of each Hugging Face tensor in a megatron-core model.
 
-Each tensor of the folder is a `Part`: rows or columns of one parameter of the other model, on each
-rank its share. Queries, keys and values of a group of heads lie together there, gate and up in one
-matrix. Reading, publishing, gradients and checkpoints all go through these parts, so that nothing
-outside of this folder knows another name than Hugging Face's.
+Each tensor of the folder is a `Part`: rows or columns of one parameter of the other model, each
+rank with its share. Queries, keys and values of a group of heads lie together there, gate and up in
+one matrix. Reading, publishing, gradients and checkpoints all go through these parts, so that no
+module outside of this folder knows another name than Hugging Face's.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.folder import num_experts_of
 from rlstreams.workers.model.megatron.layout import Layout
 
-EXPERTS = "mlp.experts."  # of a parameter that `build.py` makes one of all experts of a rank
+EXPERTS = "mlp.experts."  # in names of parameters that hold all experts of a rank (`build.py`)
 _ROPE = ("default", "linear", "llama3")  # frequencies that do not change with the length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A tensor of the folder, and where one rank has its share of it."""
+    """A tensor of the folder, and the place of one rank's share of it."""
 
     name: str
     shape: tuple[int, ...]  # whole
     parameter: str  # of the rank's module
-    axis: int = 0  # along which it is cut ...
+    axis: int = 0  # axis along which it is cut ...
     by: str = ""  # ... `tp` or `ep`; "": every rank of the stage has all of it
-    groups: int = 1  # the parameter is so many blocks of rows, and each one has
+    groups: int = 1  # the parameter has so many blocks of rows, and each block has
     start: int = 0  # ... from this row on
     rows: int = 0  # ... so many of this tensor; 0: the parameter is this tensor alone
     stage: int = 0
-    is_summed: bool = False  # ranks that share matrices have different gradients of it
-    published: str = ""  # where it is not `name`: of tied weights the name that travels
+    is_summed: bool = False  # tensor ranks have different gradients of it
+    published: str = ""  # if another than `name`: for tied weights, the published name
 
     def index(self, rank: int, layout: Layout) -> tuple[slice, ...] | None:
-        """Which share of the whole a rank has; None: it is of another stage."""
+        """Slices of the whole that a rank has; None: it is of another stage."""
         if layout.stage(rank) != self.stage:
             return None
         found = [slice(0, size) for size in self.shape]
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family has beside the layers that all have."""
+    """Parts of a family's layers beside those that all families have."""
 
     heads_have_norms: bool = False
     has_experts: bool = False
@@ -67,7 +67,7 @@ FAMILIES: Mapping[str, Family] = {
 def family_of(config: Any) -> Family:  # noqa: ANN401  (a configuration of an untyped library)
     """
     Raises:
-        EngineError: a family without a table, or a member of one with something beyond it.
+        EngineError: a family without a table, or a member with a feature beyond it.
     """
     name = (config.architectures or ["?"])[0]
     if name not in FAMILIES:
@@ -94,7 +94,7 @@ def family_of(config: Any) -> Family:  # noqa: ANN401  (a configuration of an un
 
 
 def mixed_layers(config: Any) -> list[bool]:  # noqa: ANN401
-    """Of each layer, whether it is a mixture of experts."""
+    """Whether each layer is a mixture of experts, by layer."""
     if not family_of(config).has_experts:
         return [False] * config.num_hidden_layers
     only, every = config.mlp_only_layers, config.decoder_sparse_step
@@ -102,7 +102,7 @@ def mixed_layers(config: Any) -> list[bool]:  # noqa: ANN401
 
 
 def plain_config(fields: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """What `check_layout` asks of a `config.json`, without the library that would read it."""
+    """Fields of a `config.json` for `check_layout`, without the library that would read it."""
     known = {name: value for name, value in fields.items() if value is not None}
     usual: dict[str, Any] = {
         "architectures": None,
@@ -139,7 +139,7 @@ def check_layout(config: Any, layout: Layout) -> None:  # noqa: ANN401
 
 
 def parts_of(config: Any, layout: Layout) -> list[Part]:  # noqa: ANN401
-    """All tensors of the model, in no order that counts."""
+    """All tensors of the model, in any order."""
     size, words = config.hidden_size, config.vocab_size
     table: dict[str, Any] = {"shape": (words, size), "by": "tp"}
     last = layout.pp - 1
@@ -200,7 +200,7 @@ def _attention(config: Any, layout: Layout) -> Iterator[dict[str, Any]]:  # noqa
                 "name": f"self_attn.{letter}_norm.weight",
                 "shape": (width,),
                 "parameter": f"self_attention.{letter}_layernorm.weight",
-                "is_summed": True,  # each rank has other heads
+                "is_summed": True,  # tensor ranks have other heads
             }
     norms = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "pre_mlp_layernorm"}
     for name, parameter in norms.items():
@@ -242,7 +242,7 @@ def _experts(config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
 
 
 def head_width(config: Any) -> int:  # noqa: ANN401
-    """Numbers of one head."""
+    """Width of one head."""
     width: int = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
     )

@@ -1,4 +1,4 @@
-"""Which groups are trained next, and which are dropped. Pure: takes ids, versions and times.
+"""Choice of the groups to train next, and to drop. Pure: takes ids, versions and times.
 
 The planner keeps no payloads. The trainer adds samples and dead letters as they are read, asks for
 drops and for a plan, and reports which groups are closed once `steps` records it.
@@ -8,7 +8,7 @@ Invariants, for any order of calls:
 1. *A sample is planned at most once.* `plan` hands its groups over (they are neither planned nor
    dropped again) and `close` removes them for good: a group number in the closed set never
    enters again, and a second record of a (group, sample) is ignored, so the first one wins. It
-   wins also if it was refused: its dead letter says where it lay, to successors as well.
+   wins also if it was refused: its dead letter has its position, for successors as well.
 2. *No trained token is staler than `max_staleness`.* `plan(version)` compares every policy segment
    with the version that the step starts from, the number that the audit checks the ledger with too.
    A segment stays in the loss only if 0 <= version - segment's version <= max_staleness; otherwise
@@ -44,7 +44,7 @@ from rlstreams.workers.trainer.intake.closed import ClosedSet
 from rlstreams.workers.trainer.intake.groups import DeadSample, Group, SeenSample
 
 MIXED_CODE = "mixed_code"
-NOT_AGAIN = ("no_signal", "truncated")  # the place in the batch goes to another row
+NOT_AGAIN = ("no_signal", "truncated")  # another row takes the place in the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class PlannedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one step trains on, if it starts from `policy_version`."""
+    """The batch of one step that starts from `policy_version`."""
 
     policy_version: int
     group_ids: tuple[str, ...]  # in issue order
@@ -70,8 +70,8 @@ class Admission:
     """The planner. Times are seconds of any one monotonic clock.
 
     Args:
-        group_size: of every group of the run, so that one of which only dead letters came can end
-            as soon as too few samples are left; None: a group's first sample tells.
+        group_size: of every group of the run, so that a group of dead letters alone can end as soon
+            as too few samples are left; None: known from a group's first sample.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class Admission:
 
     @property
     def num_open_groups(self) -> int:
-        """Groups of which something was seen and that are not closed."""
+        """Groups that are not closed and have a sample or dead letter."""
         return len(self._groups)
 
     def is_copy(self, group_id: str, sample: int, position: Position) -> bool:
-        """Whether a scored record does not count, for it is not the first of its sample."""
+        """Whether a scored record does not count, because it is not the first of its sample."""
         number = issue_number(group_id)
         group = None if number is None else self._groups.get(number)
         return group is not None and group.is_copy(sample, position)
 
     def add(self, seen: SeenSample, now_s: float) -> bool:
-        """Take note of a sample; False if it changes nothing and its payload can go.
+        """Note a sample; False if that changes nothing and its payload can be released.
 
         Raises:
             ValueError: a group id that is no issue number, a sample number outside of its group,
@@ -120,12 +120,12 @@ class Admission:
         return True
 
     def dead(self, dead: DeadSample, now_s: float) -> bool:
-        """Take note of a dead letter; False if it names no open training group.
+        """Note a dead letter; False if it names no open training group.
 
-        A sample that is also alive counts as alive, whichever was read first: the letter is about
-        a copy, or about a stage before, whose topic's order against this one's would be chance. A
-        dead letter that cannot name its sample (-1) ends its group, which could never be known to
-        be complete.
+        A sample that is also alive counts as alive, whichever was read first: then the dead letter
+        is about a copy, or about an earlier stage, whose topic has no order with this one. A dead
+        letter that cannot name its sample (-1) ends its group, which could never be known to be
+        complete.
         """
         number = issue_number(dead.group_id)
         if dead.purpose == EVALUATE or number is None or number in self._closed:
@@ -168,7 +168,7 @@ class Admission:
         )
 
     def give_back(self, plan: Plan, refused: Mapping[str, tuple[str, str]]) -> None:
-        """`plan` could not be trained: its groups are open again, and some are to be dropped.
+        """Reopen the groups of a plan that could not be trained, some of them to be dropped.
 
         Args:
             refused: reason and detail by group, of those that no step can take.
@@ -179,10 +179,10 @@ class Admission:
             group.refusal = refused.get(group_id)
 
     def close(self, group_ids: Iterable[str]) -> None:
-        """`steps` says that these groups are trained or dropped: forget them.
+        """Forget groups that `steps` has as trained or dropped.
 
         Raises:
-            ValueError: one is closed already; a group closes once.
+            ValueError: a group is closed already; a group closes once.
         """
         numbers = [group_number(group_id) for group_id in group_ids]
         for number in numbers:
@@ -213,7 +213,7 @@ class Admission:
         return low
 
     def positions_of(self, group_ids: Iterable[str]) -> list[Position]:
-        """Where the samples of these groups lie; of groups that are not open, none."""
+        """Positions of the samples of these groups; none for groups that are not open."""
         groups = (self._groups.get(group_number(group_id)) for group_id in group_ids)
         return [seen.position for group in groups if group for seen in group.in_order()]
 
@@ -233,7 +233,7 @@ class Admission:
         return self._section.loss.mask_truncated and seen.is_truncated
 
     def _unusable(self, group: Group) -> str:
-        """Why a group of which all is known would teach nothing."""
+        """Reason that a complete group would teach nothing; "": none."""
         if len(group.judges) > 1:
             return MIXED_CODE
         living = group.living.values()
@@ -298,7 +298,7 @@ class Admission:
 
 
 def group_number(group_id: str) -> int:
-    """The issue number that a training group's id is.
+    """The issue number in a training group's id.
 
     Raises:
         ValueError: any other text, `07` included: two ids must not name one number.

@@ -8,7 +8,7 @@ from rlstreams.schemas.events import ClosedGroups
 
 
 class ClosedSet:
-    """Numbers of closed groups. Everything below `watermark` is in; only what lies above is kept.
+    """Numbers of closed groups. All below `watermark` are in it; only those above are stored.
 
     Invariant: `watermark` is not in the set, and the set is all numbers below it plus `above`.
     Its size is bounded by the groups that are open at one time, not by the length of the run.

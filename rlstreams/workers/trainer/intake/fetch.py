@@ -1,4 +1,4 @@
-"""Records read again: by their recorded positions, or all of a kind that a topic holds now."""
+"""Records read again: by their recorded positions, or all events of a kind in a topic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 
 E = TypeVar("E")
-READ_DEADLINE_S = 60.0  # without a single record more
+READ_DEADLINE_S = 60.0  # without a single further record
 POLL_BYTES = 64_000_000  # of one poll, about: a trajectory may have 50 MB
 
 
@@ -23,7 +23,7 @@ class RecordGoneError(Exception):
 
 
 class PollSize:
-    """How many records to ask for, so that one poll brings about `budget_bytes` at most.
+    """Number of records to ask for, so that one poll brings about `budget_bytes` at most.
 
     The first poll asks for one; each may ask for twice as many as the one before, while so many of
     the largest record seen would fit.
@@ -37,7 +37,7 @@ class PollSize:
         self.num_records = 1
 
     def saw(self, raws: Sequence[RawRecord]) -> None:
-        """These came with the last poll."""
+        """Take the sizes of the records of the last poll."""
         if raws:
             self._largest_bytes = max(self._largest_bytes, *(len(raw.value) for raw in raws))
             fitting = max(1, self._budget_bytes // self._largest_bytes)
@@ -54,12 +54,12 @@ def fetch(
     """The records at `positions`, in that order.
 
     Args:
-        while_waiting: called after each poll with how many records it brought, wanted or passed
-            over: 0 is no progress.
+        while_waiting: called after each poll with the number of its records, wanted or not: 0 is
+            no progress.
 
     Raises:
         OffsetGoneError: below the beginning of the log; names the range that is there.
-        RecordGoneError: the reader passed a position without meeting its record.
+        RecordGoneError: the reader passed a position without finding its record.
         TimeoutError: nothing came for `deadline_s`; names the first missing one.
     """
     wanted: defaultdict[Partition, set[int]] = defaultdict(set)
@@ -103,7 +103,7 @@ def _check_passed(at: int, partition: Partition, left: set[int]) -> None:
 
 
 def events_now(bus: Bus, start: Mapping[Partition, int], kind: type[E]) -> Iterator[E]:
-    """The events of a kind that are committed now, from `start` on; what does not decode is none.
+    """Committed events of a kind, from `start` on; records that do not decode are left out.
 
     Raises:
         DeadlineError: nothing came for READ_DEADLINE_S.

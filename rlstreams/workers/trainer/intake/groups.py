@@ -1,4 +1,4 @@
-"""What the planner knows about one open group: its live and dead samples, without payloads."""
+"""State of one open group in the planner: its live and dead samples, without payloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PolicySegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenSample:
-    """A scored sample, as far as planning needs it."""
+    """Facts of a scored sample that planning needs."""
 
     group_id: str
     sample: int
@@ -36,11 +36,11 @@ class SeenSample:
     segments: tuple[PolicySegment, ...]
     reward: float = 0.0
     is_truncated: bool = False  # cut at its length, not ended by the policy
-    judged_by: str = ""  # "": not told
+    judged_by: str = ""  # "": not recorded
 
     @classmethod
     def of(cls, scored: ScoredTrajectory, position: Position) -> SeenSample:
-        """What to remember of a record."""
+        """The facts of a record."""
         trajectory = scored.trajectory
         return cls(
             group_id=trajectory.group_id,
@@ -64,14 +64,14 @@ class SeenSample:
 
 
 def is_truncated(trajectory: Trajectory) -> bool:
-    """Whether the last that the policy said in its main row was cut at its length."""
+    """Whether the policy's last segment in the main row was cut at its length."""
     reasons = [s.finish_reason for s in main_row(trajectory) if s.author == "policy"]
     return bool(reasons) and reasons[-1] == FinishReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadSample:
-    """A dead letter, as far as planning needs it."""
+    """Facts of a dead letter that planning needs."""
 
     group_id: str
     sample: int  # -1: unknown
@@ -86,7 +86,7 @@ class DeadSample:
 
     @classmethod
     def of(cls, letter: DeadLetter, position: Position) -> DeadSample:
-        """What to remember of a record."""
+        """The facts of a record."""
         return cls(
             group_id=letter.group_id,
             sample=letter.sample,
@@ -102,27 +102,27 @@ class DeadSample:
 
 
 def origin_of(letter: DeadLetter) -> Position:
-    """Where the record lies that the dead letter is about."""
+    """Position of the record that the dead letter is about."""
     return Position(letter.origin_topic, letter.origin_partition, letter.origin_offset)
 
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """An open group. Its clock starts with the first thing seen of it, dead letters included."""
+    """An open group. Its clock starts with its first record, dead letters included."""
 
     number: int
     first_seen_s: float
-    origin: SeenSample | DeadSample  # the first that names the row, or else the first
-    group_size: int | None = None  # dead letters do not carry it: the run's, or a sample's
+    origin: SeenSample | DeadSample  # the first record that names the row, else the first of all
+    group_size: int | None = None  # dead letters lack it: the run's, or a sample's
     living: dict[int, SeenSample] = field(default_factory=dict)
     dead: dict[int, DeadSample] = field(default_factory=dict)
     policy_versions: set[int] = field(default_factory=set)
     is_planned: bool = False
-    refusal: tuple[str, str] | None = None  # why no step can take it: reason, detail
+    refusal: tuple[str, str] | None = None  # reason and detail, if no step can take it
 
     @property
     def group_id(self) -> str:
-        """The number as events write it."""
+        """The number in the form of events."""
         return str(self.number)
 
     def take(self, seen: SeenSample) -> None:
@@ -146,7 +146,7 @@ class Group:
     def bury(self, dead: DeadSample) -> None:
         """Note a dead letter; of several for one sample the first counts.
 
-        Before all others the first about its scored record: that one says what is a copy.
+        The first one about a scored record goes before all others: `is_copy` needs its position.
         """
         self._meet(dead)
         known = self.dead.get(dead.sample)
@@ -163,7 +163,7 @@ class Group:
         )
 
     def _meet(self, seen: SeenSample | DeadSample) -> None:
-        """A dead letter of a record that could not be read has no row; any other record has."""
+        """Take the row of a record; only a dead letter of an unreadable record has none."""
         if self.origin.row < 0:
             self.origin = seen
 
@@ -173,7 +173,7 @@ class Group:
 
     @property
     def lost(self) -> set[int]:
-        """Sample numbers that only a dead letter speaks of; -1 is one that it could not name."""
+        """Numbers of samples with a dead letter alone; -1: one that could not name its sample."""
         return self.dead.keys() - self.living.keys()
 
     @property
@@ -186,7 +186,7 @@ class Group:
         )
 
     def is_doomed(self, min_samples: int) -> bool:
-        """Whether dead letters leave fewer than `min_samples` (0: all) that can live."""
+        """Whether dead letters leave fewer samples that can live than `min_samples` (0: all)."""
         lost = self.lost
         if -1 in lost or (lost and min_samples == 0):
             return True
@@ -197,8 +197,7 @@ class Group:
 
     @property
     def judges(self) -> list[str]:
-        """By what its samples were judged, as far as that is told: their rewards compare if it is
-        one."""
+        """Recorded judges of its samples: rewards compare if there is at most one."""
         return sorted({seen.judged_by for seen in self.living.values() if seen.judged_by})
 
     def absent(self) -> Iterable[AbsentSample]:
@@ -209,12 +208,12 @@ class Group:
             )
 
     def positions(self) -> Iterable[Position]:
-        """Where all that is known of it lies."""
+        """Positions of all its records."""
         yield from (seen.position for seen in self.living.values())
         yield from (dead.position for dead in self.dead.values())
 
     def describe(self, now_s: float) -> str:
-        """One line for whoever asks why it was dropped."""
+        """One line for the reason of a drop."""
         size = "?" if self.group_size is None else str(self.group_size)
         dead = ", ".join(f"{s} {self.dead[s].reason}" for s in sorted(self.lost))
         line = f"{len(self.living)} of {size} samples after {now_s - self.first_seen_s:.1f} s"

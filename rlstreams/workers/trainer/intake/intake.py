@@ -1,4 +1,4 @@
-"""What the trainer reads: scored trajectories and dead letters, into the planner.
+"""Intake of the trainer: scored trajectories and dead letters, into the planner.
 
 It reads with `assign` and seek, never with a group: the offsets to resume from are in `steps`. Dead
 letters that exist at startup are read first, so that none is written twice.
@@ -34,14 +34,14 @@ from rlstreams.workers.trainer.intake.validation import (
 
 
 class Intake:
-    """Feeds `Admission` and `Payloads`; collects dead letters of what cannot be trained on.
+    """Feeds `Admission` and `Payloads`; collects dead letters of samples that cannot be trained on.
 
     Args:
-        max_tokens: of a sample that the model takes.
-        start: where a predecessor's last step stood.
+        max_tokens: of the longest sample that the model takes.
+        start: positions recorded by a predecessor's last step.
         hashes: weight hash of every version that the ledger knows, kept up to date by its owner;
-            None: samples are not held to it.
-        reporter: told how many records in `dead-letters` are no event.
+            None: samples are not checked against it.
+        reporter: counts records in `dead-letters` that are no event.
         routers: of the model, where recorded routes are replayed.
     """
 
@@ -69,25 +69,26 @@ class Intake:
         self._foreign = ForeignRecords(context.worker, bus.schemas())
         self._schemas = bus.schemas()
         offsets = _start_offsets(bus, start)
-        # Held back until the old dead letters are read; empty from then on.
+        # Scored records are held back until the old dead letters are read; empty from then on.
         self._history = bus.ends(DEAD_LETTERS.name)
         has_letters = any(offsets[p] < end for p, end in self._history.items())
         self._later = {p: at for p, at in offsets.items() if has_letters and p.topic == SCORED.name}
-        self._old_ends = {**bus.ends(SCORED.name), **self._history}  # of what lay there at start
-        # By origin, where its dead letter lies; None: it is due, or was not read back yet.
+        self._old_ends = {**bus.ends(SCORED.name), **self._history}  # of records older than us
+        # By origin, its dead letter's position; None: not written, or not read back yet.
         self._buried: dict[Position, Position | None] = {}
         self._bus = bus
-        self._ends: Mapping[Partition, int] = {}  # of scored-trajectories, when they were asked for
-        self._has_asked = False  # in this poll
+        self._ends: Mapping[Partition, int] = {}  # of scored-trajectories, when last asked for
+        self._has_asked = False  # within this poll
         self._reader = bus.reader({p: at for p, at in offsets.items() if p not in self._later})
         self._size = PollSize(min(POLL_BYTES, payloads.limit_bytes))
         self.letters: list[DeadLetter] = []
         self.num_samples = 0
 
     def poll(self, timeout_s: float) -> int:
-        """Read what is there; returns how many records of it lay there when this process began.
+        """Read available records; returns how many of them are older than this process.
 
-        Most of those were trained on before: to read past them is progress that nothing else tells.
+        Most of those were trained on before: to read past them is progress that only this count
+        shows.
         """
         now_s = time.monotonic()
         self._open()
@@ -102,7 +103,7 @@ class Intake:
         return sum(raw.position.offset < self._old_ends.get(raw.partition, 0) for raw in raws)
 
     def set_aside(self, payload: Payload, reason: Reason, detail: str) -> None:
-        """A sample that passed every check, and that no step can take: its dead letter is due.
+        """Queue the dead letter of a sample that passed every check, and that no step can take.
 
         Not permanent: another answer to the same row may do.
         """
@@ -119,14 +120,14 @@ class Intake:
             self._buried[payload.raw.position] = None
 
     def positions(self) -> Mapping[Partition, int]:
-        """Next offsets to read."""
+        """Next offsets to read, by partition."""
         return {**self._reader.positions(), **self._later}
 
     def low_watermarks(self, closing: Iterable[str] = ()) -> dict[Partition, int]:
         """Per partition the lowest offset that a successor must read again.
 
-        Of letters those too whose records it will meet again: else it would write them once more.
-        Letters of other records are forgotten.
+        These include dead letters whose records it will meet again: else it would write them once
+        more. Dead letters of other records are forgotten.
 
         Args:
             closing: groups that the event which carries the answer closes.
@@ -148,7 +149,7 @@ class Intake:
         self._reader.close()
 
     def _open(self) -> None:
-        """Let the samples in once the old dead letters are read."""
+        """Start to read samples once the old dead letters are read."""
         read = self._reader.positions()
         if self._later and all(read[p] >= end for p, end in self._history.items()):
             self._reader.seek({**read, **self._later})
@@ -178,7 +179,7 @@ class Intake:
             self._bury(raw, scored, err, now_s)
 
     def _reference(self) -> str:
-        """The hash of the reference's weights, where the ledger tells it; else ""."""
+        """Hash of the reference's weights, if the ledger has it; else ""."""
         is_start = self._context.config.logprob.reference == START
         return self._hashes.get(0, "") if is_start and self._hashes is not None else ""
 
@@ -187,8 +188,8 @@ class Intake:
     ) -> None:
         letter = refusal(self._context, raw, scored, err)
         is_news = self._admission.dead(DeadSample.of(letter, raw.position), now_s)
-        # Of a closed group a predecessor or we ourselves had buried it before. What names no
-        # group of ours is told in any case: nothing else would say that it was there.
+        # A closed group's record has its dead letter already, by a predecessor or by us. One that
+        # names no group of ours always gets one: no other event would show it.
         if raw.position not in self._buried and (is_news or not is_ours(letter)):
             self.letters.append(letter)
             self._buried[raw.position] = None
@@ -201,18 +202,18 @@ class Intake:
                 if letter.origin_topic == SCORED.name:
                     self._note(origin_of(letter), raw.position)
             return
-        if self._reporter is not None:  # it names no sample of ours, and stays where it is
+        if self._reporter is not None:  # it names no sample of ours, and is only counted
             self._reporter.count(foreign_records=1)
 
     def _note(self, origin: Position, letter: Position) -> None:
-        """A dead letter about `origin` was read; of several the first one counts."""
+        """Note a dead letter about `origin` that was read; of several the first one counts."""
         if self._buried.get(origin) is None and self._is_there(origin):
             self._buried[origin] = letter
 
     def _is_there(self, origin: Position) -> bool:
-        """Whether there is such a record: a stranger's dead letter may name any.
+        """Whether there is such a record: a stranger's dead letter may name any position.
 
-        What the letters of a poll are about was written before them, so one question will do.
+        The records of a poll's dead letters were written before them, so one request is enough.
         """
         partition = Partition(origin.topic, origin.partition)
         if partition not in self._old_ends:

@@ -17,7 +17,7 @@ from rlstreams.workers.trainer.intake.fetch import RecordGoneError, fetch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """A sample's record and what it says."""
+    """A sample's record, raw and decoded."""
 
     raw: RawRecord
     scored: ScoredTrajectory
@@ -28,7 +28,7 @@ class Payloads:
 
     Args:
         while_waiting: see `fetch`.
-        limit_bytes: of all that is held.
+        limit_bytes: of all payloads held.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Payloads:
         self._num_bytes = 0
 
     def put(self, payload: Payload) -> None:
-        """Hold it if there is room; else `take` reads it again."""
+        """Hold a payload if there is room; else `take` reads it again."""
         position, size = payload.raw.position, len(payload.raw.value)
         if position not in self._held and self._num_bytes + size <= self.limit_bytes:
             self._held[position] = payload
             self._num_bytes += size
 
     def release(self, positions: Iterable[Position]) -> None:
-        """Let go of these."""
+        """Release the payloads at these positions."""
         for position in positions:
             if payload := self._held.pop(position, None):
                 self._num_bytes -= len(payload.raw.value)
@@ -72,7 +72,7 @@ def payload_of(raw: RawRecord, schemas: SchemaTexts) -> Payload:
     """Decode a record of scored-trajectories.
 
     Args:
-        schemas: of the bus that it was read from.
+        schemas: of the bus that the record was read from.
 
     Raises:
         DecodeError: not one of our events.

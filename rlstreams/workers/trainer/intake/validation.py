@@ -1,4 +1,4 @@
-"""Whether a scored trajectory can be trained on at all: checked once, before it is admitted."""
+"""Validation of a scored trajectory for training: once, before it is admitted."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from rlstreams.workers.loop.validation import (
 )
 from rlstreams.workers.model.routes import RouterShape, check_routes
 
-MAX_TEMPERATURE = 1e30  # in float32 it is finite, and so is what is divided by it
+MAX_TEMPERATURE = 1e30  # finite in float32, as are numbers divided by it
 ANCHORS = ("sampled", "nearby", "behavior")
 
 
 def validate(scored: ScoredTrajectory, vocab_size: int, max_tokens: int) -> None:
-    """Return if every number that the trainer will use is usable, and every tensor whole.
+    """Check that every number that the trainer will use is usable, and every tensor whole.
 
     Args:
-        max_tokens: that the model takes.
+        max_tokens: most that the model takes.
 
     Raises:
         ValueError: as `check_trajectory`; also scores that are not one per policy segment in order,
-            an unknown anchor, one of another version than it says, log-probs of another length or
-            that are no log-probs, a temperature of 0, next to it, or infinite in float32.
+            an unknown anchor, one of another version than it names, log-probs of another length or
+            impossible ones, a temperature of 0, next to it, or infinite in float32.
     """
     check_trajectory(scored.trajectory, vocab_size, max_tokens)
     for index, segment in enumerate(scored.trajectory.segments):
@@ -46,7 +46,7 @@ def validate(scored: ScoredTrajectory, vocab_size: int, max_tokens: int) -> None
 
 
 def check_versions(scored: ScoredTrajectory, hashes: Mapping[int, str]) -> None:
-    """Return if weights that the ledger knows sampled every policy segment, and scored it.
+    """Check that weights of the ledger sampled every policy segment, and scored it.
 
     Args:
         hashes: weight hash by version, of all versions that `steps` made.
@@ -58,7 +58,7 @@ def check_versions(scored: ScoredTrajectory, hashes: Mapping[int, str]) -> None:
         if segment.author == "policy":
             _check_version(f"segments[{index}]", segment, hashes)
     for index, score in enumerate(scored.scores):
-        if score.anchor != "behavior":  # that one has no version
+        if score.anchor != "behavior":  # a behavior anchor has no version
             _check_version(f"scores[{index}]", score, hashes)
 
 
@@ -77,20 +77,20 @@ def _check_version(name: str, by: Segment | SegmentScore, hashes: Mapping[int, s
 
 
 def check_reference(scored: ScoredTrajectory, by: LossSection, weight_hash: str = "") -> None:
-    """Return if every policy token has of the reference what the loss needs.
+    """Check that every policy token has the reference's numbers that the loss needs.
 
     Args:
         weight_hash: of the reference, where it is known.
 
     Raises:
-        ValueError: one has none, or too few of its likeliest tokens, or of another reference.
+        ValueError: a token has none, or too few likeliest tokens, or those of another reference.
     """
     for index, score in enumerate(scored.scores if by.why_compared else ()):
         if score.reference_logprobs is None:
             needs = "kind 'distill'" if by.kind == "distill" else "kl_coef"
             raise ValueError(
                 f"scores[{index}].reference_logprobs is missing, and trainer.loss.{needs} needs "
-                "it: it was scored by a worker that was not told of it"
+                "it: its scoring worker had no reference configured"
             )
         top = score.reference_top_logprobs
         num = 0 if top is None else top.shape[-1]
@@ -109,13 +109,13 @@ def check_reference(scored: ScoredTrajectory, by: LossSection, weight_hash: str 
 def check_routing(
     scored: ScoredTrajectory, *, is_replayed: bool, shape: RouterShape | None = None
 ) -> None:
-    """Return if both log-probs of the ratio are made with the same routes.
+    """Check that both log-probs of the ratio are made with the same routes.
 
-    A row that is not recorded is no objection: both sides leave it to their live router.
+    A row that is not recorded is allowed: both sides leave it to their live router.
 
     Args:
         is_replayed: the trainer's setting.
-        shape: of the trainer's model, to hold the rows to.
+        shape: of the trainer's model, which rows must fit.
 
     Raises:
         ValueError: it was scored under the other setting, or from another model.
@@ -159,7 +159,7 @@ def _check_scores(scored: ScoredTrajectory, vocab_size: int) -> None:
 
 
 def _check_top(name: str, score: SegmentScore, num_tokens: int, vocab_size: int) -> None:
-    """Ids [tokens, k] of the vocabulary, none twice at a token, and their log-probs."""
+    """Check ids [tokens, k] and log-probs: of the vocabulary, distinct at a token."""
     ids, logprobs = score.reference_top_ids, score.reference_top_logprobs
     if ids is None and logprobs is None:
         return

@@ -1,8 +1,8 @@
 """AdamW over parameters of 32 or 16 bits: parameter by parameter, always on float32 numbers.
 
 A 16-bit parameter is the upper half of its float32 number, rounded to nearest; the lower half is
-kept here, and for the moment of its update both are one number again. So small updates add up that
-16 bits alone would round away, for 2 bytes a weight instead of the 4 of a second copy. Gradients of
+kept here, and during its update both are one number again. So small updates add up that 16 bits
+alone would round away, for 2 bytes a weight instead of the 4 of a second copy. Gradients of
 micro-batches are summed in float32. So nothing of the model's size is copied.
 AdamW: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101, as torch computes it.
 """
@@ -19,15 +19,15 @@ from torch.optim.adamw import adamw
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.base import CPU
 
-MOMENTS, STEP = ("exp_avg", "exp_avg_sq"), "step"  # of the optimizer's tensors
-LOW = "low"  # lower halves, likewise
-PARAMETER = "parameter"  # of copies
+MOMENTS, STEP = ("exp_avg", "exp_avg_sq"), "step"  # keys of the optimizer's tensors
+LOW = "low"  # key of the lower halves
+PARAMETER = "parameter"  # key of a parameter in copies
 _HALF = 1 << 15
-Copies = dict[str, dict[str, Tensor]]  # parameter -> key of its state, or itself -> copy
+Copies = dict[str, dict[str, Tensor]]  # parameter -> key of its state, or `PARAMETER` -> copy
 
 
 def lr_at(step: int, section: OptimizerSection) -> float:
-    """Learning rate of step `step` (the first is 1): linear warm-up, then as `schedule` says."""
+    """Learning rate of step `step` (the first is 1): linear warm-up, then by `schedule`."""
     if section.schedule == "constant" or step <= section.warmup_steps:
         return section.lr * min(1.0, step / max(section.warmup_steps, 1))
     share = min(1.0, (step - section.warmup_steps) / (section.decay_steps - section.warmup_steps))
@@ -60,8 +60,8 @@ class _Slot:
         self.gradient: Tensor | None = None  # of all micro-batches since it was cleared, float32
         self.state: dict[str, Tensor] = {}
         self._is_split = parameter.dtype == torch.bfloat16
-        # A GPU's default would make copies as large as they are; the fused one takes no rows that
-        # lie apart.
+        # A GPU's default would make copies of their size; the fused kernel takes no rows that are
+        # not contiguous.
         self._is_fused = parameter.is_cuda and (self._is_split or parameter.is_contiguous())
         self._step_device = parameter.device if self._is_fused else CPU
         self.load({})
@@ -73,7 +73,7 @@ class _Slot:
         parameter.grad = None
 
     def take(self, gradient: Tensor) -> None:
-        """Add to the gradient; what is given may be kept."""
+        """Add to the gradient; the given tensor may be kept."""
         if self.gradient is None:
             self.gradient = gradient.float()
         else:
@@ -81,7 +81,7 @@ class _Slot:
 
     def clear(self) -> None:
         """Forget the gradient."""
-        self.gradient = self.parameter.grad = None  # the latter of a backward that broke off
+        self.gradient = self.parameter.grad = None  # `grad` is left of a backward that broke off
 
     @torch.no_grad()
     def update(self, lr: float, section: OptimizerSection) -> None:
@@ -104,7 +104,7 @@ class _Slot:
             self.parameter.copy_(high)
 
     def load(self, tensors: Mapping[str, Tensor], *, copies: bool = True) -> None:
-        """Take this state, without `LOW` that of the parameter's own numbers."""
+        """Load a state; without `LOW` the lower halves are zero."""
         here = {STEP: self._step_device}
         self.state = {
             key: tensor.to(here.get(key, self.parameter.device), copy=copies)
@@ -123,33 +123,33 @@ class Adam:
 
     @property
     def names(self) -> list[str]:
-        """Of the parameters."""
+        """Names of the parameters."""
         return list(self._slots)
 
     def configure(self, section: OptimizerSection) -> None:
-        """From the next update on; moments stay."""
+        """Use these settings from the next update on; moments stay."""
         self._section = section
 
     def clear(self) -> None:
-        """Forget gradients."""
+        """Clear all gradients."""
         for slot in self._slots.values():
             slot.clear()
 
     def take(self, name: str, gradient: Tensor) -> None:
-        """Add to a parameter's gradient what no backward put there; it may be kept."""
+        """Add a gradient that no backward put into the parameter; the tensor may be kept."""
         self._slots[name].take(gradient)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """Those that there are, in the parameters' order."""
+        """Gradients so far, in the parameters' order."""
         slots = self._slots.items()
         return {name: s.gradient for name, s in slots if s.gradient is not None}
 
     @torch.no_grad()
     def clip(self, max_norm: float, norm: Tensor) -> float:
-        """Scale gradients down to this norm, which all together have another one; gives that.
+        """Scale all gradients down to the norm `max_norm` together; returns `norm`, that before.
 
-        What is not finite stays as it is: no step comes of it.
+        Non-finite gradients stay as they are: no step is made of them.
         """
         if math.isfinite(float(norm)):
             scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
@@ -158,16 +158,16 @@ class Adam:
         return float(norm)
 
     def keep(self, prefix: str) -> None:
-        """Forget gradients but those of parameters whose names begin so."""
+        """Clear gradients, except those of parameters whose names begin with `prefix`."""
         for name, slot in self._slots.items():
             if not name.startswith(prefix):
                 slot.clear()
 
     def update(self, lr: float, prefix: str = "", own_lr: float = 0.0) -> None:
-        """Change every parameter that has a gradient, and forget gradients.
+        """Update every parameter that has a gradient, and clear gradients.
 
         Args:
-            prefix: of names of parameters that learn at `own_lr`; "": none do.
+            prefix: of the names of parameters that learn at `own_lr`; "": none do.
         """
         for name, slot in self._slots.items():
             slot.update(own_lr if prefix and name.startswith(prefix) else lr, self._section)
@@ -186,7 +186,7 @@ class Adam:
 
     @property
     def num_bytes(self) -> int:
-        """Of parameters and state."""
+        """Size of parameters and state, bytes."""
         found = (
             tensor.numel() * tensor.element_size()
             for slot in self._slots.values()
@@ -196,10 +196,10 @@ class Adam:
 
     @torch.no_grad()
     def copied(self, place: torch.device, into: Copies) -> Copies:
-        """Parameters and state there, as they are; `restore` takes them.
+        """Copies of parameters and state on a device, for `restore`.
 
         Args:
-            into: what an earlier call gave, which is written over where it fits.
+            into: copies of an earlier call, overwritten where they fit.
         """
         found: Copies = {}
         for name, slot in self._slots.items():
@@ -210,7 +210,7 @@ class Adam:
 
     @torch.no_grad()
     def restore(self, copies: Copies) -> None:
-        """As it was when these were made; gradients are forgotten."""
+        """Go back to these copies; gradients are cleared."""
         for name, slot in self._slots.items():
             own = dict(copies[name])
             slot.parameter.copy_(own.pop(PARAMETER))
@@ -218,19 +218,18 @@ class Adam:
             slot.clear()
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], *, copies: bool = True) -> None:
-        """Take the state; what is not named begins anew.
+        """Load the state; parameters without one begin anew.
 
         Args:
             tensors: parameter -> key -> tensor, all of known parameters.
-            copies: False: what lies on the device is given away, and the state itself from now on.
+            copies: False: tensors on the device are handed over, and become the state.
         """
         for name, slot in self._slots.items():
             slot.load(tensors.get(name, {}), copies=copies)
 
 
 def _copied(tensor: Tensor, place: torch.device, into: Tensor | None) -> Tensor:
-    """There, written over `into` where that is such a copy already: pinning memory takes longer
-    than filling it."""
+    """A copy on a device, in `into` if that fits: pinning is slower than filling."""
     if into is None or (into.shape, into.dtype, into.device) != (tensor.shape, tensor.dtype, place):
         pins = tensor.is_cuda and place.type == CPU
         into = torch.empty(tensor.shape, dtype=tensor.dtype, device=place, pin_memory=pins)

@@ -1,4 +1,4 @@
-"""Advantages: how much better a sample did than the rest of its group, or of its batch."""
+"""Advantages: a sample's reward compared with the rest of its group, or of its batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def group_advantages(
     lone: Literal["zero", "reward"] = "zero",
     kind: Advantage = "grpo",
 ) -> npt.NDArray[np.float32]:
-    """One per sample, from the rewards r of its group of n, or of the batch; std is unbiased.
+    """One advantage per sample, from the rewards r of its group of n, or of the batch; unbiased
+    std.
 
     - grpo: (r - mean) / (std + 1e-6) (arXiv 2402.03300); without `normalize_std` r - mean (Dr.
       GRPO, arXiv 2503.20783).
@@ -34,9 +35,9 @@ def group_advantages(
       reinforce++baseline: the same of r - mean of the group.
     - maxrl: (r - mean) / mean, for rewards of 0 or more (arXiv 2602.02710).
 
-    Equal rewards give exactly 0. A sample without siblings has nothing to be compared with: 0, or
-    with `lone = "reward"` mean 0 and std 1 stand in, so that its reward itself is used (as in
-    verl's `compute_grpo_outcome_advantage`).
+    Equal rewards give exactly 0. A sample without siblings has no comparison: 0, or with
+    `lone = "reward"` mean 0 and std 1 stand in, so that its reward itself is used (as in verl's
+    `compute_grpo_outcome_advantage`).
 
     Args:
         rewards: by sample, in batch order.
@@ -81,9 +82,9 @@ def group_advantages(
 def advantages_by(
     rewards: Sequence[float], group_ids: Sequence[str], by: LossSection
 ) -> npt.NDArray[np.float32]:
-    """As `group_advantages`, as configured; of those that compare with nothing: r of `reward`, 1
-    of `one`, both 0 where `reward_min` is above 0 and r below it. Of `gae` r: tokens have their
-    own (`critic.py`)."""
+    """Advantages as configured: `group_advantages`, or without a comparison r for `reward` and 1
+    for `one`, both 0 where `reward_min` is above 0 and r below it. For `gae` r: its tokens have
+    their own (`critic.py`)."""
     if by.advantage == "gae":
         return np.asarray(rewards, np.float32)
     if by.advantage in UNCOMPARED:
@@ -97,7 +98,7 @@ def advantages_by(
 
 
 def shaped_rewards(samples: Sequence[ScoredTrajectory], by: LossSection) -> list[float]:
-    """Rewards by sample, less what the length of the answer takes."""
+    """Rewards by sample, less the penalty for the answer's length."""
     rewards = [sample.trajectory.reward for sample in samples]
     if not by.overlong_tokens:
         return rewards
@@ -109,13 +110,13 @@ def shaped_rewards(samples: Sequence[ScoredTrajectory], by: LossSection) -> list
 
 
 def overlong_penalty(num_tokens: int, by: LossSection) -> float:
-    """What the length of an answer takes from its reward: 0 to `-overlong_factor`.
+    """Penalty on the reward for the length of an answer: 0 to `-overlong_factor`.
 
     With L = `overlong_tokens` and B = `overlong_buffer_tokens`: 0 up to L - B, then falling
     linearly to the whole at L (DAPO, arXiv 2503.14476, equation 13).
 
     Args:
-        num_tokens: that the policy sampled.
+        num_tokens: of the answer, sampled by the policy.
     """
     over = num_tokens - (by.overlong_tokens - by.overlong_buffer_tokens)
     share = over / by.overlong_buffer_tokens if by.overlong_buffer_tokens else float(over >= 0)
@@ -155,6 +156,6 @@ def standardized(values: Floats) -> Floats:
 
 
 def permuted(rewards: Sequence[float], step: int) -> list[float]:
-    """The rewards in an order that the step alone decides, so a redo permutes them alike."""
+    """The rewards in an order that the step alone decides, so that a redo permutes them alike."""
     order = np.random.default_rng(step).permutation(len(rewards))
     return [rewards[index] for index in order]

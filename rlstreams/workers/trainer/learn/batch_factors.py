@@ -23,7 +23,7 @@ from rlstreams.workers.trainer.learn.packing import Batch, Bools, Float32s, Micr
 
 
 class Look(NamedTuple):
-    """Of each loss token of a micro-batch, before the step's first update."""
+    """Scores of each loss token of a micro-batch, before the step's first update."""
 
     logprobs_n: Float32s  # nats
     entropy_n: Float32s  # nats
@@ -31,7 +31,7 @@ class Look(NamedTuple):
 
 
 def look_of(scores: TokenScores) -> Look:
-    """On the host."""
+    """A look with arrays on the host."""
     values_N = torch.zeros(0) if scores.values_N is None else scores.values_N
     found = (scores.logprobs_N, scores.entropy_N, values_N)
     return Look(*(one.cpu().numpy() for one in found))
@@ -41,7 +41,7 @@ NOTHING = Look(*(np.zeros(0, np.float32) for _ in range(3)))
 
 
 def with_factors(batch: Batch, looks: Sequence[Look], by: LossSection) -> Batch:
-    """The batch as `by` learns from it; itself where no factor is asked for.
+    """The batch with the factors that `by` asks for; the same batch if it asks for none.
 
     Args:
         looks: of each micro-batch under the weights before the step's first update; none unless
@@ -87,7 +87,7 @@ def _factors(batch: Batch, looks: Sequence[Look], by: LossSection) -> Float32s:
         proximal_N = proximal_of(sampled_N, mu_N, sampled_N, by, start_N=torch.from_numpy(start_N))
         counts = list(chain.from_iterable(m.loss_tokens_by_row for m in batch.micro_batches))
         mean = float(correction_weights(proximal_N, mu_N, counts, by).double().mean())
-        factors_N /= np.float32(mean or 1.0)  # where all are rejected none is left to scale
+        factors_N /= np.float32(mean or 1.0)  # if all are rejected none is left to scale
     return factors_N
 
 
@@ -96,7 +96,7 @@ def second_moment_mask(policy_N: Float32s, behavior_N: Float32s, most: float) ->
     out, ties together, until the mean of the others is at most `most` (arXiv 2510.01161)."""
     moments_N = np.square(policy_N.astype(np.float64) - behavior_N)
     ordered_N = np.sort(moments_N)
-    # Means of ever more of the smallest never fall.
+    # The mean of the smallest tokens never falls as more are taken in.
     num = int((np.cumsum(ordered_N) / np.arange(1, len(ordered_N) + 1) <= most).sum())
     if num == len(ordered_N):
         return np.ones(len(ordered_N), np.bool_)

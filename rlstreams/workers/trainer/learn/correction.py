@@ -1,5 +1,5 @@
-"""Importance weights proximal / behavior: what the sampling engine, or an older policy, computed
-otherwise; cut, masked or rejected where they are too far from 1.
+"""Importance weights proximal / behavior, for differences of the sampling engine or an older
+policy; cut, masked or rejected where they are too far from 1.
 
 Axes: `N` tokens of the loss, row by row; `R` rows (samples) that have some.
 Log-probs are in nats.
@@ -57,7 +57,7 @@ def correction_weights(
 
 
 def sample_weights(proximal: Floats, behavior: Floats, by: LossSection) -> list[float]:
-    """Of one sample's tokens, before what the batch decides."""
+    """Weights of one sample's tokens, before the batch's factors."""
     proximal_N, behavior_N = torch.from_numpy(proximal), torch.from_numpy(behavior)
     found: list[float] = correction_weights(proximal_N, behavior_N, [len(behavior)], by).tolist()
     return found
@@ -94,7 +94,7 @@ def is_rejected(log_ratios_N: Tensor, counts_R: Sequence[int], by: LossSection) 
 
 
 def of_rows(values_N: Tensor, counts_R: Sequence[int], by_row: Callable[..., Tensor]) -> Tensor:
-    """For each token what `by_row` makes of its row."""
+    """For each token the result of `by_row` on its row."""
     counts = list(counts_R)
     found_R = torch.stack([by_row(row_T) for row_T in torch.split(values_N, counts)])
     repeats_R = torch.tensor(counts, device=found_R.device)
@@ -102,7 +102,7 @@ def of_rows(values_N: Tensor, counts_R: Sequence[int], by_row: Callable[..., Ten
 
 
 def clamped(log_ratios_N: Tensor) -> Tensor:
-    """To +-20."""
+    """Log-ratios clamped to +-20."""
     return log_ratios_N.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 

@@ -1,8 +1,8 @@
 """A critic on the policy's own layers: values of states, GAE advantages, the loss of values.
 
-The state of a token is all that stands before it, so its value is known before the token is drawn.
+The state of a token is the text before it, so its value is known before the token is drawn.
 GAE: Schulman et al., arXiv 1506.02438. Tokens that are not learnt from (prompt, environment,
-masked) are passed over: the next state is that of the sample's next token of the loss.
+masked) are skipped: the next state is that of the sample's next token of the loss.
 
 Axes: `N` tokens of the loss of a micro-batch, row by row; `n` those of one row.
 """
@@ -27,11 +27,11 @@ from rlstreams.workers.trainer.learn.loss_totals import LossSums
 from rlstreams.workers.trainer.learn.packing import Batch
 
 Float64s = npt.NDArray[np.float64]
-PREFIX = "value_head."  # of its parameters' names
+PREFIX = "value_head."  # of the names of its parameters
 
 
 def named_head(head: ValueHead) -> dict[str, nn.Parameter]:
-    """Its parameters, as they are called beside the model's. The head is in checkpoints and redone,
+    """A head's parameters by their names beside the model's. The head is in checkpoints and redone,
     and no part of the policy: neither published nor exported (decision 0060)."""
     return {PREFIX + name: one for name, one in head.named_parameters()}
 
@@ -90,8 +90,9 @@ def with_gae(batch: Batch, looks: Sequence[Look], by: LossSection) -> Batch:
 def value_losses(
     values_N: Tensor, start_N: Tensor, returns_N: Tensor, by: LossSection
 ) -> tuple[Tensor, Tensor]:
-    """Of each token max((V - R)^2, (V' - R)^2) / 2, where V' is V, at most `value_clip` from the
-    value at the step's start; and whether its gradient was cut off. As PPO's reference code."""
+    """Loss of each token's value, max((V - R)^2, (V' - R)^2) / 2, where V' is V, at most
+    `value_clip` from the value at the step's start; and whether its gradient was cut off. As PPO's
+    reference code."""
     squares_N = (values_N - returns_N).square() / 2
     if not by.value_clip:
         return squares_N, torch.zeros_like(values_N, dtype=torch.bool)
@@ -108,7 +109,7 @@ def with_values(
     by: LossSection,
     sums: LossSums,
 ) -> TokenLosses:
-    """The same losses, with `value_coef` times that of its value added to each token's; it is
+    """The same losses, with `value_coef` times its value loss added to each token's, which is also
     counted in `sums`."""
     assert scores.values_N is not None, "a batch with returns was looked at by a value head"
     found_N, is_clipped_N = value_losses(scores.values_N, start_N, returns_N, by)
@@ -118,8 +119,8 @@ def with_values(
 
 def value_figures(batch: Batch) -> dict[str, float]:
     """`explained_variance`: 1 - var(R - V) / var(R) over the batch's tokens, V of the step's start:
-    1 where values say all of the returns, 0 where they say as much as a constant. Absent without
-    values, and where all returns are equal."""
+    1 where values equal the returns, 0 where a constant would do as well. Absent without values,
+    and where all returns are equal."""
     if any(part.returns_BT is None for part in batch.micro_batches):
         return {}
     returns_N = flat(batch, "returns_BT").astype(np.float64)

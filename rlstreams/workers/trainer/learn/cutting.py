@@ -1,4 +1,4 @@
-"""Which samples of a batch share a micro-batch, and what they begin with in common. Pure."""
+"""Micro-batches of a batch, and the common prefixes of its samples. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def planned_cut(
     """Micro-batches of samples in batch order, each within one mini-batch.
 
     Args:
-        hands: micro-batches that are computed side by side.
-        prefixes: of the samples, which share tokens in bins; None: they do not.
+        hands: number of micro-batches that are computed side by side.
+        prefixes: of the samples, which share tokens in bins; None: they do not share.
     """
     of_sample = minibatch_of(group_ids, minibatches)
     members: list[tuple[int, ...]] = []
@@ -50,7 +50,7 @@ def minibatch_of(group_ids: Sequence[str], minibatches: int) -> list[int]:
 
 
 def prefixes_of(samples: Sequence[ScoredTrajectory], *, replay_routes: bool) -> Prefixes:
-    """What samples of a batch begin with in common; each group is laid down together."""
+    """Common prefixes of a batch's samples; each group is laid out together."""
     tokens = [
         Tokens(
             np.concatenate([s.token_ids.numpy() for s in scored.trajectory.segments]),
@@ -64,7 +64,7 @@ def prefixes_of(samples: Sequence[ScoredTrajectory], *, replay_routes: bool) -> 
 def recorded_routes(
     scored: ScoredTrajectory,
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
-    """Its experts [tokens - 1, layers, top_k] and which rows of them are recorded, if any are."""
+    """A sample's experts [tokens - 1, layers, top_k], and its mask of recorded rows."""
     experts, mask = scored.trajectory.routed_experts, scored.trajectory.routed_experts_mask
     if experts is None:
         return None, None
@@ -72,5 +72,5 @@ def recorded_routes(
 
 
 def num_tokens(trajectory: Trajectory) -> int:
-    """Of all its segments."""
+    """Number of tokens of all segments."""
     return sum(len(segment.token_ids) for segment in trajectory.segments)

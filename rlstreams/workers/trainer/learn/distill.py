@@ -1,4 +1,4 @@
-"""What a teacher says of the student's own tokens: the gain of the loss `distill`, by token.
+"""Gain of the loss `distill` by token, from a teacher's log-probs of the student's own tokens.
 
 On-policy distillation: Agarwal et al., arXiv 2306.13649 (GKD); with one token's estimate Lu and
 Thinking Machines, thinkingmachines.ai/blog/on-policy-distillation.
@@ -30,7 +30,7 @@ def with_teacher(batch: Batch, samples: Sequence[ScoredTrajectory], top_k: int) 
     """The batch with the teacher's likeliest tokens; itself without `top_k`.
 
     Args:
-        samples: that it was packed from; each has at least so many, which was checked.
+        samples: of the batch, each with at least `top_k` tokens, as was checked.
     """
     if not top_k:
         return batch
@@ -59,12 +59,12 @@ def taught(
     teacher_NK: Tensor | None,
     by: LossSection,
 ) -> tuple[Tensor, Tensor]:
-    """The gain of each token, and its divergence: an estimate that may be below 0 where the sampled
-    token alone is compared.
+    """The gain of each token, and its divergence: an estimate that may be below 0 where only the
+    sampled token is compared.
 
     Args:
-        teacher_N: of the sampled token.
-        teacher_NK: of the tokens of which `scores` has log-probs too; None: none were asked for.
+        teacher_N: log-probs of the sampled token.
+        teacher_NK: log-probs of the tokens in `scores.top_NK`; None: none were asked for.
     """
     if teacher_NK is not None:
         assert scores.top_NK is not None, "the teacher's tokens were asked for"
@@ -85,7 +85,7 @@ def sampled_gains(policy_N: Tensor, proximal_N: Tensor, teacher_N: Tensor) -> Te
 
 
 def divergences(policy_NK: Tensor, teacher_NK: Tensor, beta: float) -> Tensor:
-    """Of each token's distribution P of the teacher and Q of the policy, at least 0, with gradient.
+    """Divergence of the teacher's P and the policy's Q at each token, at least 0, with gradient.
 
     1 is KL(Q || P), 0 is KL(P || Q); else the generalized Jensen-Shannon divergence
     beta KL(P || M) + (1 - beta) KL(Q || M), M = beta P + (1 - beta) Q. All tokens beyond the K
@@ -104,8 +104,8 @@ def divergences(policy_NK: Tensor, teacher_NK: Tensor, beta: float) -> Tensor:
 
 
 def _with_rest(logprobs_NK: Tensor) -> Tensor:
-    """With the log-prob of all other tokens as the last, in float64: in float32 a rest of 1e-7 is
-    what 1 less a sum of 1 happens to leave, 0 or twice as much."""
+    """Append the log-prob of all other tokens, in float64: in float32 a rest of 1e-7 would be the
+    rounding error of 1 less a sum of 1, 0 or twice as much."""
     logprobs_NK = logprobs_NK.double()
     sum_N = logprobs_NK.logsumexp(-1).clamp(max=-LEAST_REST)
     return torch.cat([logprobs_NK, (-sum_N.expm1()).log()[:, None]], -1)

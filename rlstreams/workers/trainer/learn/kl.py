@@ -2,7 +2,7 @@
 
 GRPO's term: Shao et al., arXiv 2402.03300, section 4.1.1; estimators: Schulman, "Approximating KL
 divergence" (joschu.net/blog/kl-approx.html). As there, and in verl's `kl_loss`, it is not weighed
-by the ratios of the policy loss: of stale samples it is an estimate under the policy that sampled.
+by the ratios of the policy loss: for stale samples it is an estimate under the sampling policy.
 `kl_weight = "ratio"` weighs it (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
 
 Axes: `N` tokens of the loss, row by row. Log-probs are in nats.
@@ -37,7 +37,8 @@ def with_kl(
     """The same losses, with `kl_coef` times the divergence added to each token's.
 
     With `kl_weight = "ratio"` each divergence is multiplied by w min(rho, 10), with gradient
-    through rho = policy / proximal: of k3 that is the divergence's own gradient, whoever sampled.
+    through rho = policy / proximal: for k3 that is the divergence's own gradient, under any
+    sampler.
     """
     if by.kl_weight == "ratio":
         kl_N = losses.weights_N * bounded_ratios(policy_N, proximal_N) * kl_N

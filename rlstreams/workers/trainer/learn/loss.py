@@ -1,10 +1,10 @@
-"""The policy losses: one table of what bounds a token's ratio, and the reduction to one number.
+"""The policy losses: one table of bounds on a token's ratio, and the reduction to one number.
 
-Three policies meet in a token: the one that sampled it (behavior), the one that its ratio is taken
-to (proximal) and the one that learns (policy). By default the proximal one is the *version that
+Three policies meet in a token: the one that sampled it (behavior), the denominator of its ratio
+(proximal) and the one that learns (policy). By default the proximal one is the *version that
 sampled*, scored again by the log-prob worker (infra/decisions/0006-scoring-version.md): the weight
-w = proximal / behavior corrects what the sampling engine computes otherwise than the trainer, and
-nothing else; staleness is all in the ratio policy / proximal, and falls to the clip. Decoupled PPO
+w = proximal / behavior corrects only differences between the sampling engine and the trainer;
+all staleness is in the ratio policy / proximal, and is left to the clip. Decoupled PPO
 (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298) has the same form and a newer proximal
 policy, so that there w carries the staleness: `proximal_of`.
 
@@ -34,7 +34,7 @@ TINY = 1e-12  # least probability of all other tokens
 
 
 class TokenLosses(NamedTuple):
-    """Per token, before the reduction."""
+    """Losses per token, before the reduction."""
 
     losses_N: Tensor
     weights_N: Tensor  # importance weight, 0 of a rejected token; no gradient
@@ -43,7 +43,7 @@ class TokenLosses(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What a loss is made of."""
+    """Inputs of a loss, by token."""
 
     policy_N: Tensor  # log-probs, with gradient
     proximal_N: Tensor
@@ -78,8 +78,8 @@ def policy_losses(
 
     Args:
         counts_R: tokens of each row, which sum to N; none is 0.
-        factors_N: of the weights, where the whole batch decides them (`batch_factors.py`).
-        gains_N: of `distill`: what a teacher says of each token (`distill.py`).
+        factors_N: on the weights, where the whole batch decides them (`batch_factors.py`).
+        gains_N: for `distill`: a teacher's gain for each token (`distill.py`).
     """
     weights_N = correction_weights(proximal_N, behavior_N, counts_R, by)
     if factors_N is not None:
@@ -185,14 +185,15 @@ def _dppo(tokens: Tokens, by: LossSection) -> Bounded:
 
 def _m2po(tokens: Tokens, _: LossSection) -> Bounded:
     """min(rho, 10) A (arXiv 2510.01161); the mask is in the weights
-    (`batch_factors.second_moment_mask`), and bounds a mean: of many tokens one may be anywhere."""
+    (`batch_factors.second_moment_mask`), and bounds only a mean: one of many tokens may be
+    anywhere."""
     gains_N = tokens.bounded() * tokens.advantages_N
     never_N = torch.zeros_like(gains_N, dtype=torch.bool)
     return -tokens.weights_N * gains_N, tokens.ratios(), never_N
 
 
 def _sft(tokens: Tokens, _: LossSection) -> Bounded:
-    """A log pi: likelihood of what is recorded; with A of 1 and 0 rejection-sampling fine-tuning
+    """A log pi: likelihood of the recorded tokens; with A of 1 and 0 rejection-sampling fine-tuning
     (Yuan et al., arXiv 2308.01825), with A the reward reward-weighted regression."""
     never_N = torch.zeros_like(tokens.weights_N, dtype=torch.bool)
     gains_N = tokens.advantages_N * tokens.policy_N
@@ -246,7 +247,7 @@ def reduced(
     """A micro-batch's share of the batch's loss; the shares add up.
 
     - token: the mean over all tokens of the batch.
-    - sequence: the mean over samples of each one's mean over its tokens, in whichever rows.
+    - sequence: the mean over samples of each one's mean over its tokens, in all of its rows.
     - constant: the mean over all samples, masked ones too, of each one's sum, divided by one length
       for all (Dr. GRPO, arXiv 2503.20783): a factor that no mask changes.
 
@@ -254,7 +255,7 @@ def reduced(
         num_batch_tokens: of the loss, in the whole batch.
         num_batch_rows: samples of the whole batch that have some.
         num_batch_samples: of the whole batch.
-        shares_R: of its sample's tokens the share that a row has; None: each row is a sample.
+        shares_R: share of its sample's tokens that a row has; None: each row is a sample.
     """
     if by.reduce == "token":
         return losses_N.sum() / num_batch_tokens

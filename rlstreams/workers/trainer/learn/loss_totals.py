@@ -1,4 +1,4 @@
-"""A step's metrics, from sums that do not depend on where its batch was cut.
+"""A step's metrics, from sums that do not depend on the cut of its batch.
 
 Axes: `N` tokens of the loss. Log-probs are in nats.
 """
@@ -26,7 +26,7 @@ class LossTotals:
 
     tokens: int = 0
     loss: float = 0.0
-    shares: float = 0.0  # of the batch's loss, as it was reduced
+    shares: float = 0.0  # of the batch's loss, reduced
     entropy: float = 0.0
     clipped: float = 0.0
     weight: float = 0.0
@@ -36,9 +36,9 @@ class LossTotals:
     kl: float = 0.0
     compared: int = 0  # tokens with a reference
     kl_reference: float = 0.0
-    replayable: int = 0  # (token, layer) rows that a forward whose routes are replayed passes
-    replayed: int = 0  # of these, rows that were recorded
-    flips: int = 0  # of these, rows that the live router would have chosen otherwise
+    replayable: int = 0  # (token, layer) rows that pass the model with replayed routes
+    replayed: int = 0  # rows among these that were recorded
+    flips: int = 0  # rows among these for which the live router would have chosen otherwise
     rejected: float = 0.0  # tokens whose importance weight is 0
     valued: int = 0  # tokens with a value
     value_loss: float = 0.0
@@ -82,14 +82,14 @@ class LossTotals:
 
 
 class LossSums:
-    """The sums as they grow, where they are computed: read once, for a read waits for a GPU."""
+    """The growing sums, on their device: read once, because a read waits for the GPU."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()  # known on the host
         self._found: list[tuple[tuple[str, ...], Tensor]] = []
 
     def add(self, losses: TokenLosses, scores: TokenScores, behavior_N: Tensor) -> None:
-        """Count one micro-batch's tokens in; sums are taken in float64."""
+        """Count one micro-batch's tokens; sums are taken in float64."""
         if not len(losses.losses_N):
             return
         drift_N = clamped(scores.logprobs_N.detach() - behavior_N)
@@ -109,27 +109,27 @@ class LossSums:
         self._found.append((MAXIMA, maxima.detach()))
 
     def add_share(self, share: Tensor) -> None:
-        """Count one micro-batch's share of the batch's loss in."""
+        """Count one micro-batch's share of the batch's loss."""
         self._sum(shares=share)
 
     def add_reference(self, kl_N: Tensor) -> None:
-        """Count the divergences from a reference in."""
+        """Count divergences from a reference."""
         self._counts["compared"] += len(kl_N)
         self._sum(kl_reference=kl_N)
 
     def add_values(self, losses_N: Tensor, is_clipped_N: Tensor) -> None:
-        """Count the losses of values in, and which were clipped."""
+        """Count losses of values, and those that were clipped."""
         self._counts["valued"] += len(losses_N)
         self._sum(value_loss=losses_N, value_clipped=is_clipped_N)
 
     def add_routes(self, *, num_layers: int, recorded: int, forwarded: int, flips: int) -> None:
-        """Count one micro-batch's routes in; `recorded` and `forwarded` are tokens."""
+        """Count one micro-batch's routes; `recorded` and `forwarded` are tokens."""
         self._counts["replayable"] += num_layers * forwarded
         self._counts["replayed"] += num_layers * recorded
         self._counts["flips"] += flips
 
     def totals(self) -> LossTotals:
-        """What has been added so far, in the order in which it was."""
+        """Totals of all counts so far, summed in the order of the calls."""
         found: dict[str, Any] = {}
         values = torch.cat([t for _, t in self._found]).tolist() if self._found else []
         names = [name for own, _ in self._found for name in own]

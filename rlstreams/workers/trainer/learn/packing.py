@@ -1,7 +1,7 @@
 """Scored trajectories to the arrays of one step.
 
-Which samples share a micro-batch, and in which order, is in the ledger (`cut.py`), so a redo has
-every array bit for bit. Axes: `B` sequence, `T` token.
+The ledger has the cut into micro-batches and their order (`cut.py`), so a redo has every array bit
+for bit. Axes: `B` sequence, `T` token.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """One forward and backward. Arrays are [B, T] unless said, padded at the end of T.
+    """One forward and backward. Arrays are [B, T] unless noted, padded at the end of T.
 
-    What belongs to a token stands in the token's own column: its log-probs are given the columns
-    before it. Outside of the loss mask they are 0 and temperature is 1.
+    Values of a token stand in the token's own column: its log-probs are given the columns before
+    it. Outside of the loss mask they are 0 and temperature is 1.
     """
 
     token_ids_BT: npt.NDArray[np.int64]
@@ -48,31 +48,32 @@ class MicroBatch:
     temperature_BT: Float32s
     advantages_B: Float32s
     num_batch_loss_tokens: int  # of the whole batch: the loss is a mean over these
-    num_batch_rows: int  # samples of the whole batch that have such tokens, in whichever row
-    num_batch_samples: int  # of the whole batch, also those that are masked whole
-    # Of its sample's tokens to learn from, the share that a row has; None: each row is a sample.
+    num_batch_rows: int  # samples of the whole batch that have such tokens, in any row
+    num_batch_samples: int  # of the whole batch, wholly masked ones included
+    # Share of its sample's tokens to learn from that a row has; None: each row is a sample.
     shares_B: npt.NDArray[np.float64] | None = None
     bin_tokens: int = 0  # rows are computed one behind another in a bin of so many; 0: padded
-    taken: Sequence[Taken] | None = None  # by row, what of a bin another has; None: nothing
-    reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no samples
+    taken: Sequence[Taken] | None = None  # by row, tokens that are another's in the bin
+    reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no sample
     # A teacher's likeliest tokens, int32, and their log-probs (`distill.py`); None: not asked for.
     top_ids_BTK: npt.NDArray[np.int32] | None = None
     top_logprobs_BTK: Float32s | None = None
-    # [B, T, layers with a router, top_k], and which tokens have them: every forward of these tokens
-    # takes these experts, and the live router's for the others. None: live routers alone.
+    # [B, T, layers with a router, top_k], and a mask of tokens that have them: every forward of
+    # these tokens takes these experts, and the live router's for the others. None: live routers
+    # alone.
     routed_experts_BTLK: npt.NDArray[Any] | None = None
     is_routed_BT: Bools | None = None
     ages_BT: Float32s | None = None  # staleness, versions
     start_logprobs_BT: Float32s | None = None  # nats, before the step's first update
     factors_BT: Float32s | None = None  # of the importance weights; None: all 1
-    # Of a critic: advantages by token, values at the step's start, what values are to become.
+    # For a critic: advantages by token, values at the step's start, targets of the values.
     advantages_BT: Float32s | None = None
     values_BT: Float32s | None = None
     returns_BT: Float32s | None = None
 
     @property
     def advantages_N(self) -> Float32s:
-        """Of each loss token, row by row: the sample's, or with a critic its own."""
+        """Advantage of each loss token, row by row; its sample's, or its own with a critic."""
         if self.advantages_BT is not None:
             return self.advantages_BT[self.loss_mask_BT]
         return self.advantages_B[self.loss_mask_BT.nonzero()[0]]
@@ -84,11 +85,11 @@ class MicroBatch:
 
     @property
     def own_BT(self) -> Bools:
-        """Real tokens, but for those that a row takes over: what passes the model."""
+        """Mask of real tokens that pass the model: not those that a row takes over."""
         return own_tokens(self.real_BT, self.taken)
 
     def in_bin(self, values_BT: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What rows have of their own, one behind another: (1, `bin_tokens`, ...)."""
+        """The rows' own values, one row behind another: (1, `bin_tokens`, ...)."""
         return one_row(values_BT, self.own_BT, self.bin_tokens)
 
     @property
@@ -103,7 +104,7 @@ class MicroBatch:
 
     @property
     def loss_tokens_by_row(self) -> list[int]:
-        """The same by row, of the rows that have some."""
+        """Number of these tokens by row, of the rows that have any."""
         return [int(num) for num in self.loss_mask_BT.sum(1) if num]
 
 
@@ -116,8 +117,8 @@ class Batch:
     num_loss_tokens: int
     staleness: dict[str, int]  # trained tokens by staleness, as `StepCompleted` has them
     anchors: dict[str, int]  # trained tokens by anchor, likewise
-    minibatches: tuple[int, ...] = ()  # which each micro-batch is of; (): there is one
-    epochs: int = 1  # how often each is learnt from
+    minibatches: tuple[int, ...] = ()  # mini-batch of each micro-batch; (): there is one
+    epochs: int = 1  # number of times that each is learnt from
 
     @property
     def updates(self) -> list[tuple[int, ...]]:
@@ -135,7 +136,7 @@ class Batch:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Of each sample its tokens, and how many of them another of its bin has."""
+        """For each sample its tokens, and how many of them its bin has as another's."""
         return [
             (int(num), taken.tokens)
             for part in self.micro_batches
@@ -145,8 +146,8 @@ class Batch:
         ]
 
     def figures(self) -> dict[str, float]:
-        """Its tokens: of the loss, of samples, those that a bin has once for several, and those
-        that passes take, padding included."""
+        """Numbers of tokens: of the loss, of samples, those that a bin has once for several, and
+        those that pass the model, padding included."""
         parts, spans = self.micro_batches, self.spans
         return {
             "num_loss_tokens": float(self.num_loss_tokens),
@@ -163,7 +164,7 @@ def pack(
     *,
     policy_version: int,  # that the step starts from
     token_budget: int,
-    in_bins: bool = False,  # of `token_budget`, instead of padding rows
+    in_bins: bool = False,  # bins of `token_budget`, instead of padded rows
     cut: Cut | None = None,
     replay_routes: bool = False,
     minibatches: int = 1,
@@ -177,9 +178,9 @@ def pack(
         samples: rows of samples (`scored_rows`) in batch order, as `advantages`.
         masked: segments that stay out of the loss.
         token_budget: tokens of a micro-batch, padding included; a longer sample goes alone.
-        cut: exactly so (a redo), whatever the budget.
-        minibatches: optimizer steps that it is split into; each divides by its own sums.
-        left_out: samples that nothing is learnt from, see `_kept`.
+        cut: the exact cut (for a redo), whatever the budget.
+        minibatches: number of optimizer steps; each divides by its own sums.
+        left_out: samples that are not learnt from, see `_kept`.
         prefixes: as in `planned_cut`, also where a cut is given.
 
     Raises:
@@ -219,14 +220,14 @@ def pack(
 
 
 def _names(samples: Sequence[ScoredTrajectory]) -> list[tuple[str, int]]:
-    """Of the sample of each row."""
+    """Group and number of the sample of each row."""
     return [(s.trajectory.group_id, s.trajectory.sample) for s in samples]
 
 
 def _shares(
     names: Sequence[tuple[str, int]], counted: Sequence[int]
 ) -> npt.NDArray[np.float64] | None:
-    """Of its sample's tokens those of each row; None: no sample has several rows."""
+    """Share of its sample's tokens that each row has; None: no sample has several rows."""
     if len(set(names)) == len(names):
         return None
     whole = Counter[tuple[str, int]]()
@@ -242,8 +243,8 @@ def _sums(
     counted: Sequence[int],
     learnt: Sequence[int],
 ) -> dict[int, tuple[int, int, int]]:
-    """Of each mini-batch its tokens, samples that have some, and samples; no token of one that
-    nothing is learnt from."""
+    """Per mini-batch its tokens, samples that have any, and samples; tokens and samples are 0 if
+    nothing in it is learnt from."""
     tokens, own = Counter[int](), defaultdict[int, Counter[tuple[str, int]]](Counter)
     for number, name, num in zip(of_sample, names, counted, strict=True):
         tokens[number] += num
@@ -280,10 +281,10 @@ def _kept(
     planned: Sequence[frozenset[int]],
     left_out: Collection[tuple[str, int]],
 ) -> list[frozenset[int]]:
-    """Those of `planned` that are learnt from: none of these samples (group, number).
+    """The segments of `planned` that are learnt from: none of the samples (group, number) left out.
 
-    Divisors count them all the same, so what the others add to the gradient stays as it was. A
-    mini-batch of these alone is no optimizer step.
+    Divisors still count those, so the others' share of the gradient stays the same. A mini-batch of
+    left-out samples alone is no optimizer step.
     """
     pairs = zip(_names(samples), planned, strict=True)
     return [frozenset() if name in left_out else own for name, own in pairs]
@@ -292,7 +293,7 @@ def _kept(
 def _policy_tokens(
     samples: Sequence[ScoredTrajectory], kept: Sequence[frozenset[int]]
 ) -> list[int]:
-    """By sample, of these segments."""
+    """Number of tokens of these segments, by sample."""
     return [
         sum(len(scored.trajectory.segments[index].token_ids) for index in own)
         for scored, own in zip(samples, kept, strict=True)
@@ -340,7 +341,7 @@ def _micro_batch(
 
 
 def is_sampled(segment: Segment) -> bool:
-    """Whether the policy's tokens are in it."""
+    """Whether the segment holds tokens of the policy."""
     return segment.author == "policy" and len(segment.token_ids) > 0
 
 

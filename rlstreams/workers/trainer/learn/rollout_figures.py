@@ -1,4 +1,4 @@
-"""How far what samples is from what learns: figures of a batch, the same for each `logprob.place`.
+"""Distance of the sampler from the learner: figures of a batch, the same for each `logprob.place`.
 
 Axes: `N` tokens of the loss of the whole batch that were scored a second time, `R` samples that
 have some. Log-probs are in nats.
@@ -17,16 +17,16 @@ Float64s = npt.NDArray[np.float64]
 
 
 def rollout_figures(batch: Batch) -> dict[str, float]:
-    """Of each token's proximal log-prob against the sampler's own.
+    """Figures of each token's proximal log-prob against the sampler's own.
 
-    Proximal is what a record has; else, where the batch was looked at first, that of the weights
-    before the step. What was not measured is absent.
+    Proximal is the recorded log-prob; without one, where the batch was looked at first, that of the
+    weights before the step. Figures that were not measured are absent.
 
     - `rollout_*`: see `correctness`. With proximal log-probs of another version than the sampling
       one, staleness is in them.
     - `mismatch_mean`, `mismatch_max`: abs(proximal - behavior) where both are the same version, so
       that engines alone differ, of tokens before the first pull within their sample.
-    - `mismatch_after_pull_mean`: behind one; it also has what old keys and values do.
+    - `mismatch_after_pull_mean`: of tokens behind a pull; old keys and values have a part in it.
     """
     parts = batch.micro_batches
     behavior_N = flat(batch, "behavior_logprobs_BT").astype(np.float64)

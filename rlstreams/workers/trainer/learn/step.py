@@ -1,4 +1,4 @@
-"""What a step gives, and what it fails with; importing it costs nothing."""
+"""Result and error of a step; importing it costs nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class NumericsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step tells the ledger."""
+    """Loss and metrics of a step, for the ledger."""
 
     loss: float  # mean over the batch's loss tokens
     metrics: dict[str, float]
@@ -20,6 +20,6 @@ class StepResult:
 
 
 def problem_of(loss: float, grad_norm: float) -> str:
-    """What is wrong with the numbers of a step; "": nothing."""
+    """Problem with the numbers of a step; "": none."""
     named = (("loss", loss), ("gradient norm", grad_norm))
     return next((f"{name} is {value}" for name, value in named if not math.isfinite(value)), "")

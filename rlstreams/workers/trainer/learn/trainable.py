@@ -25,16 +25,16 @@ ARRIVED = "adapter_arrived"
 
 
 class Trainable(Protocol):
-    """A model's share in a step."""
+    """The part of a model that a step changes."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What the optimizer changes, by name."""
+        """Parameters that the optimizer changes, by name."""
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole model as it is published, in name order; not copies where none are needed."""
+        """The whole model as it is published, in name order; copies only where needed."""
 
     def extra(self) -> frozenset[str]:
-        """Which of `parameters` a checkpoint needs beside the weights."""
+        """Names of `parameters` that a checkpoint needs beside the weights."""
 
 
 class AllWeights:
@@ -52,7 +52,7 @@ class AllWeights:
         return weights_of(self._model)
 
     def extra(self) -> frozenset[str]:
-        """Nothing: the weights are all."""
+        """None: the weights are all."""
         return frozenset()
 
 
@@ -62,10 +62,10 @@ class _LowRank(nn.Module):
     def __init__(self, name: str, weight: Tensor, section: LoraSection) -> None:
         super().__init__()
         num_out, num_in = weight.shape
-        # Keyed by the layer, so that no adapter depends on which others there are.
+        # Keyed by the layer, so that no adapter depends on the others.
         own = torch.Generator().manual_seed(seed_of(name))
         draw = torch.randn(section.rank, num_in, generator=own)
-        # In float32 whatever the weight has: an update is smaller than 16 bits can tell.
+        # float32 even for 16-bit weights: an update is too small for 16 bits.
         self.down = nn.Parameter((draw / num_in**0.5).to(weight.device))
         self.up = nn.Parameter(torch.zeros(num_out, section.rank, device=weight.device))
         self._scale = section.alpha / section.rank
@@ -74,7 +74,7 @@ class _LowRank(nn.Module):
         self.register_buffer("_columns_I", dither.columns_I, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The merged weight; what is published is this, to the bit."""
+        """The merged weight, bit for bit as it is published."""
         dither = Dither(*self.buffers())
         merge: Any = _Merged.apply
         found: Tensor = merge(weight, self.down, self.up, self._scale, dither)
@@ -82,7 +82,7 @@ class _LowRank(nn.Module):
 
 
 class _Merged(torch.autograd.Function):
-    """`merged`, whose gradient is that of a sum that is not rounded."""
+    """`merged`, with the gradient of the sum without rounding."""
 
     @staticmethod
     def forward(
@@ -105,8 +105,8 @@ class _Merged(torch.autograd.Function):
 
 
 def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float, dither: Dither) -> Tensor:
-    """What a layer with an adapter computes with: the sum in float32, rounded without a dead zone
-    where the weight has 16 bits. No gradient."""
+    """Weight of a layer with an adapter: the sum in float32, rounded without a dead zone where the
+    weight has 16 bits. No gradient."""
     whole = (up @ down).mul_(scale).add_(weight)
     return rounded(whole, dither) if weight.dtype == torch.bfloat16 else whole
 
@@ -114,7 +114,7 @@ def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float, dither: Dithe
 def arrived(
     weight: Tensor, made: Tensor, down: Tensor, up: Tensor, scale: float
 ) -> tuple[float, float]:
-    """How much of an adapter's change D is in the merged weight: (made - weight) . D, and D . D."""
+    """Share of an adapter's change D in the merged weight: (made - weight) . D, and D . D."""
     whole = (up @ down).mul_(scale)
     moved = made.float() - weight.float()
     return float((moved * whole).sum(dtype=torch.float64)), float(
@@ -123,7 +123,7 @@ def arrived(
 
 
 def share_arrived(sums: Iterable[tuple[float, float]]) -> dict[str, float]:
-    """The metric: of all adapters, each as `arrived` gives; nothing before they have changed."""
+    """The metric over all adapters, from the sums of `arrived`; empty before they have changed."""
     found = list(sums)
     whole = sum(square for _, square in found)
     return {ARRIVED: sum(moved for moved, _ in found) / whole} if whole else {}
@@ -133,7 +133,8 @@ class Adapters:
     """Only adapters of linear layers learn; the folder's weights stay as they are."""
 
     def __init__(self, model: nn.Module, section: LoraSection) -> None:
-        """Put adapters on every layer whose name `section.targets` finds; the output stays as is.
+        """Put adapters on every layer whose name `section.targets` finds; the output stays the
+        same.
 
         Raises:
             ConfigError: there is no such layer.
@@ -157,7 +158,7 @@ class Adapters:
             self._adapted[f"{name}.weight"] = low_rank
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Two a layer."""
+        """Two parameters for each layer."""
         return {
             f"{name}.{half}": getattr(low_rank, half)
             for name, low_rank in self._adapted.items()
@@ -170,14 +171,14 @@ class Adapters:
         return {name: self._merged(name, base) for name, base in self._base.items()}
 
     def extra(self) -> frozenset[str]:
-        """The adapters."""
+        """Names of all adapters."""
         return frozenset(self.parameters())
 
     def _merged(self, name: str, base: Tensor) -> Tensor:
         if name not in self._adapted:
             return base
         low_rank = self._adapted[name]
-        # Adding nothing would still turn a weight of -0.0 into 0.0, and so another hash.
+        # Adding zero would turn a weight of -0.0 into 0.0, which has another hash.
         return low_rank.forward(base) if bool(low_rank.up.any()) else base
 
 
@@ -185,7 +186,7 @@ NOT_OF_FOLDER = "the checkpoint's weights are not this folder's with adapters"
 
 
 def check_base(base: Iterable[tuple[str, Tensor]], weights: Mapping[str, Tensor]) -> None:
-    """Return if weights without an adapter are as the folder has them.
+    """Check that weights without an adapter are the folder's.
 
     Raises:
         ValueError: one is not.
@@ -196,12 +197,12 @@ def check_base(base: Iterable[tuple[str, Tensor]], weights: Mapping[str, Tensor]
 
 
 def is_same(one: Tensor, other: Tensor) -> bool:
-    """The same bits, shape and dtype, on whatever devices."""
+    """Whether bits, shape and dtype are the same, on any devices."""
     return weight_hash({"": one}) == weight_hash({"": other})
 
 
 def trainable_of(model: nn.Module, section: LoraSection) -> Trainable:
-    """As the configuration asks."""
+    """All weights, or adapters, as the configuration asks."""
     return Adapters(model, section) if section.rank else AllWeights(model)
 
 
@@ -211,7 +212,7 @@ def sorted_state(
     """The optimizer's tensors by parameter and part, and the adapters' values.
 
     Raises:
-        ValueError: one is of none of these parameters.
+        ValueError: a tensor is of none of these parameters.
     """
     states: dict[str, dict[str, Tensor]] = {name: {} for name in names}
     for key, tensor in optimizer_tensors.items():

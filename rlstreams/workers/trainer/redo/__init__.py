@@ -1,1 +1,1 @@
-"""Doing committed steps again: redo, and what retention leaves of their records."""
+"""Redo of committed steps, and the retention of their records."""

@@ -28,13 +28,13 @@ from rlstreams.workers.trainer.intake.payloads import Payload, payload_of
 from rlstreams.workers.trainer.training.training import Trained, Training
 
 T = TypeVar("T")
-_UNTOLD = {"ranks": "1"}  # what a claim leaves out
+_UNRECORDED = {"ranks": "1"}  # values of facts that a claim leaves out
 Coroutine = Generator[Future[Any] | None, Any, T]
 Compute = Callable[..., Future[Any]]
 
 
 class RedoError(ConfigError):
-    """A redone step is not what the ledger says; names the step and both hashes.
+    """A redone step is not the ledger's; names the step and both hashes.
 
     It stops the run: another start would find the same.
     """
@@ -52,25 +52,25 @@ class Unequal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redone:
-    """What a redo found."""
+    """Result of a redo."""
 
     first_step: int
-    last_step: int  # first_step - 1 if there was nothing to do
+    last_step: int  # first_step - 1 if there was nothing to redo
     num_equal: int  # steps whose weights have the recorded hash
     first_unequal: Unequal | None
-    last_unequal: Unequal | None  # of the last step alone: the weights in hand are not the ledger's
+    last_unequal: Unequal | None  # if it is the last step: the weights in hand are not the ledger's
     seconds: float
     passed_over: tuple[PassedOverCheckpoint, ...] = ()  # checkpoints that it did not start from
 
     @property
     def num_steps(self) -> int:
-        """Steps done again."""
+        """Number of redone steps."""
         return self.last_step - self.first_step + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedoneStep:
-    """A committed step, and what came out of it now."""
+    """A committed step, and its result now."""
 
     fact: StepFact
     recorded: StepCompleted
@@ -79,14 +79,14 @@ class RedoneStep:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the weights are those that the run went on with, and a critic's value head."""
+        """Whether weights, and a critic's value head, are those that the run went on with."""
         heads = self.value_heads
         return self.again.weight_hash == self.fact.weight_hash and heads[0] == heads[1]
 
     @property
     def value_heads(self) -> tuple[str, str]:
-        """Hash of the recorded value head and of this one; alike behind a drift, whose is not in
-        the log."""
+        """Hash of the recorded value head and of this one; equal after a drift, whose head is not
+        in the log."""
         has_drifted = self.fact.weight_hash != self.recorded.weight_hash
         now = self.again.value_head_hash
         return (now if has_drifted else self.recorded.value_head_hash), now
@@ -94,7 +94,8 @@ class RedoneStep:
     def check_batch(self) -> None:
         """
         Raises:
-            RedoError: another batch than recorded: the log is not the one that was trained on.
+            RedoError: the batch is not the recorded one: the log is not the one that was trained
+                on.
         """
         if self.again.batch_hash != self.recorded.batch_hash:
             raise RedoError(
@@ -104,7 +105,7 @@ class RedoneStep:
 
 
 def at_once(work: Callable[..., T], *given: object) -> Future[T]:
-    """`Compute` of who has nothing else to do meanwhile."""
+    """A `Compute` that runs the work at once."""
     future: Future[T] = Future()
     future.set_result(work(*given))
     return future
@@ -125,21 +126,22 @@ def redo_steps(
     """Execute committed steps again, from weights as they were before `first`; writes nothing.
 
     Records, masks and borders are the recorded ones, the configuration that of the claim in force.
-    A step that its trainer disowned is passed over.
+    A step that its trainer disowned is skipped.
 
     Args:
-        ledger: that keeps its steps.
-        change: the configuration instead; where it cuts micro-batches elsewhere they are cut anew.
+        ledger: one that keeps its steps.
+        change: a configuration to use instead; if it cuts micro-batches otherwise they are cut
+            anew.
         while_waiting: see `fetch`; the trainer's heartbeat.
-        on_step: called with each step; False: no further.
+        on_step: called with each step; False ends the redo.
 
     Raises:
-        OffsetGoneError, RecordGoneError: retention removed what redo needs.
-        DecodeError: what lies there is not one of our events.
+        OffsetGoneError, RecordGoneError: retention removed a record that redo needs.
+        DecodeError: a record is not one of our events.
     """
     for number in range(first, last + 1):
         fact = ledger.steps[number]
-        if ledger.is_disowned(number):  # nobody made it: its number is taken, its weights are none
+        if ledger.is_disowned(number):  # its number is used, without weights
             training.pass_over()
             continue
         section = from_json(ledger.claims[fact.epoch].config).trainer
@@ -152,13 +154,13 @@ def redo_steps(
         step = RedoneStep(fact=fact, recorded=event, payloads=payloads, again=again)
         goes_on = on_step(step)
         del event, payloads, given, again, step
-        yield None  # before the next step's are read, also who drives us lets go of these
+        yield None  # releases these, here and in the caller, before the next step's are read
         if goes_on is False:
             return
 
 
 def _cut_by(section: TrainerSection) -> tuple[object, ...]:
-    """What decides the micro-batches of a batch."""
+    """Settings that decide the micro-batches of a batch."""
     return section.micro_batch_tokens, section.minibatches, section.shared_prefixes
 
 
@@ -173,7 +175,7 @@ def train_recorded(
     """Learn from a recorded batch under this configuration; raises as `Training.train`.
 
     Args:
-        left_out: see there.
+        left_out: see `Training.train`.
     """
     training.configure(section)
     version = event.policy_version - 1
@@ -202,7 +204,7 @@ def redo(
     used: Callable[[Sequence[RawRecord]], None] = lambda _: None,
     stop_at_unequal: bool = False,
 ) -> Coroutine[Redone]:
-    """Execute what the ledger has and the weights lack.
+    """Redo the ledger's steps that the weights lack.
 
     Steps before a recorded drift do not count for `first_unequal`: the ledger goes on from the
     drift, whose branch other hardware may have taken earlier; at the drift itself it is compared.
@@ -213,8 +215,8 @@ def redo(
         stop_at_unequal: do nothing after the first unequal step.
 
     Raises:
-        RedoError: another batch than recorded: the log is not the one that was trained on.
-        OffsetGoneError, RecordGoneError: retention removed what redo needs.
+        RedoError: a batch is not the recorded one: the log is not the one that was trained on.
+        OffsetGoneError, RecordGoneError: retention removed a record that redo needs.
     """
     started_s = time.monotonic()
     first = training.learner.step_number + 1
@@ -267,7 +269,7 @@ def read_completed(
     """A step's event.
 
     Raises:
-        RecordGoneError: it does not lie there.
+        RecordGoneError: the position holds another record.
     """
     (raw,) = fetch(bus, [fact.position], while_waiting=while_waiting)
     event = decoded(raw, bus.schemas()).event
@@ -277,7 +279,7 @@ def read_completed(
 
 
 def drift_error(unequal: Unequal, before: Mapping[str, str], now: Mapping[str, str]) -> RedoError:
-    """What `redo = "exact"` stops with.
+    """The error that stops a redo under `redo = "exact"`.
 
     Args:
         before: versions that the claim of the step's epoch recorded.
@@ -296,8 +298,8 @@ def drift_error(unequal: Unequal, before: Mapping[str, str], now: Mapping[str, s
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """`cpu_capability was AVX512 and is AVX2; threads was 1 and is 4`, or ""."""
-    before, now = {**_UNTOLD, **before}, {**_UNTOLD, **now}
+    """Text as `cpu_capability was AVX512 and is AVX2; threads was 1 and is 4`, or ""."""
+    before, now = {**_UNRECORDED, **before}, {**_UNRECORDED, **now}
     names = sorted(before.keys() | now.keys())
     return "; ".join(
         f"{name} was {before.get(name, 'not recorded')} and is {now.get(name, 'not recorded')}"

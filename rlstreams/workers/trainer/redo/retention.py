@@ -1,6 +1,6 @@
-"""Redo needs the records of the steps since the newest checkpoint: are they there, and until when?
+"""Retention of the records that redo needs, those of the steps since the newest checkpoint.
 
-Pure. Retention takes whole segments from a partition's beginning, by the age of their newest
+Pure. Retention removes whole segments from a partition's beginning, by the age of their newest
 record and by the bytes above them. So the oldest record that redo needs is the one to watch, and a
 new checkpoint releases it.
 """
@@ -31,7 +31,7 @@ class RetentionError(ConfigError):
 
 
 class RedoSpan:
-    """What a redo from the newest checkpoint would read, as far as retention minds.
+    """Records that a redo from the newest checkpoint would read: their oldest, and their size.
 
     Args:
         settings: of the topic, as Kafka has them: -1 is no limit.
@@ -45,7 +45,7 @@ class RedoSpan:
         self._num_offsets = 0
 
     def add(self, raws: Iterable[RawRecord]) -> None:
-        """A step used these."""
+        """Add the records of a step."""
         for raw in raws:
             self._num_bytes += len(raw.value)
             self._num_offsets += len(raw.offsets)
@@ -53,14 +53,14 @@ class RedoSpan:
             self._oldest[raw.partition] = min(own, self._oldest.get(raw.partition, own))
 
     def clear(self) -> None:
-        """A checkpoint holds the newest step; the mean size of a record stays."""
+        """Forget the records of steps that a checkpoint holds; the mean size of a record stays."""
         self._oldest = {}
 
     def why_save(self, ends: Mapping[Partition, int], now_ms: int) -> str:
-        """Why to write a checkpoint now, or "": a record has used half of its retention.
+        """Reason to write a checkpoint now: a record has used half of its retention; "": none.
 
         Args:
-            ends: next offset to be written, or to be read by who keeps up, by partition.
+            ends: next offset to be written, or that a reader without lag reads next, by partition.
         """
         for partition, (offset, timestamp_ms) in sorted(self._oldest.items()):
             name = f"{partition}@{offset}"
@@ -77,7 +77,7 @@ class RedoSpan:
 def check_redo(
     facts: Sequence[StepFact], beginnings: Mapping[Partition, int], checkpoint: str
 ) -> None:
-    """Refuse to begin a redo that will not find its records.
+    """Refuse to begin a redo whose records are gone.
 
     Args:
         facts: the steps to do again.
@@ -101,7 +101,7 @@ def check_redo(
 def check_open(
     recorded: Iterable[PartitionPosition], beginnings: Mapping[Partition, int], step: int
 ) -> None:
-    """Refuse to go on without samples that wait for a step.
+    """Refuse to go on if samples that wait for a step are gone.
 
     Args:
         recorded: lowest offset to read again, by partition, as the newest step has it.

@@ -1,4 +1,4 @@
-"""What a step's metrics say of its samples: nothing here was computed by the model. Pure."""
+"""Metrics of a step from its samples alone, without the model. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from rlstreams.schemas.events import Trajectory
 from rlstreams.workers.trainer.intake.payloads import Payload
 
-MAX_PARTS = 32  # of a reward, in a step's metrics; all of them are in the trajectories
+MAX_PARTS = 32  # of a reward, in a step's metrics; trajectories have all of them
 
 
 def batch_metrics(payloads: Sequence[Payload]) -> dict[str, float]:
@@ -36,14 +36,14 @@ def batch_metrics(payloads: Sequence[Payload]) -> dict[str, float]:
 
 
 def part_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means of the reward's parts, as metrics `reward/NAME`; only so many as people can look at."""
+    """Means of the reward's parts, as metrics `reward/NAME`; at most `MAX_PARTS`, for people."""
     names = sorted({name for of_sample in parts for name in of_sample})[:MAX_PARTS]
     return {f"reward/{name}": sum(p.get(name, 0.0) for p in parts) / len(parts) for name in names}
 
 
 def _turns(batch: Sequence[Trajectory]) -> dict[str, float]:
-    """Of samples with an environment: turns of the policy and tokens that nobody sampled, each
-    sample's mean; empty where no sample has any."""
+    """For samples with an environment: turns of the policy and tokens of the environment, means of
+    the samples; empty if no sample has any."""
     said = [[s for s in one.segments if s.author == "environment"] for one in batch]
     if not any(said):
         return {}

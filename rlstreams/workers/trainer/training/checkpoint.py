@@ -27,7 +27,7 @@ from rlstreams.streams.synced import sync
 if TYPE_CHECKING:
     from torch import Tensor
 
-BASE_EPOCH = 0  # of the checkpoint that a branch begins with: no trainer of its own wrote it
+BASE_EPOCH = 0  # of the checkpoint that a branch begins with: no trainer of the branch wrote it
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 MANIFEST_FILE = "manifest.json"
@@ -43,11 +43,11 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint is of. `files` is filled in when it is saved."""
+    """Description of a checkpoint. `files` is filled in when it is saved."""
 
     run: str
     epoch: int
-    step: int  # steps done
+    step: int  # number of steps done
     policy_version: int
     weight_hash: str
     rng: str = ""  # hexadecimal
@@ -82,7 +82,7 @@ class CheckpointStore:
         The tensors must not change meanwhile. A folder of the same epoch and step is replaced.
 
         Raises:
-            OSError: disk full, no permission; nothing is left but what was there.
+            OSError: disk full, no permission; nothing is left of the new one.
         """
         from safetensors.torch import save_file
 
@@ -114,11 +114,11 @@ class CheckpointStore:
         reach(CrashPoint.CHECKPOINT_AFTER)
 
     def newest(self, objection: Callable[[Manifest], str]) -> Found:
-        """The checkpoint of the highest step that is whole and that nothing speaks against.
+        """The checkpoint of the highest step that is whole and has no objection.
 
         Args:
-            objection: compares with the ledger: a reason against it, or "". It is asked before
-                files are read, for it costs less.
+            objection: compares with the ledger: a reason against a checkpoint, or "". Called before
+                files are read, because it costs less.
         """
         passed_over: list[PassedOverCheckpoint] = []
         for name in self._names():
@@ -149,7 +149,7 @@ class CheckpointStore:
         return weights
 
     def manifests(self) -> Iterator[Manifest]:
-        """Those that can be read, the highest step first; their files are not looked at."""
+        """Readable manifests, the highest step first; their files are not looked at."""
         for name in self._names():
             with contextlib.suppress(CheckpointError):
                 yield self._manifest(name)
@@ -158,11 +158,11 @@ class CheckpointStore:
         """Remove all but the `keep` written last, by epoch and step; returns the names removed.
 
         By epoch first: after a damaged one was passed over, the steps of the next epoch count up
-        from below it, and what was just written must stay. Checkpoints of epochs above `epoch`,
-        the caller's, are not its to judge: a stopped trainer that woke up leaves them alone. Call
-        it only after a commit that came after the save: so whoever takes over starts from what was
-        just written, and needs none of those removed here. A branch's base is kept: as a model
-        folder, it is what its first steps are done again from.
+        from below it, and the one just written must stay. Checkpoints of epochs above `epoch`, the
+        caller's, are never removed: a stopped trainer that woke up leaves them alone. Call it only
+        after a commit that followed the save: then any successor starts from the one just written,
+        and needs none of those removed here. A branch's base is kept: its first steps are redone
+        from it, as other runs' are from the model folder.
         """
         ours = [n for n in self._names() if BASE_EPOCH < _epoch_and_step(n)[0] <= epoch]
         removed = sorted(ours, key=_epoch_and_step, reverse=True)[keep:]
@@ -203,7 +203,7 @@ class CheckpointStore:
         # Renamed first: a checkpoint that is half removed must not look like one.
         doomed = self._folder / f"{_TEMPORARY}removed-{name}"
         shutil.rmtree(doomed, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):  # not there, or not any more
+        with contextlib.suppress(FileNotFoundError):  # not there, or no longer
             (self._folder / name).rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
@@ -211,8 +211,8 @@ class CheckpointStore:
         """Remove left-overs of writers that died; one that only slept finds its folder gone.
 
         Args:
-            epoch: the caller's own, by its claim. Those of later ones may be in the making: it may
-                itself have slept.
+            epoch: the caller's own, by its claim. Files of later epochs may still be written: the
+                caller may have slept.
         """
         for path in self._folder.glob(f"{_TEMPORARY}*"):
             found = _LEFT_OVER.fullmatch(path.name)
@@ -221,11 +221,11 @@ class CheckpointStore:
 
 
 def objection(run: str, ledger: Ledger, manifest: Manifest) -> str:
-    """What the ledger has against a checkpoint, or "". Pure.
+    """The ledger's objection to a checkpoint, or "". Pure.
 
     A trainer that was stopped, and wakes after its successor's claim, may still finish writing a
-    checkpoint. If it holds the committed weights of a step that was committed in its own time, or
-    before, it is as good as any. Everything else of its making is refused here.
+    checkpoint. It is accepted if it holds the committed weights of a step that was committed in
+    that trainer's time or before. All its other checkpoints are refused here.
     """
     if manifest.run != run:
         return f"it is of run {manifest.run!r}, this is {run!r}"
@@ -271,7 +271,7 @@ def _epoch_and_step(name: str) -> tuple[int, int]:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 over the SHA-256 of each 4 MiB of a file, 64 hexadecimal digits, by many cores: a
+    """SHA-256 over the SHA-256 of each 4 MiB of a file, 64 hexadecimal digits, on several cores: a
     checkpoint may have tens of gigabytes, and training waits while it is written.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a trainer computes with: a learner on a mesh, and what is known of how it computes."""
+"""Computing parts of a trainer: a learner on a mesh, and the facts of its numerics and cost."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computing:
-    """A learner, and what is known of how it computes."""
+    """A learner, and the facts of its numerics and cost."""
 
     learner: Learner
     numerics: Numerics
-    routers: RouterShape | None  # that samples' routes must fit; None: none are replayed
+    routers: RouterShape | None  # shape that routes must fit; None: none are replayed
     cost: StepCost
 
 
@@ -37,7 +37,7 @@ def computing_of(
     device: str,
     dtype: str,
 ) -> Computing:
-    """As the section asks.
+    """The computing parts that the section asks for.
 
     Raises:
         ConfigError, EngineError: a model that cannot be trained so.
@@ -57,13 +57,13 @@ def computing_of(
 
 
 def _over_library(team: Team | None, spec: LearnerSpec, numerics: Numerics) -> Computing:
-    """Layers of Hugging Face; sharded where there is a team."""
+    """Layers of Hugging Face; sharded if there is a team."""
     section, place = spec.section, spec.device if team is None else CPU
     scorer, routers = load_scorer(
         spec.folder, spec.dtype, place, replay_routes=section.routing_replay
     )
     model, cp = scorer.model, section.layout.cp
-    cost = StepCost(model, numerics.device, spec.dtype, section)  # of a model that is whole
+    cost = StepCost(model, numerics.device, spec.dtype, section)  # of the whole model
     if team is None:
         learner = spec.begin(Mesh(device=spec.device), scorer)
     else:

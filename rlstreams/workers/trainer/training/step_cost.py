@@ -1,13 +1,13 @@
-"""What a step costs: floating-point operations, memory that runs short, waiting before it.
+"""Cost of a step: floating-point operations, memory that runs short, waiting before it.
 
 MFU (model FLOPs utilisation, Chowdhery et al., https://arxiv.org/abs/2204.02311, appendix B) is
-FLOPs / (seconds of the step * GPUs * peak). FLOPs are those that the mathematics needs, without
-padding and recomputation: for each weight of a layer and token that goes through it 6 (2 forward, 4
+FLOPs / (seconds of the step * GPUs * peak). FLOPs are those of the mathematics, without padding and
+recomputation: for each weight of a layer and token that goes through it 6 (2 forward, 4
 backward; 4 where adapters are trained, for frozen weights need no gradient); for each weight of the
 head and token of the loss as many; for each pair of tokens of which one attends to the other,
 n (n + 1) / 2 in a sequence of n, 12 * width of all heads. Tokens that sequences of a bin share go
-through layers once, and attend once. Of experts the share that is chosen counts. Layers without
-attention have no pairs in truth: for hybrids it is a little too much.
+through layers once, and attend once. Experts count by the chosen share. Layers without attention
+have no pairs in truth: for hybrids the count is a little too high.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.base import CPU
 
-# Dense bfloat16, of the vendor's data sheets, by what the device's name contains.
+# Dense bfloat16, from the vendor's data sheets, by a part of the device's name.
 PEAKS = {"H100": 989.4e12, "H200": 989.4e12, "GH200": 989.4e12, "A100": 312e12}
 _CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -31,15 +31,15 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlops:
-    """What one step needs, by the numbers of a model."""
+    """FLOPs of one step, by the numbers of a model."""
 
     token: float  # for each token of a sample
-    learnt: float  # besides, for each token of the loss
-    pair: float  # besides, for each pair of tokens that attend
+    learnt: float  # in addition, for each token of the loss
+    pair: float  # in addition, for each pair of tokens that attend
 
     @classmethod
     def of(cls, model: nn.Module, *, has_adapters: bool) -> ModelFlops:
-        """Of a whole model, before it is cut."""
+        """The FLOPs of a whole model, before it is cut."""
         text: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
         chosen, experts = (_first(text, names) for names in (_CHOSEN, _EXPERTS))
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -60,7 +60,7 @@ class ModelFlops:
         )
 
     def step(self, spans: Sequence[tuple[int, int]], num_learnt: float) -> float:
-        """Of a batch; see `Batch.spans`."""
+        """FLOPs of a batch; see `Batch.spans`."""
         tokens = sum(length - taken for length, taken in spans)
         pairs = sum((n * (n + 1) - taken * (taken + 1)) / 2 for n, taken in spans)
         return self.token * tokens + self.learnt * num_learnt + self.pair * pairs
@@ -72,12 +72,12 @@ def _first(text: object, names: Sequence[str]) -> float:
 
 
 class StepCost:
-    """Figures of each step of one trainer; rank 0's of memory."""
+    """Figures of each step of one trainer; memory is rank 0's."""
 
     def __init__(self, model: nn.Module, device: str, dtype: str, section: TrainerSection) -> None:
         """
         Args:
-            model: whole.
+            model: the whole model.
             device: the GPU's name, or `cpu`.
         """
         known = (peak for name, peak in PEAKS.items() if name in device)
@@ -90,8 +90,8 @@ class StepCost:
     def figures(
         self, spans: Sequence[tuple[int, int]], num_learnt: int, seconds: float
     ) -> dict[str, float]:
-        """`mfu` where the peak is known; of a GPU `gpu_free_gb`, which torch or others could have,
-        and `gpu_alloc_retries`: how often memory had to be given back and asked for again."""
+        """`mfu` where the peak is known; on a GPU `gpu_free_gb`, available to torch or others, and
+        `gpu_alloc_retries`: how often memory had to be freed and requested again."""
         found = {}
         if self._flops is not None:
             found["mfu"] = self._flops.step(spans, num_learnt) / (seconds * self._peak)
@@ -105,12 +105,12 @@ class StepCost:
 
 
 def waits(idle_ms: int, planned_ms: int, samples: Sequence[ScoredTrajectory]) -> dict[str, float]:
-    """How long the trainer stood still before a step, and for whom: until the sample that was
-    scored last had been sampled it waited for samples, from then on for scores.
+    """Time that the trainer stood still before a step, by cause: for samples until the last-scored
+    sample was sampled, from then on for scores.
 
     Args:
-        idle_ms: since when it had nothing to do.
-        planned_ms: when the step could begin.
+        idle_ms: time at which it became idle.
+        planned_ms: time at which the step could begin.
     """
     last = max(samples, key=lambda scored: scored.scored_at_ms)
     sampled_ms = min(max(last.trajectory.finished_at_ms, idle_ms), planned_ms)

@@ -1,7 +1,7 @@
-"""The computing half of the trainer: one thread, no log. Takes samples, gives weights.
+"""The computing half of the trainer: one thread, no log. From samples to weights.
 
-A live step and its redo take the same path from payloads to weights; they differ only in where
-samples, masks and cut come from: the planner, or the ledger.
+A live step and its redo take the same path from payloads to weights; they differ only in the source
+of samples, masks and cut: the planner, or the ledger.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What one step made."""
+    """Result of one step."""
 
     loss: float
     metrics: dict[str, float]
@@ -90,8 +90,8 @@ class Training:
             team: the other ranks; None: there are none.
 
         Raises:
-            ConfigError: a model that cannot be trained so. Whatever is raised, the team is closed.
-            EngineError: `section.routing_replay`, and a family whose routers cannot be told.
+            ConfigError: a model that cannot be trained so. On any exception the team is closed.
+            EngineError: `section.routing_replay`, and the family's routers do not follow routes.
         """
         with ExitStack() as on_error:
             if team is not None:
@@ -113,7 +113,7 @@ class Training:
 
     @property
     def slower(self) -> dict[str, str]:
-        """What a GPU does the slower way, and why; nothing is missing where it computes."""
+        """Ways in which a GPU computes slower than it could, each with its reason."""
         reasons = {"rows_padded": self.learner.why_padded, "layers_not_compiled": self.why_eager}
         if self._section.shared_prefixes and not self.learner.why_padded:
             reasons["prefixes_not_shared"] = self.learner.why_unshared
@@ -122,7 +122,7 @@ class Training:
     def check(self) -> None:
         """
         Raises:
-            FollowerError: another rank is gone or silent.
+            FollowerError: another rank has ended or is silent.
         """
         self.learner.check()
 
@@ -157,11 +157,11 @@ class Training:
         Args:
             payloads: in batch order.
             cut: the micro-batches, where the ledger has them.
-            left_out: samples (group, number) that nothing is learnt from, see `pack`; never of a
-                step that counts. The advantages are those of all samples.
+            left_out: samples (group, number) that are not learnt from, see `pack`; never in a step
+                that counts. The advantages are those of all samples.
 
-        Where memory does not suffice the batch is cut into smaller micro-batches, as the result
-        tells.
+        If memory does not suffice the batch is cut into smaller micro-batches, which the result
+        has.
 
         Raises:
             NumericsError: loss or gradient is not finite.
@@ -208,7 +208,7 @@ class Training:
         try:
             return self.train(payloads, masked, policy_version)
         except SampleTooLargeError as err:
-            return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.told),)
+            return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.detail),)
         except NumericsError as err:
             samples = [payload.scored for payload in payloads]
             untrainable = self._untrainable(samples, masked, policy_version)
@@ -245,13 +245,13 @@ class Training:
             try:
                 problem, reason = self.learner.probe(batch), Reason.NUMERICS
             except OutOfMemoryError as err:
-                problem, reason = err.told, Reason.MEMORY
+                problem, reason = err.detail, Reason.MEMORY
             if problem:
                 found.append(UntrainableSample(index=index, reason=reason, detail=problem))
         return tuple(found)
 
     def pass_over(self) -> None:
-        """A step that nobody made: its number is counted, the weights stay."""
+        """Count a step that was skipped: its number is used up, the weights stay."""
         self.learner.pass_over()
 
     def _advantages(self, samples: Sequence[ScoredTrajectory]) -> Float32s:
@@ -311,13 +311,13 @@ class Training:
                     f'trainer.redo is {section.redo!r}, but {str(err)[:200]}: set it to "tolerate"'
                 ) from err
             except OutOfMemoryError as err:
-                failed, told = err.index, err.told
+                failed, detail = err.index, err.detail
             cut = cut_smaller(batch.cut, lengths, section.micro_batch_tokens, failed, prefixes)
             if cut == batch.cut:
-                raise SampleTooLargeError(places[cut.members[failed][0]], told)
+                raise SampleTooLargeError(places[cut.members[failed][0]], detail)
 
     def _prefixes(self, samples: Sequence[ScoredTrajectory]) -> Prefixes | None:
-        """What they share where they share a bin; None: nothing."""
+        """Prefixes that samples share in a bin; None: they share none."""
         if self.learner.why_unshared or not self._section.shared_prefixes:
             return None
         return prefixes_of(samples, replay_routes=self._section.routing_replay)
@@ -349,7 +349,7 @@ def blame(
     untrainable: Sequence[UntrainableSample],
     weights: Mapping[str, Tensor],
 ) -> None:
-    """Return if dropping their groups may help.
+    """Return if dropping the groups of these samples may help.
 
     Raises:
         NumericsError: it would not: no sample alone is at fault, or the weights are.

@@ -1,4 +1,4 @@
-"""A checksum that a GPU makes in passing, of bytes as they lie in memory.
+"""A checksum of bytes as they lie in memory, which a GPU computes beside a transfer.
 
 A piece is seen as a near-square table of int64; the sums of its rows and of its columns, weighted
 by odd numbers that differ by position, are added modulo 2^64. Two reads of the data, no large
@@ -18,18 +18,18 @@ import torch
 
 _SPREAD = -7046029254386353131  # 2^64 / golden ratio, odd
 _WORD = 8  # bytes
-_SMALL_BYTES = 4 * 2**20  # what is smaller is summed together: a kernel costs more than its bytes
+_SMALL_BYTES = 4 * 2**20  # smaller pieces are summed together: a kernel costs more than their bytes
 
 
 class Checksum:
-    """Over batches of pieces, in sending order."""
+    """A checksum over batches of pieces, in sending order."""
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
         self._sums: list[torch.Tensor] = []
 
     def add(self, pieces: Sequence[torch.Tensor]) -> None:
-        """One more batch, each piece flat uint8, on any device; runs on the current stream."""
+        """Add a batch, each piece flat uint8, on any device; runs on the current stream."""
         small = [piece for piece in pieces if piece.numel() < _SMALL_BYTES]
         large = [piece for piece in pieces if piece.numel() >= _SMALL_BYTES]
         for piece in [*large, *([torch.cat(small)] if small else [])]:
@@ -37,7 +37,7 @@ class Checksum:
             self._sums += _sums(piece)
 
     def hexdigest(self) -> str:
-        """16 hexadecimal digits; waits for the device."""
+        """The checksum, 16 hexadecimal digits; waits for the device."""
         digest = hashlib.sha256(json.dumps(self._lengths).encode())
         if self._sums:
             numbers = torch.stack(self._sums).cpu().numpy().astype("<i8")
@@ -46,7 +46,7 @@ class Checksum:
 
 
 def _sums(piece: torch.Tensor) -> list[torch.Tensor]:
-    """Rows, columns, and the few bytes behind the table; int64 scalars."""
+    """Sums of rows, of columns, and of the few bytes behind the table; int64 scalars."""
     num_words = piece.numel() // _WORD
     width = max(1, math.isqrt(num_words))
     num_bytes = num_words // width * width * _WORD

@@ -26,7 +26,7 @@ def dial(address: str, until_s: float) -> Connection:
     """Connect to `host:port`.
 
     Raises:
-        PullError: nobody answers there.
+        PullError: no listener answers there.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -50,19 +50,19 @@ class Connection:
         self.peer = peer
 
     def trust(self) -> None:
-        """The peer is proven: it may send long frames."""
+        """Let the peer send long frames, now that it is proven."""
         self._limit = PROVEN_BYTES
 
     @property
     def local_host(self) -> str:
-        """The address of ours that the peer talks to."""
+        """Our address that the peer is connected to."""
         return str(self._socket.getsockname()[0])
 
     def send(self, frame: Frame) -> None:
         """Send one frame.
 
         Raises:
-            PullError: the peer is gone, or takes nothing for `SEND_S`.
+            PullError: the link is closed, or the peer takes nothing for `SEND_S`.
         """
         text = json.dumps(frame, separators=(",", ":")).encode()
         try:
@@ -75,7 +75,7 @@ class Connection:
         """The next frame.
 
         Raises:
-            PullError: `deadline`; `link` if the peer is gone or sends no frame.
+            PullError: `deadline`; `link` if the link is closed or carries no frame.
         """
         while (frame := self._take()) is None:
             left_s = until_s - time.monotonic()
@@ -85,7 +85,7 @@ class Connection:
         return frame
 
     def poll(self) -> Frame | None:
-        """A frame that is there already."""
+        """A frame that has arrived already, or None."""
         frame = self._take()
         if frame is None:
             self._read(0.0)
@@ -93,12 +93,12 @@ class Connection:
         return frame
 
     def detach(self) -> socket.socket:
-        """The socket, blocking, for those who go on without frames."""
+        """The socket, blocking, for use without frames."""
         self._socket.settimeout(None)
         return self._socket
 
     def close(self) -> None:
-        """Idempotent; wakes a thread that reads."""
+        """Close the link, and wake a thread that reads; idempotent."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,10 +1,10 @@
 """A process group of one sender and its receivers, outside torch's default one.
 
-Rank 0 sends. Gloo's bytes to or from a GPU go through host memory. Whoever waits asks
+Rank 0 sends. Gloo's bytes to or from a GPU go through host memory. A waiting thread polls
 `Pending.done()` between looks at its link and its clock, so no call here blocks for a dead peer;
 `abort` frees a group that hangs. After an abort torch calls the work completed: only a checksum
 proves that bytes came. Gloo knows no abort: each of its operations ends by a timeout of its own,
-and a group is let go when they have.
+and a group is released when they have ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def gpu_of(device: torch.device) -> str:
 
 
 class Pending:
-    """A batch on its way."""
+    """A batch under way."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Pending:
         event: torch.cuda.Event | None,
         staged: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
     ) -> None:
-        """Args: staged: what came into host memory, and where it belongs on the device."""
+        """Args: staged: pairs of received host memory and the device memory to copy it to."""
         self._works = list(works)
         self._event = event
         self._staged = list(staged)
 
     def done(self) -> bool:
-        """Whether it ended; never waits.
+        """Whether the batch ended; never waits.
 
         Raises:
             PullError: a peer broke off.
@@ -80,7 +80,7 @@ class Group:
     def __init__(self, backend: str, device: torch.device, *, stall_s: float) -> None:
         """
         Args:
-            stall_s: after it a gloo operation fails by itself.
+            stall_s: time after which a gloo operation fails by itself.
         """
         self._device = device
         self._backend = backend
@@ -98,15 +98,16 @@ class Group:
         until_s: float,
         look: Callable[[], None],
     ) -> None:
-        """Meet the others. In a thread of its own, for neither transport can be told to give up.
+        """Meet the others. Runs in a thread of its own, because neither transport can be
+        interrupted.
 
         Args:
             host: address of the interface that the group may use.
             until_s: on the monotonic clock.
-            look: called while waiting; what it raises ends the wait.
+            look: called while waiting; an exception from it ends the wait.
 
         Raises:
-            PullError: it did not form in time, or somebody broke off.
+            PullError: the group did not form in time, or a member broke off.
         """
         failed: list[Exception] = []
         deadline_s = until_s - time.monotonic()
@@ -175,7 +176,7 @@ class Group:
             group._start_coalescing()
             for tensor in tensors:
                 group.broadcast([tensor], options)
-            group._end_coalescing().wait()  # the stream waits, not we
+            group._end_coalescing().wait()  # the stream waits, not this thread
         except RuntimeError as err:
             raise PullError("link", f"a peer broke off: {err}") from err
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -183,7 +184,7 @@ class Group:
         return Pending([], event)
 
     def _on_host(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What gloo moves: for tensors of a GPU as much host memory, filled where they are sent."""
+        """Host memory that gloo moves: a GPU's tensors get as much of it, filled on the sender."""
         if self._device.type == "cpu":
             return tensors
         is_pinned = torch.cuda.is_available()
@@ -194,12 +195,12 @@ class Group:
         return hosts
 
     def abort(self) -> None:
-        """Give the group up; idempotent. A hung NCCL kernel ends within a second."""
+        """Abandon the group; idempotent. A hung NCCL kernel ends within a second."""
         group, self._group = self._group, None
         if group is None:
             return
         if self._backend == "gloo":
-            # Its destructor would wait for what hangs, and hold the interpreter meanwhile.
+            # Its destructor would wait for hung operations, and hold the interpreter meanwhile.
             let_go = threading.Timer(self._stall.total_seconds() + 1.0, lambda _: None, [group])
             let_go.daemon = True
             let_go.start()
@@ -210,7 +211,7 @@ class Group:
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set while a group is made: the process's other groups keep theirs."""
+    """Set variables while a group is made: the process's other groups keep their values."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -241,6 +242,6 @@ def name_of(host: str) -> str:
             except OSError:  # it has no IPv4 address
                 continue
             found = answer[20:24]
-            if found == wanted or found[:1] == wanted[:1] == b"\x7f":  # all of 127.0.0.0/8 is one's
+            if found == wanted or found[:1] == wanted[:1] == b"\x7f":  # 127/8 is one interface's
                 return name
     raise ValueError(f"no network interface has the address {host}")

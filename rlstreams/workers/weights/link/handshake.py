@@ -1,7 +1,7 @@
 """The handshake of a link: both ends prove that they know the receiver's key, which never travels.
 
-The key of a receiver is derived from the run's secret, so a server that is given its own key can
-speak for nobody else. HMAC-SHA256 over both nonces and all that the receiver says of itself.
+The key of a receiver is derived from the run's secret, so a server that is given its own key cannot
+pose as another receiver. HMAC-SHA256 over both nonces and all fields of the receiver's `Hello`.
 Proven, not encrypted: links belong on a private interface.
 """
 
@@ -21,11 +21,11 @@ from .frames import Connection, Frame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a receiver says of itself."""
+    """A receiver's description of itself."""
 
     receiver: str
-    rank: int  # of the server's ranks
-    epoch: int  # the one that announced what it wants
+    rank: int  # among the server's ranks
+    epoch: int  # of the trainer that announced the wanted version
     purpose: str  # "member", "report", or "group/{id}" for a rendezvous
 
 
@@ -61,10 +61,10 @@ def introduce(connection: Connection, hello: Hello, key: str, until_s: float) ->
 def admit(
     connection: Connection, epoch: int, key_of: Callable[[str], str], until_s: float
 ) -> Hello:
-    """The server's side: who it is, proven.
+    """The server's side: the receiver's proven identity.
 
     Raises:
-        PullError: it is not proven, or was told of by another epoch; it has been told why.
+        PullError: not proven, or it follows another epoch; the refusal was sent with its reason.
     """
     challenge = secrets.token_hex(16)
     connection.send({"rlstreams": PROTOCOL, "nonce": challenge})
@@ -92,9 +92,9 @@ def _proof(key: str, side: str, said: Frame) -> str:
     return hmac.new(bytes.fromhex(key), text.encode(), hashlib.sha256).hexdigest()
 
 
-def _are_equal(told: str, expected: str) -> bool:
-    """In constant time; as bytes, for a stranger's text may be any."""
-    return hmac.compare_digest(told.encode(errors="replace"), expected.encode())
+def _are_equal(given: str, expected: str) -> bool:
+    """Compare in constant time; as bytes, because a stranger may send any text."""
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 
 
 def _refusal(connection: Connection, text: str) -> PullError:

@@ -1,9 +1,9 @@
 """A group of a sender and one receiver on the same GPU: bytes cross in a window of device memory.
 
 CUDA IPC gives the receiver the sender's window (as `torch.multiprocessing.reductions` shares it):
-pieces are copied into it and out of it on the card. Whose the window is they tell each other over a
-gloo group, a byte each way. The window is made once a process: what a receiver that dies has open
-cannot be freed.
+pieces are copied into it and out of it on the card. The two sides hand the window to each other by
+one byte each way over a gloo group. The window is made once a process: memory that a dead receiver
+had open cannot be freed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IPC = "ipc"
 WINDOW_BYTES = 2**28
 _KEY = "window"  # in the store
 _windows: dict[torch.device, torch.Tensor] = {}
-Run = tuple[torch.Tensor, torch.Tensor]  # as many bytes of the window and of a piece
+Run = tuple[torch.Tensor, torch.Tensor]  # equally many bytes of the window and of a piece
 
 
 def make_group(backend: str, device: torch.device, *, stall_s: float) -> Group | IpcGroup:
@@ -56,7 +56,7 @@ class IpcGroup:
         """Meet the other, and share the window; see `Group.form`.
 
         Raises:
-            PullError: also where CUDA IPC cannot be had.
+            PullError: also where CUDA IPC is not available.
         """
         self._is_sender = rank == 0
         try:
@@ -70,7 +70,7 @@ class IpcGroup:
         self._signals.form(store, rank, size, host=host, until_s=until_s, look=look)
 
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> Crossing:
-        """Send (rank 0) or receive one batch; `Crossing.done` moves it on."""
+        """Send (rank 0) or receive one batch; each `Crossing.done` advances it."""
         ready = None
         if self._stream is not None:
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -78,7 +78,7 @@ class IpcGroup:
         return Crossing(self._steps(tensors, ready))
 
     def abort(self) -> None:
-        """Give the group up; idempotent."""
+        """Abandon the group; idempotent."""
         self._signals.abort()
         self._window = torch.empty(0)
 
@@ -116,13 +116,13 @@ class IpcGroup:
 
 
 class Crossing:
-    """A batch on its way; see `Pending`."""
+    """A batch under way; see `Pending`."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         self._steps = steps
 
     def done(self) -> bool:
-        """Go as far as can be without waiting; whether it has ended. Ask the oldest batch only."""
+        """Advance without waiting; whether the batch has ended. For the oldest batch only."""
         return next(self._steps, self) is self
 
 
@@ -132,7 +132,7 @@ def _until(pending: Pending) -> Iterator[None]:
 
 
 def _runs(window: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Iterator[list[Run]]:
-    """The pieces, flat uint8, cut into windows: equal on both sides."""
+    """Runs of the pieces, flat uint8, by window: equal on both sides."""
     runs: list[Run] = []
     filled = 0
     for piece in pieces:
@@ -156,7 +156,7 @@ def window_of(device: torch.device) -> torch.Tensor:
 
 
 def exported(window: torch.Tensor) -> str:
-    """What another process opens it by: the fields of `rebuild_cuda_tensor`, of plain types."""
+    """JSON by which another process opens the window: plain fields for `rebuild_cuda_tensor`."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     fields = reduce_tensor(window)[1]  # type: ignore[no-untyped-call]

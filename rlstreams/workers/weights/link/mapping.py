@@ -1,9 +1,9 @@
-"""Which of the trainer's tensors make up a server's parameter: the map between two layouts. Pure.
+"""The map between two layouts: the trainer's tensors that make up a server's parameter. Pure.
 
 The trainer holds a Hugging Face state dict. Servers fuse q, k and v by rows, gate and up by rows,
-and stack experts; a rank of several holds a shard. Every rule is one of shapes, so a parameter that
-no rule explains is never filled by guess: it goes through the model's own loader, or is refused
-by name. Sources for the names: vLLM's and SGLang's Qwen3-MoE and Llama model files.
+and stack experts; one of several ranks holds a shard. Every rule is one of shapes, so a parameter
+that no rule explains is never filled by guess: it goes through the model's own loader, or is
+refused by name. Sources for the names: vLLM's and SGLang's Qwen3-MoE and Llama model files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 _EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
-# Pieces in sending order, each with what the sender makes it of.
+# Pieces in sending order, each with the sender's part that fills it.
 Plan: TypeAlias = list[tuple[Piece, Part]]
 Held: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -37,14 +37,14 @@ def make_plan(
 
     Args:
         mode: `in_place`; `checkpoint`: nothing in place, all through the loader; `auto`: in place,
-            what cannot be mapped through the loader.
+            and the rest through the loader.
 
     Raises:
-        PullError: `layout`, naming what has no counterpart on either side, or cannot be sent.
+        PullError: `layout`, naming tensors without a counterpart, or those that cannot be sent.
     """
     if not 0 <= rank < ranks:
         raise PullError(
-            "layout", f"rank {rank} of {ranks}: stages of a pipeline cannot be told apart"
+            "layout", f"rank {rank} of {ranks}: stages of a pipeline cannot be distinguished"
         )
     if odd := [f"{name} {dtype}" for name, dtype, _ in sources if dtype not in SIZES]:
         raise PullError("layout", f"tensors of a type that is not sent: {_few(odd)}")
@@ -54,7 +54,8 @@ def make_plan(
     rows = [(name, dtype, tuple(shape)) for name, dtype, shape in targets]
     found = {row: _placed(row, held, rank, ranks) for row in rows}
     unmapped = [row for row, pieces in found.items() if pieces is None]
-    # A loader makes a module anew from what it is given of it: then it must be given all of it.
+    # A loader makes a module anew from the tensors that it gets: then it must get all of the
+    # module's.
     loaded = {_module(row) for row in unmapped}
     by_loader = {row[0] for row in found if _module(row) in loaded}
     placed: Plan = []
@@ -133,7 +134,7 @@ def _few(names: Sequence[str]) -> str:
 def each_expert(
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and views: an expert's matrices under the names of model folders, the rest as it is.
+    """Names and views: an expert's matrices under the names of model folders, others unchanged.
 
     `mlp.experts.gate_up_proj` (experts, 2 x width, hidden) holds gate above up;
     `mlp.experts.down_proj` is (experts, hidden, width).

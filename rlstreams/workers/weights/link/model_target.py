@@ -1,5 +1,5 @@
-"""A model server's own parameters as a target; what cannot be received in place goes through the
-model's own `load_weights`.
+"""A model server's own parameters as a target; tensors that cannot be received in place go through
+the model's own `load_weights`.
 
 CUDA graphs keep addresses, so bytes received in place are used by the next step.
 """
@@ -20,14 +20,14 @@ from .target import Target, dtype_name
 PACKED = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.int32})
 
 
-@dataclass(frozen=True)  # no slots: servers may have another Python than we
+@dataclass(frozen=True)  # no slots: servers may have another Python version
 class Loading:
-    """What an engine needs around its own `load_weights`."""
+    """An engine's calls around its own `load_weights`."""
 
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
-    packs_again: bool = True  # the loader quantises what it is given
-    takes_fused_experts: bool = True  # else it passes them over without a word
+    packs_again: bool = True  # the loader quantises the given weights
+    takes_fused_experts: bool = True  # else it skips them silently
 
 
 class ModelTarget(Target):
@@ -35,7 +35,7 @@ class ModelTarget(Target):
 
     Pieces of place "load" are collected by checkpoint name and given to the loader batch by batch.
     Between `before` and `after` a model has no weights to compute with, so they are called for
-    pieces of that place only, and `settle` ends what `expect` began in every case.
+    pieces of that place only, and `settle` always ends what `expect` began.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ModelTarget(Target):
         device: torch.device,
         loading: Loading,
     ) -> None:
-        # Those that the model computes with: a loader may put others in their place meanwhile.
+        # The parameters that the model computes with: a loader may replace them meanwhile.
         super().__init__(dict(model.named_parameters()))
         self._model = model
         self._device = device
@@ -52,7 +52,8 @@ class ModelTarget(Target):
         self._is_loading = False
 
     def expect(self, pieces: Sequence[Piece]) -> None:
-        """Make the loader ready, if it gets anything; anew for each try, for it counts what came.
+        """Prepare the loader, if it gets anything; anew for each try, because it counts its
+        tensors.
 
         Raises:
             PullError: `layout`: the loader would put plain weights into packed parameters.
@@ -72,7 +73,7 @@ class ModelTarget(Target):
         self._loading.before()
 
     def settle(self) -> None:
-        """The loader ends its work; idempotent. Should it fail, the weights are damaged."""
+        """Let the loader end its work; idempotent. If it fails, the weights are damaged."""
         if self._is_loading:
             self._is_loading = False
             was_touched, self.touched = self.touched, True
@@ -80,7 +81,7 @@ class ModelTarget(Target):
             self.touched = was_touched
 
     def buffer(self, piece: Piece) -> torch.Tensor:
-        """A run of a parameter, or room for a checkpoint's tensor."""
+        """A run of a parameter's memory, or room for a checkpoint's tensor."""
         if piece.place == "parameter":
             return super().buffer(piece)
         dtype = getattr(torch, piece.dtype)
@@ -104,9 +105,9 @@ class ModelTarget(Target):
             self._model.load_weights(given)
         except Exception as err:
             raise PullError("server", f"load_weights: {type(err).__name__}: {err}") from err
-        self.synchronize()  # the buffers go now
+        self.synchronize()  # the buffers are freed now
 
     def synchronize(self) -> None:
-        """Until the device has done what was begun."""
+        """Wait until the device has done the work so far."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()

@@ -1,4 +1,4 @@
-"""An order in, a report out: what a model server does when the worker tells it of a version.
+"""An order in, a report out: a model server's answer to a worker that has it pull a version.
 
 Nothing here raises: SGLang would end the whole server. Fields: infra/server/README.md.
 """
@@ -52,7 +52,7 @@ class Server:
         self._loading = loading
         self._receiver: Receiver | None = None
         self._touched = False
-        self._owner = ""  # the worker's process that claimed us last
+        self._owner = ""  # the worker's process that claimed this server last
 
     def obey(self, text: str) -> Report:
         """Do what the order says and report to its listener; the report is returned too."""
@@ -90,7 +90,7 @@ class Server:
         target = ModelTarget(self._model, self._device, self._loading)
         if order["kind"] != RECEIVE:
             return {"engine": self._engine, "parameters": rows_of(target.tensors)}
-        if instance != self._owner:  # one that was suspended, and has a successor
+        if instance != self._owner:  # a suspended process, which has a successor by now
             raise PullError(
                 "refused",
                 f"order of process {instance or '(unnamed)'}, but this server was claimed by "
@@ -98,7 +98,7 @@ class Server:
             )
         mode = str(order["mode"])
         if mode == "auto" and self._device.type == "cpu":
-            mode = "checkpoint"  # CPU kernels keep weights packed: their parameters are not these
+            mode = "checkpoint"  # CPU kernels keep weights packed: their parameters are others
         pulled = self._from_file if order["channel"] == "file" else self._from_link
         target.touched = self._touched
         try:
@@ -156,7 +156,7 @@ class Server:
         )
 
     def _report(self, order: Report, report: Report) -> None:
-        """To the listener; a listener that is gone is the worker's loss."""
+        """Send the report to the listener; if that is closed, only the worker loses."""
         if not order.get("report_to"):
             return
         until_s = time.monotonic() + REPORT_S

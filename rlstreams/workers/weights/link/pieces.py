@@ -1,4 +1,4 @@
-"""Pieces that cross a link: which bytes go where in the receiver, in sending order.
+"""Pieces that cross a link: runs of bytes with their place in the receiver, in sending order.
 
 A piece is a run of elements of one parameter, contiguous in the receiver's memory, so that it is
 received in place. Both ends cut a plan into the same batches.
@@ -43,17 +43,17 @@ class Piece:
 
     @property
     def num_elements(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.num_elements * SIZES[self.dtype]
 
 
 def from_rows(rows: Sequence[Sequence[object]]) -> tuple[Piece, ...]:
-    """From JSON: a list of each piece's fields."""
+    """Pieces from JSON: a list of each piece's fields."""
     return tuple(
         Piece(str(place), str(name), str(dtype), int(str(start)), tuple(shape))  # type: ignore[arg-type]
         for place, name, dtype, start, shape in rows

@@ -1,7 +1,7 @@
-"""The receiver: asks for a version, is told a group and a plan, takes the bytes, checks them.
+"""The receiver: asks for a version, is given a group and a plan, takes the bytes, checks them.
 
-While bytes are under way it looks at its link too, so it hears at once of an abort, and of a sender
-that died. After an abort it waits for the sender's next try, until its own deadline.
+While bytes are under way it also looks at its link, so it learns at once of an abort, or of a
+sender that died. After an abort it waits for the sender's next try, until its own deadline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK_EVERY_S = 0.0002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the sender is, and who asks."""
+    """Address of the sender, and identity of the receiver."""
 
     address: str  # host:port
     backend: str  # "gloo" or "nccl"
@@ -44,7 +44,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A version that came, and whose checksum holds."""
+    """Facts of a received version, whose checksum was right."""
 
     num_bytes: int
     checksum: str
@@ -73,16 +73,16 @@ class Receiver:
             until_s: on the monotonic clock.
 
         Raises:
-            PullError: what was not received, and why; see `Target.touched`.
+            PullError: not received; gives the reason; see `Target.touched`.
         """
         try:
             return self._receive(policy_version, target, until_s)
-        except BaseException:  # a sender that waits for us hears of it at once
+        except BaseException:  # closes the link, so that the sender does not wait for us
             self.close()
             raise
 
     def close(self) -> None:
-        """Leave; idempotent."""
+        """Leave link and groups; idempotent."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -138,7 +138,7 @@ class Receiver:
     def _take(self, link: Connection, frame: Frame, target: Target, until_s: float) -> Received:
         watch = _Watch(link, str(frame["group"]), until_s)
         pieces = from_rows(frame["pieces"])
-        for piece in pieces:  # what does not fit is found before anything is touched
+        for piece in pieces:  # a piece that does not fit is found before anything is touched
             if piece.place == "parameter":
                 target.buffer(piece)
         group = self._group(link, frame, watch)
@@ -212,7 +212,7 @@ class Receiver:
 
 
 class _Watch:
-    """Waiting that hears: between looks at the device, a look at the link and at the clock."""
+    """A wait that also looks at the link and the clock between looks at the device."""
 
     def __init__(self, link: Connection, group_id: str, until_s: float) -> None:
         self._link = link
@@ -221,11 +221,11 @@ class _Watch:
         self.sent: str | None = None  # the sender's checksum
 
     def look(self) -> None:
-        """Once.
+        """Look once.
 
         Raises:
-            PullError: the sender is gone, or gave the group up (there may be another one), or the
-                time is up.
+            PullError: the sender has ended, or abandoned the group (it may form another one), or
+                the time is up.
         """
         frame = self._link.poll()
         if frame is not None and frame.get("group") == self._group_id:
@@ -237,7 +237,7 @@ class _Watch:
             raise PullError("deadline", f"{self._link.peer} did not send all in time")
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Until `done()`; see `look` for what ends it before."""
+        """Wait until `done()`; raises as `look`."""
         while not done():
             self.look()
             time.sleep(LOOK_EVERY_S)

@@ -1,6 +1,6 @@
-"""How a group finds itself: torch's key-value store, kept by the sender, reached over proven links.
+"""Rendezvous of a group: torch's key-value store, kept by the sender, reached over proven links.
 
-NCCL's id and gloo's addresses are all that is in it. No `TCPStore`: that one answers anybody.
+It holds NCCL's id and gloo's addresses, nothing else. No `TCPStore`: that answers any client.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .frames import Connection, Frame
 
 
 def answer(store: HashStore, request: Frame) -> Frame:
-    """The sender's side: what a member asked of the group's store over its link.
+    """The sender's side: answer a member's request to the group's store over its link.
 
     Raises:
-        PullError: a key that nobody wrote in time.
+        PullError: a key that no member wrote in time.
     """
     key = str(request["key"])
     try:
@@ -31,7 +31,7 @@ def answer(store: HashStore, request: Frame) -> Frame:
 
 
 class LinkStore(Store):
-    """A receiver's: the part of torch's store that both transports use, each call one request."""
+    """A receiver's end: the part of torch's store that both transports use; a call is a request."""
 
     def __init__(self, connection: Connection, until_s: float) -> None:
         super().__init__()
@@ -40,19 +40,19 @@ class LinkStore(Store):
         self._one = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # torch gives bytes
-        """Write."""
+        """Write a value."""
         self._ask({"type": "set", "key": key, "value": bytes(value).hex()})
 
     def get(self, key: str) -> bytes:
-        """Wait and read."""
+        """Wait for a value and read it."""
         return bytes.fromhex(self._ask({"type": "get", "key": key})["value"])
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there: asked by torch's monitor for a flag that nobody here sets."""
+        """Always false: torch's monitor asks for a flag that no member sets."""
         return False
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all are there."""
+        """Wait until all keys are there."""
         for key in keys:
             self.get(key)
 

@@ -14,9 +14,9 @@ def read(path: Path, weight_hash: str) -> dict[str, torch.Tensor]:
     """All tensors, in name order, mapped from the file; private copies on write.
 
     Raises:
-        PullError: `gone`: no such file; `checksum`: another content than was published.
+        PullError: `gone`: no such file; `checksum`: its content is not the published one.
     """
-    # Late: who has no such file to read needs no more than torch.
+    # Imported late: a process that reads no such file needs only torch.
     from safetensors import SafetensorError, safe_open
 
     try:

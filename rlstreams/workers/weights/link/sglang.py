@@ -17,7 +17,7 @@ _servers: dict[int, Server] = {}
 
 
 def receive(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:  # noqa: ANN401
-    """Obey the order; never raises, for that would end the server."""
+    """Obey the order; never raises, because that would end the server."""
     for text, _ in named_tensors:
         if text.startswith("{"):
             _server(model).obey(text)
@@ -33,7 +33,7 @@ def _server(model: Any) -> Server:  # noqa: ANN401
             engine=f"sglang {_version()}",
             rank=rank,
             ranks=ranks,
-            # Source: `load_weights` of its Qwen3-MoE, which knows experts one by one.
+            # Source: `load_weights` of its Qwen3-MoE, which takes experts one by one.
             loading=Loading(packs_again=False, takes_fused_experts=False),
         )
     return _servers[id(model)]

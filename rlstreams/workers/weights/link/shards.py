@@ -20,16 +20,16 @@ VOCABULARY_PADDING = 64  # rows, of vLLM and SGLang
 @dataclass(frozen=True, slots=True)
 class Part:
     """A piece as the sender makes it: a tensor, seen as `view`, cut to [start, start + n) of an
-    axis. `shape` is the result's."""
+    axis. `shape` is that of the result."""
 
     name: str
     shape: tuple[int, ...]
-    view: tuple[int, ...] = ()  # empty: as it is
+    view: tuple[int, ...] = ()  # empty: the tensor's own shape
     axis: int = 0
     start: int = 0
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
-        """It, of its tensor: a view."""
+        """This part of its tensor: a view."""
         if not self.view:
             return tensor
         return tensor.view(self.view).narrow(self.axis, self.start, self.shape[self.axis])
@@ -38,14 +38,14 @@ class Part:
 def parts_of(
     names: Sequence[str], held: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> tuple[Part, ...]:
-    """Whole tensors."""
+    """The whole tensors of these names, as parts."""
     return tuple(Part(name, tuple(held[name][1])) for name in names)
 
 
 def split(
     whole: Sequence[Part], shape: tuple[int, ...], rank: int, ranks: int
 ) -> tuple[Part, ...] | None:
-    """The parts that fill a parameter of `shape` on `rank`; None if no rule does."""
+    """Parts that fill a parameter of `shape` on `rank`; None if no rule gives them."""
     rows = sum(part.shape[0] if part.shape else 1 for part in whole)
     tail = whole[0].shape[1:]
     if any(part.shape[1:] != tail for part in whole):
@@ -76,7 +76,7 @@ def _rows(whole: Sequence[Part], rows: int, rank: int, ranks: int) -> tuple[Part
         return None
     cuts = []
     for part, count, length in zip(whole, counts, local, strict=True):
-        copies = length * ranks // count  # 1, or how many ranks share a key-value head
+        copies = length * ranks // count  # 1, or the number of ranks that share a key-value head
         cuts.append(_cut(part, part.shape, 0, rank // copies * length, length))
     return tuple(cuts)
 

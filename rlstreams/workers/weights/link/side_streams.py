@@ -9,7 +9,7 @@ import torch
 
 
 class SideStreams:
-    """Work on them may overlap; whoever reads the result calls `finish` first."""
+    """Work on the two streams may overlap; call `finish` before the result is read."""
 
     def __init__(self, device: torch.device) -> None:
         self._moving = self._summing = None
@@ -18,25 +18,25 @@ class SideStreams:
                 torch.cuda.Stream(device),  # type: ignore[no-untyped-call]
                 torch.cuda.Stream(device),  # type: ignore[no-untyped-call]
             )
-            # What was begun before, reading the old weights or writing the new, comes first.
+            # Work begun before, which reads the old weights or writes the new ones, comes first.
             self._moving.wait_stream(torch.cuda.current_stream(device))
             self._summing.wait_stream(torch.cuda.current_stream(device))
 
     def moving(self) -> contextlib.AbstractContextManager[object]:
-        """For broadcasts and the copies that feed them."""
+        """Context for broadcasts and the copies that feed them."""
         return _on(self._moving)
 
     def summing(
         self, tensors: Sequence[torch.Tensor] = ()
     ) -> contextlib.AbstractContextManager[object]:
-        """For checksums; `tensors` are not given back before they are read."""
+        """Context for checksums; the memory of `tensors` is not reused before they are read."""
         if self._summing is not None:
             for tensor in tensors:
                 tensor.record_stream(self._summing)
         return _on(self._summing)
 
     def finish(self) -> None:
-        """Wait for both."""
+        """Wait for both streams."""
         for stream in (self._moving, self._summing):
             if stream is not None:
                 stream.synchronize()

@@ -13,17 +13,17 @@ Row = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32`, not `torch.float32`."""
+    """Name of a dtype: `float32`, not `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def rows_of(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
-    """Their layout."""
+    """Layout of the tensors, in their order."""
     return [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()]
 
 
 class Target:
-    """A receiver's memory; a try that broke off is written over by the next one."""
+    """A receiver's memory; the next try overwrites a broken one."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = tensors
@@ -38,21 +38,21 @@ class Target:
         return run_of(self.tensors, piece)
 
     def expect(self, pieces: Sequence[Piece]) -> None:
-        """A try begins: these come now, and what a try before it left half done is void.
+        """Begin a try: these pieces come now, and a half-done try before it is void.
 
         Raises:
             PullError: `layout`: they cannot be taken; nothing is touched.
         """
 
     def took(self, pieces: Sequence[Piece], buffers: Sequence[torch.Tensor]) -> None:
-        """A batch has come in whole."""
+        """Take a batch that has arrived whole."""
 
     def synchronize(self) -> None:
-        """All is in place when this returns."""
+        """Wait until all bytes are in place."""
 
 
 class FreshTensors(Target):
-    """New tensors of a layout; what they replace is untouched."""
+    """New tensors of a layout; the old ones stay untouched."""
 
     def __init__(self, rows: Iterable[Row], device: torch.device) -> None:
         super().__init__(
@@ -64,10 +64,10 @@ class FreshTensors(Target):
 
 
 def run_of(tensors: Mapping[str, torch.Tensor], piece: Piece) -> torch.Tensor:
-    """The bytes of a parameter that a piece names.
+    """Bytes of a parameter that a piece names.
 
     Raises:
-        PullError: `layout`, naming the piece and what is there.
+        PullError: `layout`, naming the piece and the parameter's layout.
     """
     tensor = tensors.get(piece.name)
     if tensor is None:

@@ -27,18 +27,18 @@ NAME = "rlstreams"
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes, in some more than once."""
+    """Register the engine; vLLM calls it in each of its processes, in some more than once."""
     if NAME not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(NAME, RlstreamsEngine)
     try:
         vllm_records.install()
-    except (ImportError, AttributeError) as err:  # the worker asks for `NAME_LABEL`, and is refused
+    except (ImportError, AttributeError) as err:  # then `NAME_LABEL` is refused
         print(f"rlstreams: this vLLM keeps no records of requests: {err!r}", file=sys.stderr)  # noqa: T201
 
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Nothing: orders carry all."""
+    """No fields: orders carry everything."""
 
 
 @dataclass
@@ -49,26 +49,26 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class RlstreamsEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Receives by order into the worker's model."""
+    """Receives weights by order into the worker's model."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def start_weight_update(self) -> None:
-        """Nothing yet: an order that goes through the loader prepares it itself."""
+        """Do nothing: an order that goes through the loader prepares it itself."""
 
     def finish_weight_update(self) -> None:
-        """Nothing left."""
+        """Do nothing."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Obey; the base class would ask for an accelerator that a CPU has not."""
+        """Obey; the base class would ask for an accelerator, which a CPU lacks."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Obey; the report says how it went."""
+        """Obey; the report carries the result."""
         self._server().obey(update_info.order)
 
     def shutdown(self) -> None:
@@ -77,7 +77,7 @@ class RlstreamsEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:  # noqa: ANN401
-        """Our trainer sends otherwise."""
+        """Refuse: our trainer sends by its weight server."""
         raise NotImplementedError("weights are sent by rlstreams' weight server")
 
     def _server(self) -> Server:
@@ -94,7 +94,7 @@ class RlstreamsEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return self._made
 
     def _before_load(self) -> None:
-        """Layerwise reload, as vLLM's own engines do; see `_unpack_experts`."""
+        """Begin a layerwise reload, as vLLM's own engines do; see `_unpack_experts`."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         self._unpack_experts()
@@ -107,8 +107,8 @@ class RlstreamsEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _unpack_experts(self) -> None:
         """On a CPU vLLM packs experts on the first load only, and a reload would copy plain weights
-        over packed ones: without its kernel a layer packs again. Told apart by name: 0.25 and 0.32
-        have the class in different modules."""
+        over packed ones: without its kernel a layer packs again. Recognised by attribute: 0.25 and
+        0.32 have the class in different modules."""
         if self.device.type != "cpu":
             return
         for module in self.model.modules():

@@ -1,15 +1,15 @@
 # ruff: noqa: ANN401  (objects of vLLM's engine core)
 """Records of running requests, kept in vLLM's engine core: log-probs and version of each token.
 
-An answer carries its record in `kv_transfer_params`, so it comes in one piece and says which
-version sampled which token; vLLM before 0.32 does not. The API process makes no log-prob objects,
-which bound it (decision 0022).
+An answer carries its record in `kv_transfer_params`, so it comes in one piece and gives the version
+of each token; vLLM before 0.32 does not. The API process makes no log-prob objects, which bound it
+(decision 0022).
 
 A token is noted when the engine core takes it from a finished step, under the label in force then.
 Labels change only in a completed pause, with no step in flight, so it is the label of the weights
 that sampled it; a request that is preempted and computed anew samples no token anew. From the first
-call of a weight update on the label is empty until `NAME_LABEL` sets the next one: nothing is noted
-under weights that nobody vouched for.
+call of a weight update on the label is empty until `NAME_LABEL` sets the next one: no token is
+noted under weights that our worker has not confirmed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME_LABEL = "rlstreams_label"  # method of `/collective_rpc`: sets the label, i
 
 @dataclass(slots=True)
 class Record:
-    """Of one request."""
+    """Record of one request."""
 
     request: Any  # vLLM's, for its count of preemptions
     logprobs: bytearray = field(default_factory=bytearray)  # float32, little-endian
@@ -35,17 +35,17 @@ class Record:
     starts: list[tuple[str, int]] = field(default_factory=list)  # (label, its first token)
 
     def note(self, num_new: int, rows: Any, label: str) -> None:
-        """New tokens, and their log-probs [num_new, 1 or more]: the sampled token's come first."""
+        """Add new tokens, and log-probs [num_new, 1 or more], the sampled token's first."""
         if not num_new:
             return
         if not self.starts or self.starts[-1][0] != label:
             self.starts.append((label, self.num_tokens))
         self.num_tokens += num_new
-        if rows is not None:  # else their number tells
+        if rows is not None:  # else the missing log-probs show in the answer
             self.logprobs += rows.logprobs[:, :1].astype("<f4").tobytes()
 
-    def told(self) -> dict[str, Any]:
-        """For the answer."""
+    def answer(self) -> dict[str, Any]:
+        """The record in the form of the answer."""
         ends = [*(start for _, start in self.starts), self.num_tokens][1:]  # none before a token
         return {
             "logprobs": base64.b64encode(self.logprobs).decode("ascii"),
@@ -58,21 +58,21 @@ class Record:
 
 
 class Records:
-    """Those of one engine core; belongs to its thread."""
+    """Records of one engine core; belongs to its thread."""
 
     def __init__(self) -> None:
         self.label = ""
         self._running: dict[str, Record] = {}
 
     def begin(self, request: Any) -> None:
-        """A request that asks for a record is sampled with log-probs, whatever its client sees."""
+        """Record a request that asks for it, with log-probs, whatever its client receives."""
         params = request.sampling_params
         if params is not None and (params.extra_args or {}).get(KEY):
             params.logprobs = 0
             self._running.setdefault(request.request_id, Record(request))
 
     def note(self, outputs: dict[int, Any]) -> None:
-        """What a step gave: log-probs stay here until the answer is whole."""
+        """Take a step's outputs: log-probs stay here until the answer is whole."""
         for batch in outputs.values():
             for output in batch.outputs:
                 record = self._running.get(output.request_id)
@@ -85,7 +85,7 @@ class Records:
     def end(self, request_id: str) -> dict[str, Any] | None:
         """The record of a request that ended, for its answer; None if it asked for none."""
         record = self._running.pop(request_id, None)
-        return None if record is None else {KEY: record.told()}
+        return None if record is None else {KEY: record.answer()}
 
 
 _records = Records()  # one engine core a process
@@ -95,7 +95,7 @@ def install() -> None:
     """Hook into the classes of the engine core; once a process.
 
     Raises:
-        AttributeError, ImportError: a vLLM that is built otherwise; it then keeps no records.
+        AttributeError, ImportError: a vLLM of another structure; it then keeps no records.
     """
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs

@@ -36,11 +36,11 @@ def hash_of(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def hash_of_sums(facts: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor]) -> str:
-    """64 hexadecimal digits; waits for the device once.
+    """The hash of a version, 64 hexadecimal digits; waits for the device once.
 
     Args:
         facts: tensors of the dtypes and whole shapes.
-        sums: int64 [2] of each.
+        sums: int64 [2] of each tensor.
     """
     digest = hashlib.sha256()
     names = sorted(facts)
@@ -114,7 +114,7 @@ def _spread(device: torch.device) -> torch.Tensor:
 
 @lru_cache
 def _compiled(device: torch.device) -> Callable[..., torch.Tensor]:
-    """One pass over memory in place of twenty; as it is, where this machine compiles nothing."""
+    """`_sums` in one pass over memory instead of twenty; uncompiled, if this machine cannot."""
     words = torch.arange(-_ROW, _ROW, dtype=torch.int16, device=device).view(-1, _ROW // 2)
     try:
         compiled: Callable[..., torch.Tensor] = torch.compile(_sums, dynamic=True)

@@ -1,4 +1,4 @@
-"""Any version of a run, from wherever it lies: whole files of versions, or stores."""
+"""Any version of a run that is stored somewhere: in whole files of versions, or in stores."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rlstreams.workers.weights.store.version_file import Stamp
 if TYPE_CHECKING:
     import torch
 
-READ_S = 3600.0  # of one version: nobody waits for it but who asked
+READ_S = 3600.0  # of one version: only the caller waits for it
 
 
 class AtHand:
-    """The versions of one run that can be had without doing a step again; a `WeightSource`.
+    """The versions of one run that can be had without redoing a step; a `WeightSource`.
 
     Args:
         hashes: by version, as the log has them.
-        places: folders, or URLs of stores; what cannot be listed has nothing.
+        places: folders, or URLs of stores; one that cannot be listed counts as empty.
     """
 
     def __init__(self, run: str, hashes: Mapping[int, str], places: Iterable[str | Path]) -> None:
@@ -49,14 +49,14 @@ class AtHand:
 
     @property
     def versions(self) -> frozenset[int]:
-        """Those that are there."""
+        """Versions that are stored."""
         return frozenset(self._files) | frozenset(self._stores)
 
     def weights_at(self, version: int, deadline_s: float = READ_S) -> dict[str, torch.Tensor]:
-        """Its tensors in name order, of the log's hash.
+        """A version's tensors in name order, checked against the log's hash.
 
         Raises:
-            WeightError: it is not there, or what is there is damaged; names the file.
+            WeightError: it is not stored, or its files are damaged; names the file.
         """
         text = self._hashes.get(version, "")
         if path := self._files.get(version):

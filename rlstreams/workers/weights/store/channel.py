@@ -1,4 +1,4 @@
-"""The channel `store`: versions are read from the store, and the next one as its difference."""
+"""The channel `store`: versions are read from the store, each next one as its difference."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rlstreams.workers.weights.store.version_file import Stamp
 if TYPE_CHECKING:
     import torch
 
-_FILES_KEPT = 2  # that a model server may be reading
+_FILES_KEPT = 2  # a model server may be reading them
 
 
 class StoreWeightChannel:
     """A worker's end: keeps the version that it pulled last, in host memory.
 
     Args:
-        folder: for the file that a model server is given.
+        folder: for the file that a model server receives.
     """
 
     name = STORE
@@ -38,17 +38,17 @@ class StoreWeightChannel:
         self._lock = threading.Lock()
 
     def can_pull(self, published: PolicyPublished) -> bool:
-        """Whether the log says that the version is in a store."""
+        """Whether the log has the version in a store."""
         return any(end.channel == STORE for end in published.endpoints)
 
     def address(self) -> str:
-        """A file has no receiver."""
+        """Empty: a file has no receiver."""
         return ""
 
     def order(
         self, published: PolicyPublished, deadline_s: float, *, server: str = ""
     ) -> dict[str, object]:
-        """A file of the whole version, written here: servers know no store."""
+        """An order with a file of the whole version, written here: servers know no store."""
         assert self._folder is not None, "made for a model server"
         tensors = self._tensors(published, deadline_s)
         files = FileWeightServer(self._folder, keep=_FILES_KEPT)
@@ -65,7 +65,7 @@ class StoreWeightChannel:
             version = published.policy_version
             raise WeightError(f"policy version {version} from its store: {difference}")
         for name, tensor in tensors.items():
-            yield name, tensor.clone()  # an engine may go on with what it gets
+            yield name, tensor.clone()  # an engine may keep its tensors
 
     def _tensors(self, published: PolicyPublished, deadline_s: float) -> Mapping[str, torch.Tensor]:
         address = addresses_of(published, STORE)[-1]
@@ -87,13 +87,13 @@ class StoreWeightChannel:
 
 
 class StoreWeightServer:
-    """The trainer's end where nothing else serves: versions are announced, and then stored."""
+    """The trainer's end without another channel: versions are announced, and then stored."""
 
     def __init__(self) -> None:
         self._hashes: dict[int, str] = {}
 
     def open(self, epoch: int) -> None:
-        """Nothing listens."""
+        """Do nothing: no listener is needed."""
 
     def publish(
         self,
@@ -101,7 +101,7 @@ class StoreWeightServer:
         weights: Mapping[str, torch.Tensor],
         known_hash: str | None = None,
     ) -> Manifest:
-        """Say what the version is; the store is written by `writer.py`. See `WeightServer`."""
+        """The version's manifest; `writer.py` writes the store. See `WeightServer`."""
         manifest = manifest_of(policy_version, weights, known_hash)
         had = self._hashes.setdefault(policy_version, manifest.weight_hash)
         if had != manifest.weight_hash:
@@ -113,23 +113,23 @@ class StoreWeightServer:
         return manifest
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """None: `PolicyStored` names the store, once the version is there."""
+        """None: `PolicyStored` names the store, once it has the version."""
         return ()
 
     def serve(self, request: PullRequested) -> None:
-        """Nothing to do: workers read files."""
+        """Do nothing: workers read files."""
 
     def versions(self) -> Sequence[int]:
-        """The newest; the store has older ones."""
+        """The newest version; the store has older ones."""
         return sorted(self._hashes)
 
     def finish(self, deadline_s: float) -> None:
-        """Nothing to do: files stay."""
+        """Do nothing: files stay."""
 
     def retire(self, keep: int) -> None:
-        """Forget all but the newest `keep`: the store keeps what it keeps."""
+        """Forget all but the newest `keep`; the store has a limit of its own."""
         for version in sorted(self._hashes)[: -keep or None]:
             del self._hashes[version]
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing."""

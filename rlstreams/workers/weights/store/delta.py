@@ -1,9 +1,9 @@
-"""The words of a tensor as the difference to older ones: lossless, and small where little changed.
+"""Words of a tensor as the difference to older ones: lossless, and small if little changed.
 
 Elements are read as signed words of their size. A difference is taken modulo the word and folded
 to an unsigned number whose high bytes are zero when it is small (zigzag, as in Protocol Buffers).
-Where few words differ, their gaps and differences are kept, else all differences; both by bytes of
-equal weight (planes), and compressed. Which form and library is smallest was measured: decision
+If few words differ, their gaps and differences are kept, else all differences; both by bytes of
+equal weight (planes), and compressed. Form and library were chosen by measurement: decision
 0083.
 """
 
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 Words: TypeAlias = NDArray[np.signedinteger]
 
 WHOLE, DENSE, SPARSE = 0, 1, 2  # forms: the words; all differences; those that are not 0
-PIECE_WORDS = 1 << 22  # encoded at once: pieces of one tensor are worked on by several threads
+PIECE_WORDS = 1 << 22  # encoded at once: several threads work on pieces of one tensor
 _SPARSE_BELOW = 0.25  # share of words that differ: above, the gaps cost more time than they save
 _LEVEL = 1  # of zstd: higher ones are slower, and no smaller on differences
 _GAP = np.dtype("<u4")
 
 
 class DeltaError(ValueError):
-    """Bytes that are no encoded piece of these words; says what is wrong."""
+    """Bytes that are no encoded piece of these words; names the defect."""
 
 
 def encode(words: Words, base: Words | None) -> tuple[int, bytes]:
@@ -33,7 +33,7 @@ def encode(words: Words, base: Words | None) -> tuple[int, bytes]:
 
     Args:
         words: at most `PIECE_WORDS`.
-        base: as many words of the same size; None: there are none to refer to.
+        base: as many words of the same size; None: encode the words themselves.
     """
     if base is None:
         return WHOLE, _compressed(_planes(words))
@@ -71,7 +71,7 @@ def apply(form: int, data: bytes, words: Words) -> None:
 
 
 def _folded(difference: Words) -> NDArray[np.unsignedinteger]:
-    """0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
+    """Fold 0, -1, 1, -2, ... to 0, 1, 2, 3, ..."""
     sign = difference >> (8 * difference.itemsize - 1)
     return ((difference << 1) ^ sign).view(_unsigned(difference))
 
@@ -88,7 +88,7 @@ def _unsigned(words: Words) -> np.dtype[np.unsignedinteger]:
 
 
 def _planes(words: NDArray[np.integer]) -> bytes:
-    """Lowest bytes of all words, then the next ones, and so on."""
+    """Bytes by plane: the lowest bytes of all words, then the next ones, and so on."""
     return words.view(np.uint8).reshape(-1, words.itemsize).T.tobytes()
 
 

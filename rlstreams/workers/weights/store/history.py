@@ -1,4 +1,4 @@
-"""The versions in a store, and the shortest way to each of them: an anchor, then deltas."""
+"""Versions in a store, and the shortest way to each of them: an anchor, then deltas."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SHOWN = 10  # versions that a message names
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A version in memory, to go on from."""
+    """A version in memory, to start from."""
 
     stamp: Stamp
-    tensors: Mapping[str, torch.Tensor]  # on the CPU; nobody writes to them
+    tensors: Mapping[str, torch.Tensor]  # on the CPU; never written to
 
 
 class Chains:
-    """What a listing of names says; pure."""
+    """Versions and deltas by a listing of file names; pure."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         parsed = ((FileName.parse(name), size) for name, size in sizes.items())
@@ -46,12 +46,12 @@ class Chains:
 
     @property
     def stamps(self) -> list[Stamp]:
-        """Those that a file is of, the lowest version first."""
+        """Versions that have a file, the lowest first."""
         return sorted({name.stamp for name in self._sizes})
 
     @property
     def anchors(self) -> list[Stamp]:
-        """The lowest version first."""
+        """Versions that have an anchor, the lowest first."""
         return sorted(name.stamp for name in self._sizes if name.base is None)
 
     def reachable(self) -> list[int]:
@@ -63,10 +63,11 @@ class Chains:
         return sorted({stamp.policy_version for stamp in reached})
 
     def way(self, stamp: Stamp, held: Stamp | None = None) -> list[FileName] | str:
-        """The files to apply one after the other, of the fewest bytes; or what is missing.
+        """The files to apply one after the other, of the fewest bytes; or the reason that there are
+        none.
 
         Args:
-            held: the version that can be begun with, beside anchors.
+            held: a version in memory to start from, beside anchors.
         """
         found: list[tuple[int, list[FileName]]] = []
         behind: list[FileName] = []  # deltas from `at` on, the last one first
@@ -98,7 +99,7 @@ class WeightHistory:
         self._run = run
 
     def versions(self) -> list[int]:
-        """Those that can be reached, the lowest first.
+        """Versions that can be reached, the lowest first.
 
         Raises:
             WeightError: the store cannot be listed.
@@ -112,14 +113,14 @@ class WeightHistory:
         deadline_s: float,
         held: Held | None = None,
     ) -> dict[str, torch.Tensor]:
-        """A version's tensors, in name order, with the bits that `weight_hash` says.
+        """A version's tensors, in name order, checked against `weight_hash`.
 
         Args:
             weight_hash: as the log has it.
             held: its tensors are copied, not changed.
 
         Raises:
-            VersionGoneError: its file, or one that it needs, is not there; names it.
+            VersionGoneError: its file, or one that it builds on, is not there; names it.
             WeightError: a file is damaged, of another run or version, or cannot be read in time;
                 names file and version.
         """
@@ -180,7 +181,7 @@ class WeightHistory:
             ) from err
 
     def header(self, name: FileName) -> Header:
-        """What a file says of itself; raises as `weights_at`, and OSError."""
+        """A file's header; raises as `weights_at`, and OSError."""
         with self._place.reading(str(name)) as file:
             return VersionFile(file, self._place.address, name).header
 
@@ -192,10 +193,10 @@ class WeightHistory:
 
 
 def within(deadline_s: float, what: str, work: Callable[[], T]) -> T:
-    """Do it in a thread of its own: a file system that hangs is left behind.
+    """Run `work` in a thread of its own: a file system that hangs is left behind.
 
     Raises:
-        WeightError: it takes longer.
+        WeightError: `work` takes longer.
     """
     found: list[T] = []
     failed: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Where a store lies: a folder of this machine, or a URL by fsspec. Files appear whole."""
+"""Place of a store: a folder of this machine, or a URL by fsspec. Files appear whole."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from rlstreams.workers.weights.whole_file import (
 
 
 class Place(Protocol):
-    """A folder. Its methods raise what the file system does, as OSError."""
+    """A folder. Errors of its file system are raised as OSError."""
 
     @property
     def address(self) -> str:
-        """What others find it by."""
+        """Path or URL by which others open it."""
 
     def sizes(self) -> Mapping[str, int]:
-        """Bytes of each file; none where there is no folder yet."""
+        """Size of each file, bytes; empty if the folder does not exist yet."""
 
     def reading(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """A file, from its begin.
+        """A file, open at its beginning.
 
         Raises:
             FileNotFoundError: it is not there.
         """
 
     def writing(self, name: str, epoch: int) -> AbstractContextManager[BinaryIO]:
-        """A new file; it has its name behind the block. After an error there is nothing."""
+        """A new file, which gets its name at the end of the block. After an error there is none."""
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
 
     def remove_left_overs(self, epoch: int) -> None:
-        """See `whole_file.is_left_over`."""
+        """Remove unfinished files; see `whole_file.is_left_over`."""
 
 
 def place_of(address: str) -> Place:
     """The place that an address names; nothing is touched.
 
     Raises:
-        WeightError: it is a URL, and what reads it is not installed.
+        WeightError: it is a URL, and the library for it is not installed.
     """
     return _Remote(address) if "://" in address else _Folder(Path(address).resolve())
 
@@ -116,7 +116,7 @@ class _Remote:
                 yield out
             self._files.mv(temporary, f"{self._root}/{name}")
         except BaseException:
-            with contextlib.suppress(Exception):  # what went wrong is what counts
+            with contextlib.suppress(Exception):  # the first error is the one that counts
                 self._files.rm_file(temporary)
             raise
 

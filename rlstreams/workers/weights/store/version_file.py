@@ -1,4 +1,4 @@
-"""A file of the store: one version, whole (an anchor) or as what differs from another (a delta).
+"""A file of the store: one version, whole (an anchor) or as the difference to another (a delta).
 
 `RLWL`, the length of the header (u32, little-endian), the header in JSON, pieces, SHA-256 of all
 before it. A piece is its form (u8), its length (u32) and its bytes, see `delta.py`; tensors follow
@@ -40,14 +40,14 @@ _THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))  # training goes on beside
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Stamp:
-    """A version as names have it."""
+    """A version as file names have it."""
 
     policy_version: int
-    digits: str  # of its hash, the first ones
+    digits: str  # first digits of its hash
 
     @classmethod
     def of(cls, policy_version: int, weight_hash: str) -> Stamp:
-        """Of a version and its hash."""
+        """The stamp of a version and its hash."""
         return cls(policy_version=policy_version, digits=weight_hash[:_DIGITS])
 
     def __str__(self) -> str:
@@ -56,14 +56,14 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileName:
-    """What a file's name says of it."""
+    """Content of a file by its name."""
 
     stamp: Stamp
     base: Stamp | None  # None: an anchor
 
     @classmethod
     def parse(cls, name: str) -> FileName | None:
-        """None: it is no file of a version."""
+        """The parsed name; None: it is no file of a version."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -74,7 +74,7 @@ class FileName:
         return cls(stamp=stamp, base=Stamp(policy_version=int(base), digits=base_digits))
 
     def __str__(self) -> str:
-        """`v00000018-0123456789ab.anchor`, `v00000018-0123456789ab-on-v00000017-....delta`."""
+        """As `v00000018-0123456789ab.anchor`, `v00000018-0123456789ab-on-v00000017-....delta`."""
         if self.base is None:
             return f"{self.stamp}.anchor"
         return f"{self.stamp}-on-{str(self.base)[1:]}.delta"
@@ -82,7 +82,7 @@ class FileName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a file says of itself."""
+    """Header of a file: its version, and its base's."""
 
     run: str
     policy_version: int
@@ -93,7 +93,7 @@ class Header:
 
     @property
     def name(self) -> FileName:
-        """Its file's."""
+        """Name of the file."""
         base = Stamp.of(self.base_version, self.base_hash) if self.base_hash else None
         return FileName(stamp=Stamp.of(self.policy_version, self.weight_hash), base=base)
 
@@ -104,11 +104,11 @@ def write(
     tensors: Mapping[str, torch.Tensor],
     base: Mapping[str, torch.Tensor] | None,
 ) -> tuple[int, str]:
-    """Write a version; bytes and checksum.
+    """Write a version; the file's bytes and checksum.
 
     Args:
         tensors: on the CPU.
-        base: the tensors that `header.base_version` has; None: an anchor.
+        base: the tensors of `header.base_version`; None: an anchor.
     """
     digest, size = hashlib.sha256(), 0
 
@@ -159,12 +159,12 @@ class VersionFile:
             raise self._error(f"its header is that of {self.header.name}")
 
     def load_into(self, tensors: dict[str, torch.Tensor], check: Callable[[], None]) -> None:
-        """Turn the base's tensors into this version's, in place; of an anchor, add them.
+        """Turn the base's tensors into this version's, in place; an anchor adds them.
 
         After an error they are of no version.
 
         Args:
-            check: called between pieces; raises where time is up.
+            check: called between pieces; raises if time is up.
         """
         layout = parse_layout(self.header.layout)
         if self.header.name.base is None:
@@ -218,14 +218,14 @@ def pieces_of(tensor: torch.Tensor) -> list[Words]:
 
 
 def empty(layout: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, torch.Tensor]:
-    """Tensors to write to."""
+    """Zero tensors of a layout, to write to."""
     import torch
 
     return {n: torch.zeros(shape, dtype=getattr(torch, dtype)) for n, dtype, shape in layout}
 
 
 def _in_order(given: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
-    """Results in order; few are under way, for pieces are large."""
+    """Results in order; few are under way at once, because pieces are large."""
     waiting: deque[Future[R]] = deque()
     with ThreadPoolExecutor(_THREADS, "weight-store") as pool:
         for one in given:

@@ -1,8 +1,8 @@
 """Writes each version into the store, in a thread beside training.
 
-What is published is copied into host memory, and one copy at most waits while another is written:
-where the store is slower than steps are, the one that waits is passed over for a newer one, and
-named. A write that fails is tried again until a newer version waits. Nothing here ends a run.
+A published version is copied into host memory, and at most one copy waits while another is written:
+if the store is slower than steps are, the waiting one is passed over for a newer one, and named. A
+failed write is tried again until a newer version waits. No failure here ends a run.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rlstreams.workers.weights.store.version_file import FileName, Header, Stamp
 if TYPE_CHECKING:
     import torch
 
-RETRY_S = 1.0  # before a write that failed is tried again
+RETRY_S = 1.0  # before a failed write is tried again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A version that is in the store; the log says so in `PolicyStored`."""
+    """A version that is in the store; `PolicyStored` announces it in the log."""
 
     policy_version: int
     weight_hash: str
     address: str
     files: tuple[StoredFile, ...]
-    oldest_version: int  # that can be reached now
+    oldest_version: int  # of those that can be reached now
     missing: tuple[int, ...]  # passed over since the version before
     seconds: float
 
@@ -51,7 +51,7 @@ class StoreWriter:
 
     Args:
         anchor_every: versions from one anchor to the next.
-        keep: newest anchors that stay, with the deltas behind them; 0: all.
+        keep: number of newest anchors that stay, with the deltas behind them; 0: all.
         deadline_s: a write that takes longer is named.
     """
 
@@ -67,9 +67,9 @@ class StoreWriter:
         self._writing: tuple[_Job, float] | None = None  # and since when, monotonic
         self._base: _Job | None = None  # the version that was stored last
         self._anchor = NO_VERSION  # the newest one
-        self._missed: list[int] = []  # not told of yet
+        self._missed: list[int] = []  # not yet reported
         self._news: list[Stored] = []
-        self._why = ""  # the last write failed; "" after one that did not
+        self._why = ""  # error of the last write; "" if it succeeded
         self._is_closed = False
         self._thread = threading.Thread(target=self._run_on, name="weight-store", daemon=True)
         self.num_missing = 0  # versions passed over, in this process
@@ -100,28 +100,28 @@ class StoreWriter:
             self._changed.notify_all()
 
     def news(self) -> Sequence[Stored]:
-        """What was stored since the last call."""
+        """Versions stored since the last call."""
         with self._changed:
             news, self._news = self._news, []
             return news
 
     @property
     def trouble(self) -> str:
-        """In which way the store is behind, for people; "" where it is not."""
+        """Reason that the store is behind, for people; "" if it is not."""
         with self._changed:
             if self._writing is None:
                 return ""
             job, since_s = self._writing
-            lasts_s, told = time.monotonic() - since_s, [self._why] if self._why else []
+            lasts_s, troubles = time.monotonic() - since_s, [self._why] if self._why else []
             if lasts_s > self._deadline_s:
-                told.append(f"not written for {lasts_s:.0f} s (store.deadline_s)")
+                troubles.append(f"not written for {lasts_s:.0f} s (store.deadline_s)")
             if self._missed:
-                told.append(f"passed over: {some(sorted(self._missed))}")
+                troubles.append(f"passed over: {some(sorted(self._missed))}")
             what = f"the store is behind: policy version {job.manifest.policy_version}: "
-            return what + "; ".join(told) if told else ""
+            return what + "; ".join(troubles) if troubles else ""
 
     def finish(self, deadline_s: float) -> None:
-        """Until what was published is stored; at most `deadline_s`, then it is named."""
+        """Wait until published versions are stored; after `deadline_s` the others are named."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._waiting or self._writing), deadline_s)
             lacking = [self._writing and self._writing[0], self._waiting]
@@ -150,7 +150,7 @@ class StoreWriter:
                 self._changed.notify_all()
 
     def _store(self, job: _Job, started_s: float) -> None:
-        """Write it, again and again while it fails and none newer waits."""
+        """Write a version, again and again while it fails and no newer one waits."""
         while True:
             try:
                 files, oldest = self._written(job)
@@ -187,7 +187,7 @@ class StoreWriter:
             self._log.warning("store_behind", policy_version=version, why=why)
 
     def _pass_over(self, job: _Job) -> None:
-        """With the lock."""
+        """Give a version up; call it with the lock."""
         self._missed.append(job.manifest.policy_version)
         self.num_missing += 1
         self._give_back(job)
@@ -198,7 +198,7 @@ class StoreWriter:
         self._snapshots.give_back(job.snapshot)
 
     def _written(self, job: _Job) -> tuple[tuple[StoredFile, ...], int]:
-        """Its files, and the oldest version that can be reached."""
+        """Write a version; its files, and the oldest version that can be reached."""
         version, stamp = job.manifest.policy_version, _stamp(job)
         if self._base is None:
             self._place.remove_left_overs(self._epoch)
@@ -210,7 +210,7 @@ class StoreWriter:
                 return (), min(chains.reachable())
         files, base = [], self._base
         if base is not None and isinstance(chains.way(_stamp(base)), str):
-            base = None  # somebody removed what it would refer to
+            base = None  # its base's files were removed from outside
         if base is not None:
             files.append(self._write(job, base))
         if base is None or version - self._anchor >= self._anchor_every:
@@ -220,7 +220,7 @@ class StoreWriter:
         return tuple(files), min(chains.reachable(), default=version)
 
     def _look_round(self, chains: Chains, stamp: Stamp) -> None:
-        """Whether this is the run's own store; what was made of older versions meanwhile.
+        """Check that this is the run's own store, and note versions that it lacks.
 
         Raises:
             WeightError: it has files of another run, or this version with another content.
@@ -264,7 +264,7 @@ class StoreWriter:
         )
 
     def _retired(self, newest: int) -> Chains:
-        """Remove anchors beyond `keep`, each behind its deltas; what is left.
+        """Remove anchors beyond `keep`, each after its deltas; the chains that are left.
 
         Anchors above `newest` are a successor's, and not counted.
         """
