@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from rlstreams.schemas.rollouts import Segment
 from rlstreams.schemas.tensor import Tensor
 
-# How a session closed (`SessionClosed.kind`), or what an outcome says (`OutcomeReported.kind`).
+# Kinds of a session's close (`SessionClosed.kind`) and of an outcome (`OutcomeReported.kind`).
 ENDED = "ended"  # the agent said that it is done
 LIMIT = "limit"  # it reached a limit: calls, tokens, seconds, room in the context
 AGENT = "agent"  # its own code failed
 ENVIRONMENT_FAILED = "environment"  # a sandbox or a tool of it failed
-GRADER = "grader"  # whoever should judge it failed
+GRADER = "grader"  # the grader that should judge it failed
 INFRASTRUCTURE = "infrastructure"  # engine, gateway or machine failed
 ABANDONED = "abandoned"  # nobody will go on with it
 REWARD = "reward"  # of an outcome: it has a reward
