@@ -28,6 +28,7 @@ def writer_schema(text: str) -> Any:  # noqa: ANN401  (fastavro's own untyped fo
 
 def _least_bytes(schema: Any, names: dict[str, int | None]) -> int:  # noqa: ANN401
     """Return the fewest bytes that a value of a schema takes.
+
     Args:
         names: fewest bytes of each named type so far; None: the type is still being measured.
 

@@ -57,6 +57,7 @@ def read_long(buf: Buffer, i: int) -> tuple[int, int]:
 
 def read_length(buf: Buffer, i: int) -> tuple[int, int]:
     """Return the length of a text or of bytes at `i`, and where the length ends.
+
     Raises as `read_long`, and ValueError for a length that the buffer has no bytes for.
     """
     n, i = read_long(buf, i)
