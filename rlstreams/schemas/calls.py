@@ -131,7 +131,7 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeReported:
-    """What a grader, the agent or an operator says of a session or of one call."""
+    """An outcome of a session or of one call, reported by a grader, the agent or an operator."""
 
     session_id: str
     group_id: str

@@ -43,7 +43,7 @@ class ReplacementRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """How busy a worker keeps one model server."""
+    """The load that a worker puts on one model server."""
 
     server: str  # its address
     in_flight: int  # requests that it was given and has not answered
