@@ -1,7 +1,8 @@
 """Facts about agents: a session's starts, each model call, how it closed, what it earned.
 
 A *session* is one agent that works on one task. A *call* is one request to the model. An *outcome*
-is what somebody says of a session. All records of a session lie in its prompt's partition number.
+is a reward of a session, or a failure to judge it. All records of a session lie in its prompt's
+partition number.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from rlstreams.workers.trainer.intake.payloads import Payload
 Name = tuple[str, int]
 """Group and number of a sample."""
 Batches = Mapping[int, tuple[StepCompleted, Sequence[Payload]]]
-"""By step: its event, and its samples in batch order."""
+"""Event and samples, in batch order, of each step, by its number."""
 VALUES = 8  # different rewards up to which each makes a set; of more, each quarter makes one
 
 

@@ -17,7 +17,7 @@ from rlstreams.workers.config.user_code import code_hashes
 
 CLOSE = 1e-6  # of rewards: a sum of parts in another order
 Trained = Mapping[Name, tuple[int, float]]
-"""By sample: its step, and the reward that it was trained with."""
+"""Step and reward of each trained sample, by its name."""
 
 
 def check_rewards(

@@ -228,7 +228,7 @@ def _firsts(recording: Recording, kind: type[Event]) -> dict[Key, Position]:
 
 
 def lines(summaries: Collection[Summary]) -> list[str]:
-    """For the terminal: counts, fields, and the first difference of each kind."""
+    """Return lines for the terminal: counts, fields, and the first difference of each kind."""
     if not summaries:
         return ["nothing to compare: the second holds no record of a kind that can be paired"]
     found = [f"{'':<17} {'equal':>9} {'different':>9} {'missing':>9} {'extra':>9}"]

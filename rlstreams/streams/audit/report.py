@@ -145,7 +145,7 @@ class Begin:
     compared: str = ""  # result of the comparison with the parent's log; "": not compared
 
     def text(self) -> str:
-        """In a sentence."""
+        """Return the branch's begin in a sentence."""
         found = f"; {self.compared}" if self.compared else ""
         return f"begins at step {self.step} of run {self.parent}, weights {self.weight_hash}{found}"
 
@@ -199,7 +199,7 @@ class AuditReport:
         return self.has_positions or not any(self.in_flight.values())
 
     def with_breaches(self, more: Sequence[Breach]) -> AuditReport:
-        """The same report with breaches that another source found."""
+        """Return the report with breaches that another source found."""
         counts = Counter(self.breach_counts)
         counts.update(breach.kind.value for breach in more)
         kept = (*self.breaches, *more[:EXAMPLES_PER_KIND])
